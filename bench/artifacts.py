@@ -146,7 +146,7 @@ def verdicts(reports: Mapping[str, Report]) -> list[Verdict]:
 
 
 def page_block(reports: Mapping[str, Report]) -> str:
-    """Renders the summary of all families, then each family's figures and a reason for every gap."""
+    """Renders the summary of all families, then each family's figures and reasons for gaps."""
     names = [entry.name for entry in _all_entries()]
     lines = [_row(["", *reports]), _row(["---"] * (len(reports) + 1))]
     for name in names:

@@ -70,7 +70,7 @@ class LoadFigures:
     cpu_us: float
     """User and system time of the server for each request."""
     least_cpu_us: float
-    """Minimum of all rounds: informative even where other work on the machine disturbs the medians."""
+    """Minimum of all rounds: informative even where other work on the machine disturbs medians."""
     p50_ms: float
     p99_ms: float
     failed: int

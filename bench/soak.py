@@ -1,12 +1,12 @@
-"""`make soak`: an hour at 70 % load; memory must not grow, and nothing may go wrong.
+"""`make soak`: an hour at 70 % load; memory must not grow, and no request may fail.
 
-Small models and large ones, REST JSON, REST binary and gRPC, each an open loop. Their shares are
-equal by what each gets alone, and together they come to 70 % of the most that is answered in time,
-which rising loads show; besides, callers that hang up before their answer, and requests that are
-wrong and must be refused as such. Memory is looked at every few seconds, and the server's CPU time:
-a request that costs half as much again when errors come tells of a machine that was slower than the
-one whose capacity was measured. Ctrl-C gives the verdict so far. Writes `bench/results/soak.json`
-and, as a picture, `bench/results/soak.svg`.
+Small models and large ones, REST JSON, REST binary and gRPC, each an open loop. The streams have
+equal shares of their rates alone, and together 70 % of the highest load that is answered in time,
+found by rising loads. In addition, some clients disconnect before the response, and some requests
+are invalid and must be rejected as such. Memory and the server's CPU time are sampled every few
+seconds: if a request costs half as much again when errors occur, the machine was slower than during
+the capacity measurement. Ctrl-C gives the verdict so far. Writes `bench/results/soak.json` and, as
+a picture, `bench/results/soak.svg`.
 """
 
 import argparse
@@ -50,27 +50,27 @@ STREAMS = (
     ("cnn", Form.BINARY),
     ("encoder", Form.GRPC),
 )
-"""Each gets an equal share of the server's time."""
+"""Streams; each gets an equal share of the server's time."""
 CLIENTS = 32
 SLICE_S = 10.0
-"""Arrivals are drawn, and figures of a stream forgotten, so often."""
+"""Interval in which arrivals are drawn and a stream's figures are reset."""
 LOOK_S = 5.0
 REPORT_S = 60.0
 LEAVING_A_SECOND = 5.0
 WRONG_A_SECOND = 5.0
 PATIENCE_S = (0.0, 0.002, 0.01, 0.05)
-"""When callers hang up, in turn."""
+"""Seconds before clients disconnect, in turn."""
 SEED = 29
 MAX_GROWTH = 0.02
 SETTLING_S = 300.0
-"""Caches fill and arenas grow meanwhile; less where the whole soak is short."""
+"""Caches fill and arenas grow during this time; shorter if the whole soak is short."""
 WINDOW_S = 60.0
-"""Memory is compared by medians over so long."""
+"""Length of the windows whose memory medians are compared."""
 
 
 @dataclass(slots=True)
 class StreamFigures:
-    """What became of one stream."""
+    """Outcomes of one stream."""
 
     model: str
     form: str
@@ -82,21 +82,21 @@ class StreamFigures:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The server and its core at one moment; times and errors are sums."""
+    """State of the server and its core at one moment; times and errors are sums."""
 
     seconds: float
-    """From the start of the load."""
+    """Seconds from the start of the load."""
     memory_mib: float
     server_cpu_s: float
     stolen_s: float
-    """For which the machine's host ran others where the server's core was due."""
+    """Steal time: the host ran others while the server's core was due."""
     answered: int
     errors: int
 
 
 @dataclass(slots=True)
 class Soak:
-    """All that has been seen so far; written while the load runs, read whenever it ends."""
+    """All observations so far; written while the load runs, read when it ends."""
 
     streams: list[StreamFigures] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
@@ -104,12 +104,12 @@ class Soak:
     refused_as_wrong: int = 0
     wrong_but_not_refused: int = 0
     messages: dict[str, int] = field(default_factory=dict)
-    """What errors said, each with its number."""
+    """Error messages, each with its count."""
     started_at: float = field(default_factory=time.monotonic)
 
     @property
     def elapsed_s(self) -> float:
-        """Since the load began."""
+        """Seconds since the load began."""
         return time.monotonic() - self.started_at
 
     @property
@@ -119,11 +119,11 @@ class Soak:
 
     @property
     def errors(self) -> int:
-        """Good requests that were not answered, and wrong ones that were not refused."""
+        """Valid requests without a success response, and invalid ones that were not rejected."""
         return sum(stream.errors for stream in self.streams) + self.wrong_but_not_refused
 
     def verdicts(self, elapsed_s: float) -> list[Verdict]:
-        """What an hour should show, of whatever has passed."""
+        """Returns the figures beside the targets of an hour, for the time that has passed."""
         settling_s = min(SETTLING_S, elapsed_s / 3)
         name = f"{elapsed_s / 60:.1f} min at {LOAD:.0%} load"
         return [
@@ -139,11 +139,11 @@ class Soak:
 def growth_after(
     memory: Sequence[tuple[float, float]], settling_s: float, window_s: float
 ) -> float:
-    """The largest median of any window after the settling over that of the first one, minus 1.
+    """Returns the largest median of any window after the settling over the first one's, minus 1.
 
     Args:
         memory: seconds from the start, ascending, and memory.
-        settling_s: how long memory may still grow.
+        settling_s: time for which memory may still grow.
         window_s: length of a window.
 
     Returns:
@@ -193,7 +193,7 @@ def main() -> None:
 
 
 def _rates(server: ServerProcess, store: ModelStore) -> list[tuple[StreamFigures, Ask]]:
-    """The rate at which each stream takes its share, if sharing cost nothing."""
+    """Returns the rate at which each stream takes its share, if sharing had no cost."""
     streams = []
     for name, form in STREAMS:
         model = golden_model(store, newest_manifest(store, name))
@@ -209,7 +209,7 @@ def _rates(server: ServerProcess, store: ModelStore) -> list[tuple[StreamFigures
 
 
 async def _scale(server: ServerProcess, streams: Sequence[tuple[StreamFigures, Ask]]) -> None:
-    """Brings the rates down to `LOAD` of the most that every stream is answered in time."""
+    """Scales the rates down to `LOAD` of the highest ones that are answered in time everywhere."""
     capacity = await find_capacity(
         server, [Stream(Form(one.form), ask, one.offered_per_second) for one, ask in streams]
     )
@@ -248,7 +248,7 @@ async def _run(
 async def _stream(
     shooter: Shooter, figures: StreamFigures, soak: Soak, seconds: float, seed: int
 ) -> None:
-    """Good requests, slice after slice; the next slice does not wait for the last answers."""
+    """Sends valid requests, slice after slice; no slice waits for the last one's responses."""
     async with asyncio.TaskGroup() as slices:
         for number in itertools.count():
             left_s = min(SLICE_S, seconds - soak.elapsed_s)
@@ -274,7 +274,7 @@ async def _slice(
 
 
 async def _leave(shooter: Shooter, soak: Soak, seconds: float, among: int) -> None:
-    """Callers that hang up."""
+    """Runs clients that disconnect before the response."""
     for number, patience_s in enumerate(itertools.cycle(PATIENCE_S)):
         if soak.elapsed_s >= seconds:
             return
@@ -284,7 +284,7 @@ async def _leave(shooter: Shooter, soak: Soak, seconds: float, among: int) -> No
 
 
 async def _ask_wrongly(shooter: Shooter, soak: Soak, seconds: float, among: int) -> None:
-    """Requests that must be refused, and refused as wrong: not as overload, not as our fault."""
+    """Sends requests that must be rejected as invalid: not as overload, not as a server error."""
 
     def answered(outcome: Outcome, body: bytes) -> None:
         if outcome is Outcome.WRONG:
@@ -302,7 +302,7 @@ async def _ask_wrongly(shooter: Shooter, soak: Soak, seconds: float, among: int)
 
 
 def _wrong(form: Form, ask: Ask) -> list[Ask]:
-    """Cut off, of a model that does not exist, and not the protocol at all."""
+    """Returns invalid requests: truncated, for an unknown model, and outside the protocol."""
     stranger = replace(ask, path=ask.path.replace("/v2/models/", "/v2/models/no-"))
     if form is Form.GRPC:
         message = pb.ModelInferRequest.FromString(ask.body)
@@ -313,7 +313,7 @@ def _wrong(form: Form, ask: Ask) -> list[Ask]:
 
 
 async def _look(server: ServerProcess, soak: Soak, seconds: float) -> None:
-    """A look every few seconds, a line of progress every minute."""
+    """Samples the server every few seconds; prints a line of progress every minute."""
     told = None
     while soak.elapsed_s < seconds:
         look = Look(
@@ -334,7 +334,7 @@ async def _look(server: ServerProcess, soak: Soak, seconds: float) -> None:
 
 
 def _progress(since: Look, look: Look) -> str:
-    """What has happened between two looks."""
+    """Formats the changes between two samples."""
     answered = look.answered - since.answered
     cpu_us = (look.server_cpu_s - since.server_cpu_s) / max(answered, 1) * 1e6
     stolen_s = look.stolen_s - since.stolen_s

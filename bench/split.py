@@ -1,7 +1,7 @@
-"""`make bench-split`: what Redis between gateway and worker costs, beside all in one process.
+"""`make bench-split`: cost of Redis between gateway and worker, against a single process.
 
-Everything of a server shares the server's core, however many processes it is: Redis' work counts
-as the server's. The two shapes are measured in turn within each round. Prints verdicts and writes
+All processes of a server share the server's core: the work of Redis counts as the server's.
+The two shapes are measured in turn within each round. Prints verdicts and writes
 `bench/results/split.json`.
 """
 
@@ -49,17 +49,17 @@ CLIENTS = 32
 GATEWAYS = 16
 JOBS, AT_ONCE = 10_000, 100
 RAW_S = 1.0
-"""For each batch size, to find the best."""
+"""Seconds for each batch size, to find the best."""
 BEST_RAW_S = 5.0
-"""For the best, before and after."""
+"""Seconds for the best batch size, before and after."""
 LOOK_EVERY_S = 0.05
 EDGE_S = 2
-"""Until all programs that load are at work, and none has ended yet."""
+"""Seconds until all load generators are at work, and before the first one ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A server that is split."""
+    """A split server."""
 
     redis_pid: int
     queue: str
@@ -69,7 +69,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeFigures:
-    """One shape under one load, medians of the rounds."""
+    """Figures of one shape under one load, medians of the rounds."""
 
     model: str
     shape: str
@@ -79,20 +79,20 @@ class ShapeFigures:
     p99_ms: float
     rows_a_batch: float
     redis_cpu_us: float
-    """User and system time a request; 0 where there is no Redis."""
+    """User and system time for each request; 0 without Redis."""
     failures: int
 
 
 @dataclass(frozen=True, slots=True)
 class DrainedJobs:
-    """Jobs that waited, and how fast they became fewer."""
+    """Queued jobs, and the rate at which they were processed."""
 
     jobs: int
     jobs_per_second: float
     raw_per_second: float
 
     def verdict(self) -> Verdict:
-        """The figure beside its target."""
+        """Returns the figure beside its target."""
         return Verdict(what=f"{self.jobs:,} jobs that wait, {LARGE}: jobs/s ÷ raw",
                        value=self.jobs_per_second / self.raw_per_second,
                        bound="at least", target=0.9)  # fmt: skip
@@ -100,7 +100,7 @@ class DrainedJobs:
 
 @contextlib.contextmanager
 def split_server(store: ModelStore, models: Sequence[str], gateways: int = 1) -> Iterator[Split]:
-    """Redis, one worker and some gateways on the server's core, until the block ends."""
+    """Runs Redis, one worker and some gateways on the server's core, until the block ends."""
     prepare = pinned_child()
     with tempfile.TemporaryDirectory(prefix="flambeau-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -148,7 +148,7 @@ def main() -> None:
 def _both_shapes(
     store: ModelStore, name: str, clients: int, rounds: int, seconds: int
 ) -> list[list[ShapeFigures]]:
-    """One load on both shapes, in turn. Returns the rounds of each."""
+    """Loads both shapes in turn. Returns the rounds of each."""
     alone, apart = [], []
     with pinned_server(store.url, [name]) as one, split_server(store, [name]) as split:
         for _ in range(rounds):
@@ -192,7 +192,7 @@ def _measure(
 
 
 def _rows_a_batch(store: ModelStore, gateways: int, seconds: int) -> float:
-    """Rows a batch when the same clients come through so many gateways."""
+    """Returns the mean rows of a batch when the same clients use so many gateways."""
     manifest = newest_manifest(store, LARGE)
     model = golden_model(store, manifest)
     ask = ask_for(model, FORM, model.rows[:1])
@@ -216,7 +216,7 @@ def _rows_a_batch(store: ModelStore, gateways: int, seconds: int) -> float:
 
 
 def _drained(store: ModelStore) -> DrainedJobs:
-    """Hands in more jobs than can be done meanwhile, and looks how long the rest takes."""
+    """Submits jobs faster than they are processed, and measures the time to drain the rest."""
     manifest = newest_manifest(store, LARGE)
     artifact = served_artifact(manifest, "")
     rates = raw_rates(store, manifest, artifact, RAW_S)

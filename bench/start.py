@@ -1,13 +1,13 @@
-"""`make bench-start`: how long a server of 1, 16 and 100 models takes until it is ready.
+"""`make bench-start`: startup time of a server of 1, 16 and 100 models until it is ready.
 
-Each start is a process of its own, timed from its birth to the moment when `/v2/health/ready` says
-200, with every model loaded, replayed and warm. *From nothing*: no choice of artifacts is
-remembered, as in a new pod; *remembered*: the choices of an earlier start are. The two take turns.
-The models are copies of the tiny MLP with TorchScript, ONNX and ONNX int8 under a hundred names.
-Prints a table and verdicts and writes `bench/results/start.json`.
+Each start is a process of its own, timed from its creation until `/v2/health/ready` returns 200,
+with every model loaded, verified and warm. *From nothing*: no artifact choice is cached, as in a
+new pod; *remembered*: the choices of an earlier start are cached. The two take turns. The models
+are copies of the tiny MLP with TorchScript, ONNX and ONNX int8 under a hundred names. Prints a
+table and verdicts and writes `bench/results/start.json`.
 
-Nothing is pinned: loading may use every core. What is measured in the background after a start
-(`artifact chosen`) is no part of it; how long that took is told beside it.
+Nothing is pinned: loading may use every core. Background measurements after a start
+(`artifact chosen`) are excluded; their duration is shown beside it.
 """
 
 import argparse
@@ -38,7 +38,7 @@ MODEL = "tiny-mlp"
 STORE = ROOT / "var" / "bench_start_store"
 TARGETS_S = {16: 3.0, 100: 12.0}
 REMEMBERED_GROWTH = 1.1
-"""What a start that remembers may take, of one from nothing: a tenth is noise."""
+"""Largest ratio of a remembered start to one from nothing: a tenth is noise."""
 CHOICE_TIMEOUT_S = 900.0
 
 
@@ -48,7 +48,7 @@ class Start:
 
     ready_s: float
     cpu_s: float
-    """Of the server's process until then."""
+    """CPU time of the server's process until then."""
     resident_mb: float
     threads: int
 
@@ -65,7 +65,7 @@ class StartFigures:
     resident_mb: float
     threads: int
     chosen_s: float
-    """From ready to the last `artifact chosen` of the first start; 0 where all is remembered."""
+    """From ready to the last `artifact chosen` of the first start; 0 if all choices are cached."""
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def ensure_start_store(count: int) -> ModelStore:
-    """A store of as many copies of the tiny MLP, each under a name of its own."""
+    """Returns a store with that many copies of the tiny MLP, each under a name of its own."""
     ensure_bench_models(str(BENCH_STORE), only=MODEL)
     source, store = ModelStore(str(BENCH_STORE)), ModelStore(str(STORE))
     manifest, there = newest_manifest(source, MODEL), set(store.models())
@@ -96,7 +96,7 @@ def _names(count: int) -> list[str]:
 
 
 def _measure(store: ModelStore, count: int, rounds: int) -> Iterator[StartFigures]:
-    """From nothing, and then remembered."""
+    """Measures starts from nothing, and then remembered ones."""
     with tempfile.TemporaryDirectory(prefix="bench-start-") as folder:
         choices = Path(folder) / "remembered.json"
         _, chosen_s = _start(store, count, choices, awaits_choice=True)
@@ -111,7 +111,7 @@ def _measure(store: ModelStore, count: int, rounds: int) -> Iterator[StartFigure
 def _start(
     store: ModelStore, count: int, choices: Path, *, awaits_choice: bool = False
 ) -> tuple[Start, float]:
-    """Starts a server once. Returns the figures, and how long choosing took if that is awaited."""
+    """Starts a server once. Returns the figures, and the time of choosing if that is awaited."""
     log = choices.with_suffix(".log")
     options = ["--store", store.url, "--set", f"choice_file={choices}"]
     options += ["--set", f"needs_file={choices.with_suffix('.needs')}"]
@@ -138,7 +138,7 @@ def _check_ready(server: ServerProcess, count: int) -> None:
 
 @contextmanager
 def _logging_to(log: Path) -> Iterator[Callable[[], None]]:
-    """A `preexec_fn` that sends what a server logs to a file."""
+    """Yields a `preexec_fn` that sends a server's log to a file."""
     with log.open("wb") as file:
 
         def prepare() -> None:
@@ -148,7 +148,7 @@ def _logging_to(log: Path) -> Iterator[Callable[[], None]]:
 
 
 def _await_choices(log: Path, count: int) -> float:
-    """Seconds until every version has its choice, by the server's log."""
+    """Returns the seconds until every version has its choice, from the server's log."""
     began = time.monotonic()
     with subprocess.Popen(
         ["/usr/bin/tail", "-n", "+1", "-f", str(log)], stdout=subprocess.PIPE, text=True
@@ -184,7 +184,7 @@ def _figures(
 
 
 def _verdicts(figures: Sequence[StartFigures]) -> list[Verdict]:
-    """The figures beside their targets."""
+    """Returns the figures beside their targets."""
     found = [
         Verdict(what=f"{one.models} models, {_kind(one)}: process start to ready",
                 value=one.ready_s, bound="at most", target=TARGETS_S[one.models], unit="s")

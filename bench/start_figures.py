@@ -1,4 +1,4 @@
-"""What a start costs, and whether the event loop stays free: tiny figures of a whole server."""
+"""Startup cost and event loop lag of a whole server with small figures."""
 
 import asyncio
 import time
@@ -30,33 +30,33 @@ class StartFigures:
 
     artifact: str
     cold_start_s: float
-    """From the start of the process to the end of the first right answer, over REST."""
+    """From the start of the process to the end of the first correct response, over REST."""
     resident_mb: float
-    """Megabytes in RAM after that answer."""
+    """Megabytes in RAM after that response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagFigures:
-    """The event loop under a steady load of small requests."""
+    """Event loop figures under a steady load of small requests."""
 
     offered_per_second: float
     answered: int
     failures: int
     within_bound: float
-    """The share of looks at the event loop answered within `LAG_BOUND_S`."""
+    """Share of event loop samples answered within `LAG_BOUND_S`."""
     looks: int
     p99_ms: float
     client_lag_p99_ms: float
-    """How late the client sent; more than a few tenths, and the client was the bottleneck."""
+    """Lag of the client's sends; beyond a few tenths, the client was the bottleneck."""
 
 
 def measure_starts(
     store: ModelStore, manifest: Manifest, artifact: str, times: int
 ) -> StartFigures:
-    """Starts a server a few times and asks it once.
+    """Starts a server a few times and sends one request each time.
 
     Raises:
-        PeerError: a wrong answer, or none.
+        PeerError: a response is wrong or missing.
     """
     model = golden_model(store, manifest)
     seconds, megabytes = [], []
@@ -74,7 +74,7 @@ def measure_starts(
 def measure_lag(
     store: ModelStore, manifest: Manifest, artifact: str, rate: float, seconds: float
 ) -> LagFigures:
-    """Asks in JSON at a steady rate and looks at the event loop's own histogram."""
+    """Sends JSON at a steady rate and reads the server's event loop histogram."""
     model = golden_model(store, manifest)
     ask = ask_for(model, Form.JSON, model.rows[:1])
     with pinned_server(store.url, [manifest.model], artifact) as server:

@@ -1,13 +1,13 @@
-"""`make bench-swap`: versions change under load, and nobody should notice.
+"""`make bench-swap`: versions change under load, and clients should see no effect.
 
-An open loop asks for one model at 70 % of what the server can do so; meanwhile the next version (a
-copy) is published and `production` moves to it, again and again. Every answer says which version
-gave it. Prints tables and verdicts and writes `bench/results/swap.json`.
+An open loop sends requests for one model at 70 % of the server's capacity for it; meanwhile the
+next version (a copy) is published and `production` moves to it, repeatedly. Every response names
+its version. Prints tables and verdicts and writes `bench/results/swap.json`.
 
-*During* a swap is from the first byte published to a second after the first answer of the new
-version: reading, checking, opening and warming up are in it, on the core that serves. *Before* is
-the calm of `CALM_S` that goes before each. All swaps together last seconds only, so a machine that
-is slow for a moment decides their p99; hence also the median of what each is beside its own calm.
+*During* a swap is from the first byte published to a second after the first response of the new
+version: it includes reading, verifying, opening and warm-up, on the core that serves. *Before* is
+the calm of `CALM_S` that precedes each. All swaps together last only seconds, so a machine that is
+slow for a moment decides their p99; hence also the median of each swap's ratio to its own calm.
 """
 
 import argparse
@@ -45,42 +45,42 @@ from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 
 FORMS = {"tiny-mlp": Form.JSON}
-"""How a model is asked; in binary unless named here. Over REST, for there the client keeps up."""
+"""Body by model; binary if not listed. Over REST, where the client keeps up."""
 CAPACITY_CLIENTS = 32
 LOAD = 0.7
 CALM_S = 4.0
 SETTLE_S = 1.0
-"""After the first answer of the new version."""
+"""Seconds after the first response of the new version."""
 SWAP_S = 10.0
-"""Between two calms; a server that has not changed over by then is told so."""
+"""Seconds between two calms; a server that has not swapped by then is reported."""
 SEED = 17
 TARGET = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """One change of versions; `time.monotonic()` seconds."""
+    """One swap of versions; `time.monotonic()` seconds."""
 
     began_at: float
     moved_at: float
-    """The pointer names the new version."""
+    """Time when the pointer names the new version."""
     version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapFigures:
-    """What callers saw of one swap."""
+    """Client-side figures of one swap."""
 
     version: int
     published_s: float
-    """To write the version into the store and move the pointer."""
+    """Time to write the version into the store and move the pointer."""
     live_s: float
-    """From the pointer's move to the first answer of the new version; NaN if there was none."""
+    """From the pointer's move to the first response of the new version; NaN if there was none."""
     p99_before_ms: float
     p99_during_ms: float
     worst_during_ms: float
     mixed_s: float
-    """From the first answer of the new version to the last of the old one."""
+    """From the first response of the new version to the last of the old one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +94,13 @@ class ModelSwaps:
     answered: int
     failed: int
     p99_before_ms: float
-    """Over the calms of all swaps."""
+    """p99 over the calms of all swaps."""
     p99_during_ms: float
     client_lag_p99_ms: float
     swaps: list[SwapFigures]
 
     def verdicts(self) -> list[Verdict]:
-        """The figures beside their targets."""
+        """Returns the figures beside their targets."""
         name = f"{self.model}, {self.form}, {len(self.swaps)} swaps at {LOAD:.0%} load"
         growths = [ratio(swap.p99_during_ms, swap.p99_before_ms) for swap in self.swaps]
         together = ratio(self.p99_during_ms, self.p99_before_ms)
@@ -117,7 +117,7 @@ class ModelSwaps:
 
 
 def swap_figures(shots: Shots, swaps: Sequence[Swap]) -> tuple[list[SwapFigures], float, float]:
-    """What callers saw of each swap, and p99 before and during over all of them, in ms."""
+    """Returns client-side figures of each swap, and p99 before and during over all swaps, in ms."""
     sent = np.asarray(shots.sent_at)
     took_ms, tags = shots.durations_ms(np.ones(len(sent), bool)), np.asarray(shots.tags)
     done = sent + took_ms / 1000
@@ -129,7 +129,7 @@ def swap_figures(shots: Shots, swaps: Sequence[Swap]) -> tuple[list[SwapFigures]
         old = done[answered & (tags == swap.version - 1)]
         until = first + SETTLE_S if new.size else swap.began_at + SWAP_S
         calm = took_ms[answered & (sent >= swap.began_at - CALM_S) & (done < swap.began_at)]
-        # What was sent before and answered within has felt the swap too.
+        # Requests that were sent before and answered within a swap count as affected, too.
         change = took_ms[answered & (done >= swap.began_at) & (sent < until)]
         calms.append(calm)
         changes.append(change)
@@ -209,7 +209,7 @@ async def _swap_under_load(
     arrivals = poisson_arrivals(rate, 1 + count * (CALM_S + SWAP_S), SEED)
     try:
         async with _publisher(folder) as publisher, asyncio.TaskGroup() as tasks:
-            # No spinning, for the publisher lives on what this process leaves of the core.
+            # No spinning: the publisher uses what this process leaves of the core.
             load = OpenLoop(shooter, arrivals, shots, version_of, spins=False)
             running = tasks.create_task(load.run())
             await asyncio.sleep(1)
@@ -226,14 +226,14 @@ async def _swap_under_load(
 
 
 def version_of(body: bytes) -> int:
-    """The version that gave a REST answer; 0 if it does not say."""
+    """Returns the version that gave a REST response; 0 if it is missing."""
     _, found, rest = body.partition(b'"model_version":"')
     return int(rest[: rest.index(b'"')]) if found else 0
 
 
 @contextlib.asynccontextmanager
 async def _publisher(folder: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process that publishes when told to, so that its work is not this one's."""
+    """Runs a process that publishes on request, so that its work is not part of this one's."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.measured.version_copy", folder, stdin=pipe, stdout=pipe

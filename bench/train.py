@@ -1,13 +1,13 @@
-"""`make bench-train`: our training loop beside the same loop written bare, and Lightning Fabric's.
+"""`make bench-train`: our training loop against a plain PyTorch loop and Lightning Fabric's.
 
-In: nothing; the data is made from a seed. Out: CPU and wall time of a step by each loop, ours over
-the others', peak memory of a process for each loop, and what lies between two steps, printed and
-written to `bench/results/train.json` and `docs/performance.md`.
+In: nothing; the data is made from a seed. Out: CPU and wall time of a step in each loop, the ratio
+of ours to the others, peak memory of a process for each loop, and the share of time between two
+steps, printed and written to `bench/results/train.json` and `docs/performance.md`.
 
-Each loop has a process of its own, in the environment that Fabric is installed into, and all of
-them go through the same steps on one core, a turn at a time: what slows the machine slows all. A
-ratio is the median over pairs of turns, and then over rounds, which have processes of their own.
-The bare loop runs twice, which tells how sure that is.
+Each loop has a process of its own, in the environment with Fabric installed. All loops run the
+same steps on one core, one turn at a time, so that a slow machine slows all. A ratio is the median
+over pairs of turns, and then over rounds, which have processes of their own. The bare loop runs
+twice, which shows the measurement error.
 """
 
 import argparse
@@ -30,23 +30,23 @@ from bench.servers.pinning import CLIENT_CORE, pinned_to
 from bench.training.training_loops import CLIPS, TASKS
 
 FABRIC = "lightning-fabric==2.6.6"
-"""2.6.2 and 2.6.3 of Lightning were not made by its authors: never take those."""
+"""2.6.2 and 2.6.3 of Lightning were not released by its authors: never use those."""
 OUR_NEEDS = ("pydantic", "pyyaml", "rich", "obstore")
 LOOPS = {"ours": "ours", "bare": "bare", "bare again": "bare", "fabric": "fabric"}
-"""What `bench.training.training_loops` calls each."""
+"""Loop of `bench.training.training_loops` for each name."""
 TARGETS = {"tiny-mlp": 1.10, "cnn": 1.03}
 SHARE_TARGETS = {"cnn": 0.05}
-"""Of the time between the end of a step and the next forward pass, by network."""
+"""Target share of the time between the end of a step and the next forward pass, by network."""
 NO_MORE = 1.01
-"""No slower and no higher: the same loop twice differs by a hundredth."""
+"""No slower and no higher: two runs of the same loop differ by a hundredth."""
 KEEPS_MEMORY = {
     "GLIBC_TUNABLES": ":".join(
         f"glibc.malloc.{limit}_threshold={2**32}" for limit in ("mmap", "trim")
     )
 }
-"""Else the C library gives large tensors back to the system at every step of the CNN and asks for
-them again, which is a tenth of its time in one process, and a fifth in another of the same loop.
-Ours sees to that itself (`training.process.kept_memory`); here all have it: loops are compared."""
+"""Without it the C library returns large tensors to the system at every step of the CNN and
+requests them again, a tenth of the time in one process and a fifth in another of the same loop. Our
+loop sets it itself (`training.process.kept_memory`); here all have it, to compare only loops."""
 WARM_UP = 1
 """Turns of a process that do not count."""
 CLIPPING = {"clip": "gradients clipped", "no-clip": "not clipped"}
@@ -55,19 +55,19 @@ assert CLIPPING.keys() == CLIPS.keys()
 
 @dataclass(slots=True)
 class Measured:
-    """One loop, over all rounds."""
+    """Figures of one loop, over all rounds."""
 
     cpu_us: list[list[float]] = field(default_factory=list)
-    """Of a step, by round and turn."""
+    """CPU time of a step, by round and turn."""
     wall_us: list[list[float]] = field(default_factory=list)
     peak_mebibytes: list[float] = field(default_factory=list)
-    """By process."""
+    """Peak memory, by process."""
     weights_sha256: str = ""
     between_steps: float = MISSING
-    """Share of time between a step's end and the next forward pass."""
+    """Share of the time between a step's end and the next forward pass."""
 
     def as_record(self) -> dict[str, Any]:
-        """For the results file: of a round's turns the median."""
+        """Returns the record for the results file: the median of a round's turns."""
         middle = {name: [median(r) for r in getattr(self, name)] for name in ("cpu_us", "wall_us")}
         return asdict(self) | middle
 
@@ -84,7 +84,7 @@ def main() -> None:
             found = {loop: Measured() for loop in LOOPS}
             for number in range(given.rounds):
                 _round(environment.python, name, clip, found, listens=number == 0)
-            # Fabric's way to clip rounds the last bit in another way.
+            # Fabric's gradient clipping rounds the last bit in another way.
             if len({found[loop].weights_sha256 for loop in LOOPS if loop != "fabric"}) > 1:
                 raise SystemExit(f"{name}, {words}: ours and the bare loop learned differently")
             told = _verdicts(name, words, found)
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _verdicts(name: str, words: str, found: dict[str, Measured]) -> list[Verdict]:
-    """What is told of one network."""
+    """Returns the verdicts on one network."""
 
     def at_most(what: str, value: float, target: float) -> Verdict:
         return Verdict(what=f"{name}, {words}: {what}", value=value, bound="at most", target=target)
@@ -122,7 +122,7 @@ def _verdicts(name: str, words: str, found: dict[str, Measured]) -> list[Verdict
 
 
 def _ratio(found: dict[str, Measured], one: str, other: str, clock: str) -> float:
-    """The median over rounds of the median over turns that lay side by side."""
+    """Returns the median over rounds of the median ratio of adjacent turns."""
     rounds = zip(getattr(found[one], clock), getattr(found[other], clock), strict=True)
     return float(
         median(
@@ -132,7 +132,7 @@ def _ratio(found: dict[str, Measured], one: str, other: str, clock: str) -> floa
 
 
 def _round(python: str, name: str, clip: str, found: dict[str, Measured], *, listens: bool) -> None:
-    """A process for each loop, in turns; what they tell is added to what was found."""
+    """Runs a process for each loop, in turns; adds their figures to the earlier ones."""
     with contextlib.ExitStack() as stack:
         trainings = {
             loop: stack.enter_context(_training(python, called, name, clip))
@@ -156,9 +156,9 @@ def _round(python: str, name: str, clip: str, found: dict[str, Measured], *, lis
 
 @contextlib.contextmanager
 def _training(python: str, *asked: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of `bench.training.training_loops`, until it waits for its first turn.
+    """Starts a process of `bench.training.training_loops`, and waits for its first turn.
 
-    What it printed as it failed is shown.
+    Shows the output of a process that failed.
     """
     argv = (python, "-m", "bench.training.training_loops", *asked)
     pipe = subprocess.PIPE
@@ -184,7 +184,7 @@ def _training(python: str, *asked: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _go_on(process: subprocess.Popen[str]) -> Any:
-    """Lets it have its turn; what it tells behind it."""
+    """Lets the process run its turn; returns its report."""
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -192,10 +192,10 @@ def _go_on(process: subprocess.Popen[str]) -> Any:
 
 
 def _line(process: subprocess.Popen[str]) -> Any:
-    """What it tells next.
+    """Returns the next report of the process.
 
     Raises:
-        SystemExit: it ended instead.
+        SystemExit: the process ended instead.
     """
     assert process.stdout is not None
     line = process.stdout.readline()

@@ -1,12 +1,12 @@
 """`make train-table`: every family of networks trained, killed in mid-epoch, and resumed.
 
 Each recipe of `training/recipes/` is trained on real data in a process of its own; then once more
-in a process that SIGKILL takes in mid-epoch, behind a checkpoint, and in a third one that resumes:
-the weights it ends with are compared with the undisturbed ones, by sha256, and the steps that it
-made itself must be those behind the checkpoint: beginning anew would end with equal weights, too.
-Nothing is exported. A table that was interrupted goes on with the family it was at, if neither its
-recipe nor the code has changed. Prints the table and writes `docs/training.md` and
-`bench/results/train-table.json`; exits with 1 if weights differ or a run began anew.
+in a process that gets SIGKILL in mid-epoch, after a checkpoint, and in a third one that resumes.
+The final weights are compared with those of the uninterrupted run, by sha256, and the resumed
+process must have made exactly the steps after the checkpoint: a restart would also end with equal
+weights. Nothing is exported. An interrupted table resumes at the family it had reached, if neither
+its recipe nor the code has changed. Prints the table and writes `docs/training.md` and
+`bench/results/train-table.json`; exits with 1 if weights differ or a run restarted.
 """
 
 import argparse
@@ -50,10 +50,10 @@ FAMILIES = {
     "control flow": "digits_early_exit",
 }
 CODE = ("training", "model_store")
-"""Folders whose sources decide what a training ends with, and whether it goes on."""
+"""Folders with sources that affect the result of a training, and its resumption."""
 LIBRARIES = ("torch", "numpy", "scikit-learn", "safetensors")
 TIMEOUT_S = 3600
-"""Of one training: there are many cores' worth of others on some machines."""
+"""Timeout of one training: long, as other work may occupy many cores."""
 HEAD = (
     *("family", "recipe", "metric", "value", "95 % interval", "epochs", "time", "CPU time"),
     *("steps per CPU second", "resumed-equal"),
@@ -61,35 +61,35 @@ HEAD = (
 
 
 class Row(StrictModel):
-    """What became of one family."""
+    """Results of one family."""
 
     recipe: str
-    """The digest of what decides the weights: another one is measured anew."""
+    """Digest of the recipe parts that determine the weights; a change needs a new measurement."""
     code: str
-    """The digest of the code that trained, see `code_digest`: so is other code."""
+    """Digest of the training code, see `code_digest`; a change needs a new measurement."""
     whole: Figures
-    """Of the undisturbed training."""
+    """Figures of the uninterrupted training."""
     killed: str
-    """Where it was killed, in words."""
+    """Description of the point where it was killed."""
     resumed_from: str
-    """The name of the checkpoint's weights that it went on from."""
+    """Name of the checkpoint's weights from which it resumed."""
     checkpoint_epochs: int
-    """Epochs that this checkpoint holds."""
+    """Epochs in this checkpoint."""
     checkpoint_steps: int
-    """Steps behind those epochs that it holds."""
+    """Steps after those epochs in this checkpoint."""
     resumed: Figures
-    """Of the training that was killed and resumed."""
+    """Figures of the training that was killed and resumed."""
 
     @property
     def went_on(self) -> bool:
-        """Whether the resumed run made the steps behind its checkpoint, and no others."""
+        """True if the resumed run made exactly the steps after its checkpoint."""
         found = self.resumed
         before = self.checkpoint_epochs * (found.steps // found.epochs) + self.checkpoint_steps
         return before > 0 and found.own_steps == found.steps - before
 
     @property
     def equal(self) -> bool:
-        """Whether it went on, and both have the same weights of the last epoch and the best."""
+        """True if it resumed, and both runs have equal weights, of the last epoch and the best."""
         found, expected = self.resumed, self.whole
         last, best = expected.last_sha256, expected.best_sha256
         return self.went_on and (found.last_sha256, found.best_sha256) == (last, best)
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def cells(family: str, row: Row) -> list[str]:
-    """A line of the table: see `HEAD`."""
+    """Returns the cells of a table row: see `HEAD`."""
     metric = row.whole.metric
     low, high = metric.interval or (metric.value, metric.value)
     return [
@@ -139,21 +139,21 @@ def cells(family: str, row: Row) -> list[str]:
 
 
 def page_block(rows: Mapping[str, Row]) -> str:
-    """The table as Markdown."""
+    """Renders the table as Markdown."""
     lines = [HEAD, ["---"] * 3 + ["---:"] * 6 + ["---"]]
     lines += [cells(family, row) for family, row in rows.items()]
     return "\n".join(f"| {' | '.join(one)} |" for one in lines)
 
 
 def verdicts(rows: Mapping[str, Row]) -> list[Verdict]:
-    """That all families go on where they were killed."""
+    """Returns the verdict that all families resume where they were killed."""
     equal = sum(row.equal for row in rows.values())
     what = "families that end with the same weights when killed in mid-epoch and resumed"
     return [Verdict(what=what, value=equal, bound="at least", target=len(rows))]
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """Of the sources that train, and of the versions of what they train with."""
+    """Returns a digest of the training sources, and of the versions of their libraries."""
     digest = hashlib.sha256(json.dumps(library_versions(LIBRARIES)).encode())
     sources = [path for part in CODE for path in (root / part).rglob("*.py")]
     for path in sorted([*sources, root / "bench" / "training" / "one_training.py"]):
@@ -162,12 +162,12 @@ def code_digest(root: Path = ROOT) -> str:
 
 
 def kept_row(kept: Path, recipe: str, code: str) -> Row | None:
-    """What was measured before; None if it was not, or of another recipe or by other code.
+    """Returns the earlier result; None if there is none or its recipe or code differs.
 
     Args:
-        kept: the file.
-        recipe: the digest of the recipe.
-        code: that of the code.
+        kept: file with the result.
+        recipe: digest of the recipe.
+        code: digest of the code.
     """
     try:
         row = Row.model_validate_json(kept.read_bytes())
@@ -177,7 +177,7 @@ def kept_row(kept: Path, recipe: str, code: str) -> Row | None:
 
 
 def _row(name: str, folder: Path, again: bool) -> Row:
-    """Measured, or as it was measured before if recipe and code are still the same."""
+    """Measures a family, or returns its earlier result if recipe and code are unchanged."""
     path, kept = RECIPES / f"{name}.yaml", folder / f"{name}.json"
     recipe, code = load_recipe(str(path)).training_digest(), code_digest()
     if not again and (row := kept_row(kept, recipe, code)) is not None:
@@ -207,7 +207,7 @@ def _row(name: str, folder: Path, again: bool) -> Row:
 
 
 def _trained(recipe: Path, folder: Path, *options: str, code: int = 0) -> str:
-    """The last line that a training printed, which ended as it should."""
+    """Returns the last line that a training printed, which ended as expected."""
     print(f"  training {' '.join(options)}".rstrip(), end=" ", flush=True)
     begun_s = time.monotonic()
     argv = [sys.executable, "-m", "bench.training.one_training", str(recipe), str(folder), *options]

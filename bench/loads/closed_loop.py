@@ -59,7 +59,7 @@ def closed_loop(
 
 
 def warm_up(server: ServerProcess, form: Form, ask: Ask, clients: int, answer_bytes: int) -> None:
-    """Loads a server for about a second; needs no response, because a slow batch may take longer."""
+    """Loads a server for about a second; needs no response, since a slow batch may take longer."""
     with contextlib.suppress(programs.NothingAnsweredError):
         closed_loop(server, form, ask, clients, WARM_UP_S, answer_bytes)
 

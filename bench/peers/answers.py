@@ -75,7 +75,7 @@ def compare(got: Floats, expected: Floats, tolerance: float) -> None:
 
 
 def _answer(launch: Launch, form: Form, ask: Ask) -> tuple[Floats, int]:
-    """Returns the output, and the response size in bytes; a gRPC message includes its prefix of 5."""
+    """Returns the output, and the response size in bytes; for gRPC including its prefix of 5."""
     if form is Form.GRPC:
         with grpc.insecure_channel(launch.grpc) as channel:
             try:

@@ -10,7 +10,7 @@ from bench.peers.served_model import ServedModel
 
 
 class BentoMl(InstalledPeer):
-    """One worker. Its only body for arrays besides JSON is a pickle, which no client should send."""
+    """One worker. Its only body for arrays besides JSON is a pickle, unsafe to send for clients."""
 
     name = "bentoml"
     service = "bentoml_service.py"

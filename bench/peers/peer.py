@@ -70,7 +70,7 @@ class Peer(ABC):
     forms: Mapping[Form, str]
     """Supported forms, each with a description of the body."""
     warm_up_s: int = 3
-    """Duration of the warm-up load of each start and form; longer for servers that compile meanwhile."""
+    """Seconds of warm-up load of each start and form; longer for servers that compile meanwhile."""
     exact: bool = True
     """True if it runs the FP32 weights; False if it serves a quantised model, which may differ."""
 
@@ -96,4 +96,4 @@ class Peer(ABC):
 
 
 class PeerError(Exception):
-    """A server that cannot be measured; the message states the reason. Other servers are measured."""
+    """A server that cannot be measured; the message states the reason. Other servers still are."""

@@ -14,7 +14,7 @@ BYTES_HEADERS = {"Content-Type": "application/octet-stream"}
 
 
 def nested(rows: Array) -> list[Any]:
-    """Returns the numbers as a client would write them, with the four decimals that the rows have."""
+    """Returns the numbers as a client would write them; the rows have four decimals."""
     if rows.dtype.kind != "f":
         return list(rows.tolist())
     return list(np.asarray(rows, np.float64).round(4).tolist())

@@ -31,7 +31,7 @@ class ProcessState:
 
 
 def parse_stat(text: str) -> ProcessState:
-    """Parses one line of /proc/PID/stat; the name in parentheses may hold spaces and parentheses."""
+    """Parses one line of /proc/PID/stat; the name in parentheses may hold any characters."""
     pid, _, rest = text.partition(" (")
     fields = rest.rpartition(")")[2].split()
     return ProcessState(

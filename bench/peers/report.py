@@ -1,7 +1,7 @@
 """Renders the run as Markdown tables and as a plot. Pure: figures in, text out.
 
-Every table of figures is followed by one of ratios, ours ÷ theirs; a ratio below 1 for us is
-bold. Medians over the rounds.
+Every table of figures is followed by one of ratios, ours ÷ theirs; a ratio in the peer's favour
+is bold. Medians over the rounds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +123,7 @@ class PeerReport:
         return "\n\n".join(lines)
 
     def _model_tables(self, figures: Sequence[Figure]) -> list[str]:
-        """Renders a pair of tables for each form if there are several numbers of clients, else one."""
+        """Renders a pair of tables for each form if there are several client counts, else one."""
         if len({figure.clients for figure in figures}) == 1:
             return self._pair(figures, lambda f: f"{f.form}, {f.clients} clients")
         sections = []

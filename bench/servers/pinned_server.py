@@ -61,7 +61,7 @@ def _log() -> int:
 
 
 def pinned_child(*, pinned: bool = True) -> Callable[[], None]:
-    """Returns a `preexec_fn` that may pin a child to the server's core and ends it with its parent."""
+    """Returns a `preexec_fn` that ends a child with its parent and pins it to the server core."""
     pin, libc = pinned_to(SERVER_CORE), ctypes.CDLL(None)
 
     def prepare() -> None:
@@ -73,7 +73,7 @@ def pinned_child(*, pinned: bool = True) -> Callable[[], None]:
 
 
 def before_exec(*, pinned: bool = True) -> Callable[[], None]:
-    """Returns the same, which also ignores Ctrl-C, handled by the parent, and redirects the log.
+    """Returns the same, which also keeps Ctrl-C from the child and redirects its log to ours.
 
     Args:
         pinned: True to pin the child to a core of its own.

@@ -1,1 +1,1 @@
-"""Training loops that are compared."""
+"""Training loops under comparison."""

@@ -29,22 +29,22 @@ from training.watcher import NullWatcher
 
 
 class Figures(StrictModel):
-    """What a training that came to its end leaves behind."""
+    """Results of a completed training."""
 
     metric: MeasuredMetric
-    """What judges the model, over the test split, of the weights of the best epoch."""
+    """Metric that judges the model, on the test split, with the weights of the best epoch."""
     epochs: int
     steps: int
     own_steps: int
-    """Those that this process has made: fewer, where it went on from a checkpoint."""
+    """Steps made by this process: fewer if it resumed from a checkpoint."""
     wall_s: float
-    """From the untrained model to the end, validation and checkpoints included."""
+    """Wall time from the untrained model to the end, validation and checkpoints included."""
     cpu_s: float
-    """The same, of the process: what others did on the machine does not count."""
+    """CPU time of the process for the same: excludes other work on the machine."""
     last_sha256: str
-    """Of the weights after the last step."""
+    """Digest of the weights after the last step."""
     best_sha256: str
-    """Of the weights of the best epoch."""
+    """Digest of the weights of the best epoch."""
 
 
 class StepCounter(NullWatcher):
@@ -55,7 +55,7 @@ class StepCounter(NullWatcher):
 
     @property
     def steps(self) -> int:
-        """How many there were, when an epoch has just ended."""
+        """Number of steps, valid right after an epoch has ended."""
         return self._asked - self._epochs_ended
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
@@ -64,17 +64,17 @@ class StepCounter(NullWatcher):
 
     @property
     def stop_asked(self) -> bool:  # type: ignore[override]
-        """See `training.watcher.Watcher.stop_asked`; asked behind each step and each epoch."""
+        """See `training.watcher.Watcher.stop_asked`; called after each step and each epoch."""
         self._asked += 1
         return False
 
 
 class Killer(StepCounter):
-    """Kills the process at a step as the system would: nothing is flushed or written any more.
+    """Kills the process at a step with SIGKILL: nothing is flushed or written afterwards.
 
     Args:
-        epoch: epochs that are finished by then.
-        in_epoch: steps of the next one that are finished by then.
+        epoch: epochs that are finished at that step.
+        in_epoch: steps of the next epoch that are finished at that step.
     """
 
     def __init__(self, epoch: int, in_epoch: int) -> None:
@@ -113,9 +113,9 @@ def main() -> None:
 
 
 def _to_be_killed(prepared: Prepared) -> tuple[Recipe, Killer]:
-    """The recipe with checkpoints in mid-epoch too, and who kills the process.
+    """Returns the recipe with additional checkpoints in mid-epoch, and the killer.
 
-    It dies a third of the way, some steps behind such a checkpoint: those are lost.
+    The process dies after a third of the steps, some steps after a checkpoint: those are lost.
     """
     recipe = prepared.recipe
     rows = recipe.data.batch_size * recipe.optim.accumulate

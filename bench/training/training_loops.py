@@ -1,12 +1,12 @@
-"""The same training by our loop, written bare, and by Lightning Fabric: one process for each.
+"""The same training by our loop, a plain loop, and Lightning Fabric: one process for each.
 
-In: which loop, and what to train. Out: CPU and wall time of every turn, the weights' digest, and
-the most memory that was taken.
+In: the name of the loop, and the task. Out: CPU and wall time of every turn, the weights' digest,
+and the peak memory.
 
-Rules kept here: a step is what lies between the beginnings of two forward passes, which the network
-itself takes down, so that no loop is looked into and all are timed by one rule. At the end of each
-turn the process waits until it is told to go on, so that several of them go through the same steps
-side by side, one at a time. Every process has imported what our loop needs, for the memory's sake.
+Rules: a step lasts from the start of one forward pass to the start of the next. The network itself
+records these times, so that no loop is instrumented and all are timed by one rule. At the end of
+each turn the process waits for its next turn, so that several of them go through the same steps
+side by side, one at a time. Every process imports all that our loop needs, for equal memory.
 
     python -m bench.training.training_loops LOOP MODEL CLIP     a line of input for each turn
 """
@@ -43,7 +43,7 @@ CLIPS = {"clip": CLIP_NORM, "no-clip": None}
 
 
 class TimedTinyMlp(TinyMlp):
-    """The tiny MLP, which takes down when a training step begins."""
+    """The tiny MLP, which records the start of each training step."""
 
     def forward(self, features: Tensor) -> Tensor:
         """See `TinyMlp`."""
@@ -53,7 +53,7 @@ class TimedTinyMlp(TinyMlp):
 
 
 class TimedCnn(Cnn):
-    """The CNN, which takes down when a training step begins."""
+    """The CNN, which records the start of each training step."""
 
     def forward(self, image: Tensor) -> Tensor:
         """See `Cnn`."""
@@ -64,20 +64,20 @@ class TimedCnn(Cnn):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is trained."""
+    """A training task."""
 
     network: type[nn.Module]
     rows: Callable[..., Mapping[str, Any]]
     count: int
-    """Training rows, whole batches of them."""
+    """Number of training rows, whole batches of them."""
     batch_size: int
     epochs: int
     turn: int
-    """Steps in a row of one process, while the others wait."""
+    """Consecutive steps of one process, while the others wait."""
 
     @property
     def steps(self) -> int:
-        """Of one epoch, whole turns of them."""
+        """Steps of one epoch, whole turns of them."""
         return self.count // self.batch_size
 
 
@@ -89,15 +89,15 @@ TASKS = {
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a training leaves behind."""
+    """Results of a training."""
 
     weights: Mapping[str, Tensor]
     peak_mebibytes: float
-    """Before the weights were read from wherever they lay."""
+    """Peak memory before the weights were read for their digest."""
 
 
 class Turns:
-    """Stops at the end of every turn until the process is told to go on."""
+    """Stops at the end of every turn until the next turn is requested."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -105,7 +105,7 @@ class Turns:
         self._since = 0.0, 0.0
 
     def begin_step(self) -> None:
-        """A forward pass begins."""
+        """Records the start of a forward pass."""
         place = self._count % self._task.steps
         self._count += 1
         if place % self._task.turn:
@@ -113,14 +113,14 @@ class Turns:
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         begun_cpu_s, begun_s = self._since
         each = 1e6 / self._task.turn
-        # The first turn of an epoch ends nothing, and what lies between two epochs is no step.
+        # The first turn of an epoch ends nothing, and the time between two epochs is no step.
         turn = {"cpu_us": (cpu_s - begun_cpu_s) * each, "wall_us": (wall_s - begun_s) * each}
         _tell(turn if place else None)
         self._since = time.process_time(), time.perf_counter()
 
 
 class Listener:
-    """Takes down what lies between the end of a step and the beginning of the next."""
+    """Records the time between the end of a step and the beginning of the next."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -128,16 +128,16 @@ class Listener:
         self._ends: list[float] = []
 
     def begin_step(self) -> None:
-        """A forward pass begins."""
+        """Records the start of a forward pass."""
         self._starts.append(time.perf_counter())
 
     def end_step(self, *_: object) -> None:
-        """An optimizer has moved its weights."""
+        """Records an optimizer step."""
         self._ends.append(time.perf_counter())
 
     @property
     def share(self) -> float:
-        """Of the wall time of the epochs."""
+        """Share of the wall time of the epochs."""
         last = self._task.steps - 1
         inside = [i for i in range(len(self._starts) - 1) if i % self._task.steps != last]
         waited_s = sum(self._starts[i + 1] - self._ends[i] for i in inside)
@@ -145,14 +145,14 @@ class Listener:
 
 
 BEGIN_STEP: list[Callable[[], None]] = [lambda: None]
-"""What the network calls now."""
+"""Callback of the network."""
 
 
 def main() -> None:
-    """Trains, and tells a line of JSON behind every turn.
+    """Trains, and prints a line of JSON after every turn.
 
-    The first lines are null; then turns; then the digest and the memory; and, if it is still
-    listened to, the share of time between two steps of another training.
+    The first lines are null; then turns; then the digest and the memory; and, if the input is still
+    open, the share of time between two steps of another training.
     """
     loop, name, clip = sys.argv[1:]
     torch.set_num_threads(1)
@@ -173,7 +173,7 @@ def main() -> None:
 
 
 def _tell(found: Mapping[str, Any] | None) -> None:
-    """Tells what was found, and waits for its turn; nobody there ends the process."""
+    """Prints a result, and waits for the next turn; end of input ends the process."""
     print(json.dumps(found), flush=True)
     if not sys.stdin.readline():
         raise SystemExit
@@ -204,7 +204,7 @@ def _ours(task: Task, data: Mapping[str, Any], clip: float | None) -> Learned:
 
 
 def _bare(task: Task, data: Mapping[str, Any], clip: float | None) -> Learned:
-    """What one writes by hand."""
+    """Trains with a plain PyTorch loop."""
     model, optimizer = _begin(task)
     for epoch in range(task.epochs):
         model.train()
@@ -219,7 +219,7 @@ def _bare(task: Task, data: Mapping[str, Any], clip: float | None) -> Learned:
 
 
 def _fabric(task: Task, data: Mapping[str, Any], clip: float | None) -> Learned:
-    """The bare loop as Fabric's own documentation has it changed."""
+    """Trains with the bare loop, adapted as Fabric's documentation describes."""
     from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
@@ -242,7 +242,7 @@ LOOPS = {"ours": _ours, "bare": _bare, "fabric": _fabric}
 
 
 def _batches(task: Task, data: Mapping[str, Any], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and labels of one epoch, in the order that our loop takes."""
+    """Returns inputs and labels of one epoch, in the order of our loop."""
     inputs, labels = data["train"]
     (array,) = inputs.values()
     order = np.random.default_rng((SEED, epoch)).permutation(len(labels))
@@ -252,7 +252,7 @@ def _batches(task: Task, data: Mapping[str, Any], epoch: int) -> Iterator[tuple[
 
 
 def _begin(task: Task) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The network and the optimizer that a recipe without further words asks for."""
+    """Returns the network and the optimizer of a recipe with default settings."""
     torch.manual_seed(SEED)
     model = task.network()
     norms = {
@@ -272,7 +272,7 @@ def _peak_mebibytes() -> float:
 
 
 if __name__ == "__main__":
-    # The network's module is imported by its name, too: both must be one.
+    # The network's module is also imported by its name: both must be the same module.
     from bench.training import training_loops
 
     training_loops.main()

@@ -10,11 +10,11 @@ One request, in order:
 3. names, datatypes, shapes and the batch size are checked against the signature; an authenticated
    caller must be within its rates, which refused requests count against, too;
 4. the deadline is set: the caller's, but never later than `request_timeout_s`;
-5. the request is enqueued, with the lane of a faster artifact for when its own is overloaded, if
-   the server degrades; its outcome comes back as a call.
+5. the request is enqueued; if the server degrades, the lane of a faster artifact is its fallback
+   under overload. A callback delivers its outcome.
 
-Rules kept here: nothing waits between 1 and 5, so the lane cannot go away in between; the edge is
-called once, or never after it cancelled.
+Rules: steps 1 to 5 never await, so the lane cannot be unloaded in between; the edge's callback
+runs once, and never after the edge cancelled.
 """
 
 import math
@@ -165,7 +165,7 @@ class Admission:
         Args:
             call: the request.
             answered: callback, called once on the event loop with the response or the error of
-                    the queue or worker, perhaps before this returns; never after `Entry.cancel`.
+                the queue or worker, perhaps before this returns; never after `Entry.cancel`.
 
         Raises:
             ServingError: one of the steps above refused it; `answered` is not called.

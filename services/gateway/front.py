@@ -92,7 +92,7 @@ class Front:
 
     Raises:
         ConfigError: unauthenticated clients could reach it, or the files of credentials or of TLS
-                cannot be used.
+            cannot be used.
     """
 
     def __init__(

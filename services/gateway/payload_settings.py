@@ -1,4 +1,4 @@
-"""Makes a gateway's sampler of its settings; what it needs is imported only if there is one."""
+"""Makes a gateway's sampler from its settings; imports the sampler's modules only if needed."""
 
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 def open_sampler(
     settings: GatewaySettings, directory: Directory, metrics: Metrics, model_store: str = ""
 ) -> "PayloadSampler | None":
-    """What the settings ask for; None if nothing is to be sampled.
+    """Makes the configured sampler; None if nothing is sampled.
 
     Args:
-        settings: of the process.
-        directory: what it serves.
-        metrics: where samples are counted.
-        model_store: the one that the process serves from, if it has one.
+        settings: settings of the process.
+        directory: models that it serves.
+        metrics: metrics of samples.
+        model_store: URL of the store that the process serves from, if it has one.
 
     Raises:
         ConfigError: there is no store to write to, or it cannot be opened.

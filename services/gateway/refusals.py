@@ -1,4 +1,4 @@
-"""What the refusals of both edges share: an input's name, and what is not offered."""
+"""Refusals that both edges share: naming an input, and unsupported extensions."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -9,13 +9,13 @@ from services.errors import InvalidRequestError, UnsupportedError
 UNSUPPORTED_PARAMETERS = frozenset(
     {"shared_memory_region", "classification", "sequence_id", "sequence_start", "sequence_end"}
 )
-"""Parameters that would change the meaning of the answer, so ignoring them would be a lie."""
+"""Parameters that would change the meaning of the response and must not be ignored."""
 _NO_SEQUENCE: dict[str, tuple[object, ...]] = {
     "sequence_id": (0, ""),
     "sequence_start": (False,),
     "sequence_end": (False,),
 }
-"""Values that say that a request is of no sequence (Triton's sequence extension)."""
+"""Values of a request without a sequence (Triton's sequence extension)."""
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def naming_input(name: str) -> Iterator[None]:
 
 
 def unreadable_input(name: str, error: ValueError) -> InvalidRequestError:
-    """The refusal of an input that cannot be read."""
+    """Returns the error of an input that cannot be read."""
     return InvalidRequestError(f"input '{name}': {error}")
 
 
@@ -40,10 +40,10 @@ def refuse_unsupported(parameters: Mapping[str, Any], value_of: Callable[[Any], 
 
     Args:
         parameters: by name.
-        value_of: gives the plain value of one of them.
+        value_of: function that returns the plain value of one of them.
 
     Raises:
-        UnsupportedError: naming the parameter.
+        UnsupportedError: the message names the parameter.
     """
     for name in parameters:
         if name not in UNSUPPORTED_PARAMETERS:

@@ -28,29 +28,29 @@ REQUEST_ID = "x-request-id"
 
 _SAFE_ID = re.compile(r"[ -~]{1,128}")
 _MAX_CACHED_LABELS = 10_000
-"""Served versions times codes; beyond it (versions that came and went) the cache starts anew."""
+"""Served versions times codes; beyond it (unloaded versions) the cache is cleared."""
 USUAL_CODES = {
     "rest": ("200", "500", "503", "504"),
     "grpc": ("OK", "INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"),
 }
-"""By protocol, what requests for a version that is served end with; the others are the caller's."""
+"""By protocol, usual codes of requests for a served version; others are the caller's errors."""
 REFUSALS = (
     *OverloadedError.__subclasses__(), OverloadedError, ModelNotReadyError, ShuttingDownError,
 )  # fmt: skip
-"""What is counted as a refusal, by its own name: the label has these values and no others of
-here, whatever callers ask for. Autoscalers wake the first worker by `ModelNotReadyError`."""
+"""Errors counted as refusals, each under its own name: these are all label values set here,
+whatever callers ask for. Autoscalers wake the first worker by `ModelNotReadyError`."""
 FAILURES_LOGGED_A_SECOND = 100
-"""A line costs more than a refusal: under overload, lines for all would leave time for nothing."""
+"""A log line costs more than a refusal: under overload, logging all would take all the time."""
 
 
 def _new_ids() -> Callable[[], str]:
-    """Ids no other process gives: a random part of 64 bits, then a count."""
+    """Returns a generator of ids unique across processes: 64 random bits, then a count."""
     prefix, numbers = secrets.token_hex(8), itertools.count()
     return lambda: f"{prefix}{next(numbers):012x}"
 
 
 class RequestAccounting:
-    """Where all records are counted."""
+    """Counts, times and logs requests."""
 
     def __init__(
         self,
@@ -64,25 +64,25 @@ class RequestAccounting:
         self.access_log = access_log
         self.tracer = tracer
         self.new_id = _new_ids()
-        """Gives an id that no other request has."""
+        """Returns a unique request id."""
         self._failures = LineAllowance(FAILURES_LOGGED_A_SECOND)
         self._children: dict[tuple[Lane | None, str, str], tuple[CounterChild, HistogramChild]] = {}
         for refusal in REFUSALS:
             metrics.refusals.labels(refusal.__name__)
 
     def safe_id(self, given: str) -> str:
-        """The caller's id, or a new one when that is not printable."""
+        """Returns the caller's id, or a new one when that is not printable."""
         return given if _SAFE_ID.fullmatch(given) is not None else self.new_id()
 
     def may_log_failure(self, now: float) -> bool:
-        """Whether another failed request may have a line this second; says how many had none."""
+        """True if another failure may be logged this second; logs the number omitted."""
         left_out = self._failures.take(now)
         if left_out:
             logger.warning("failed requests left out", extra={"requests": left_out})
         return left_out is not None
 
     def expect(self, lane: Lane) -> None:
-        """Begins at 0 the usual counts of a version that is served; see `Metrics.expect_lane`."""
+        """Initialises the usual counters of a served version to 0; see `Metrics.expect_lane`."""
         for protocol, codes in USUAL_CODES.items():
             for code in codes:
                 if (lane, protocol, code) not in self._children:
@@ -91,14 +91,14 @@ class RequestAccounting:
     def count(
         self, lane: Lane | None, protocol: str, code: str, seconds: float, trace_id: str = ""
     ) -> None:
-        """Counts and times one request; of a lane nobody knows, under `unknown`.
+        """Counts and times one request; one without a lane under `unknown`.
 
         Args:
-            lane: the version that it counts for.
+            lane: lane of the version that it counts for.
             protocol: `rest` or `grpc`.
-            code: the protocol's own.
-            seconds: how long it took.
-            trace_id: of its trace in hexadecimal, if that is kept: the exemplar.
+            code: status code of the protocol.
+            seconds: duration of the request.
+            trace_id: id of its trace in hexadecimal, if that is kept: the exemplar.
         """
         counter, histogram = self.series(lane, protocol, code)
         counter.value += 1
@@ -122,8 +122,8 @@ class RequestAccounting:
     ) -> None:
         """Counts and times a request that an error ended; the other arguments are as for `count`.
 
-        gRPC has one code for a caller over its rate and for a model under overload; a model that is
-        not to blame must not be charged.
+        gRPC has one code for a caller over its rate and an overloaded model; the former must not
+        count against the model.
         """
         charged = None if isinstance(error, RateLimitedError) else lane
         self.count(charged, protocol, code, seconds, trace_id)
@@ -138,15 +138,15 @@ class RequestAccounting:
         logger.warning("request failed", extra=facts)
 
     def count_refusal(self, error: ServingError) -> None:
-        """Counts an error that says that what was asked for never ran; no other one."""
+        """Counts an error only if it means that the request never ran."""
         if isinstance(error, REFUSALS):
             self.metrics.refusals.labels(type(error).__name__).inc()
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
-        """Counts what is refused within, for what is no `Inference`.
+        """Counts refusals inside the context, for calls without an `Inference`.
 
-        That is a job that is handed in, and the metadata that many clients read before their first
+        These are submitted jobs, and the metadata that many clients read before their first
         inference: both ask for a worker.
         """
         try:

@@ -1,17 +1,17 @@
-"""How many requests one turn of the event loop begins; the next ones wait for the turns after it.
+"""Limits the requests that one turn of the event loop begins; the next ones wait for later turns.
 
-A turn lasts as long as all that its sockets have to say, and meanwhile no batch begins and no
-answer leaves. With a thousand callers at once the device got one batch every 30 ms, most of what
-came was refused, and the server answered a tenth of what it could until callers gave up.
+A turn lasts until all input of its sockets is handled, and meanwhile no batch starts and no
+response is sent. With a thousand callers at once the device got one batch every 30 ms, most
+requests were refused, and throughput was a tenth of the capacity until callers timed out.
 
-Rules kept here:
-- connections take turns, so that none waits for thousands of another's; of each, requests begin in
-  the order in which they came; a large one counts as several;
-- small requests go before large ones for `SMALL_A_TURN`, so that hundreds of callers with large
-  ones do not delay them; of large ones, one at least begins in each turn;
-- one that nobody waits for any more is passed over;
-- none is refused for having waited: that takes as long as to serve it, for most of either is the
-  system call that sends the answer, and a burst would be lost that could have been served.
+Rules:
+- connections take turns, so that none waits for thousands of another's; requests of a connection
+  begin in order of arrival; a large one counts as several;
+- the first `SMALL_A_TURN` are small requests, so that hundreds of callers with large ones do not
+  delay them; at least one large request begins in each turn;
+- abandoned requests are skipped;
+- none is refused for having waited: a refusal costs as much as a response, since most of either is
+  the system call that sends it, and a burst would be lost that could have been served.
 """
 
 import asyncio
@@ -24,63 +24,63 @@ from services.gateway.wire.body import Body
 from services.interpreter_lock import lend_lock
 
 BEGUN_A_TURN = 32
-"""To read a request and let it in takes some 25 µs: a turn of them stays under 1 ms."""
+"""Reading and admitting a request takes some 25 µs: a turn of them stays under 1 ms."""
 COUNTED_BYTES = 4096
-"""A request counts once more for each so many bytes: the worst JSON takes 0.3 ms to read them."""
+"""A request counts once more for each so many bytes: the worst JSON of this size takes 0.3 ms."""
 SMALL_A_TURN = 24
 """Requests of at most `COUNTED_BYTES` that go first, while larger ones wait."""
 MAX_WAITING = 16_384
-"""Requests whose bodies are held. Beyond them, a connection that has more than its part of them
-waiting is refused more."""
+"""Requests whose bodies are held. Beyond it, a connection with more than its share of waiting
+requests is refused more."""
 PASSED_A_TURN = 512
-"""Requests that nobody waits for any more."""
+"""Abandoned requests that one turn skips."""
 _ASKED_AT = BEGUN_A_TURN // 2
-"""A turn that begins fewer is not worth a call to count anew."""
+"""A turn that begins fewer needs no callback to reset the count."""
 
 
 class PacedRequest(Protocol):
-    """A request whose bytes are all there."""
+    """A completely received request."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """True once it is answered or abandoned."""
 
     def begin_in_turn(self, body: Body, received_at: float) -> None:
         """Starts the work.
 
         Args:
-            body: of the request, plain.
+            body: body of the request, uncompressed.
             received_at: `time.monotonic()` second of its last byte.
         """
 
     def refuse(self, error: ServingError) -> None:
-        """Answers what is not begun."""
+        """Refuses a request that was not begun."""
 
 
 class RequestPacer:
-    """The share of one event loop's turns that goes to new requests."""
+    """Schedules new requests in the turns of one event loop."""
 
     __slots__ = ("_begun", "_large", "_queues", "_small", "_waiting")
 
     def __init__(self) -> None:
         self._begun = 0
-        """In this turn; too many while any wait, so that what comes now waits behind them."""
+        """Count of this turn; too many while any wait, so that new ones queue behind them."""
         self._queues: dict[object, deque[tuple[PacedRequest, Body, float]]] = {}
-        """By connection, of those that wait."""
+        """Waiting requests by connection."""
         self._small: deque[object] = deque()
-        """Connections whose next request is small; the first is the next to begin one."""
+        """Connections whose next request is small; the first one is next."""
         self._large: deque[object] = deque()
-        """Those whose next request is large."""
+        """Connections whose next request is large."""
         self._waiting = 0
-        """Requests in all of them."""
+        """Total of waiting requests."""
 
     def begin(self, request: PacedRequest, body: Body, connection: object) -> None:
         """Begins a request now, or in a later turn.
 
         Args:
-            request: whole.
-            body: of it, plain.
-            connection: on which it came.
+            request: complete request.
+            body: its body, uncompressed.
+            connection: connection that received it.
         """
         before = self._begun
         begun = self._begun = before + 1 + len(body) // COUNTED_BYTES
@@ -108,11 +108,11 @@ class RequestPacer:
         self._waiting += 1
 
     def _line_of(self, body: Body) -> deque[object]:
-        """The line in which a connection waits that has this body to begin next."""
+        """Returns the queue of connections whose next body has this size class."""
         return self._small if len(body) <= COUNTED_BYTES else self._large
 
     def _take(self, begun: int) -> tuple[PacedRequest, Body, float]:
-        """The first request of the connection whose turn it is."""
+        """Removes and returns the first request of the next connection."""
         small_first = self._small and (begun < SMALL_A_TURN or not self._large)
         connection = (self._small if small_first else self._large).popleft()
         queue = self._queues[connection]
@@ -125,7 +125,7 @@ class RequestPacer:
         return found
 
     def _turn(self) -> None:
-        """A new turn: each connection begins one, as often as it lasts."""
+        """Runs a turn: connections begin one request each, repeatedly, up to the limit."""
         begun = passed = 0
         if self._waiting > BEGUN_A_TURN:
             lend_lock()

@@ -1,33 +1,33 @@
-"""What a caller may ask of the queue: the request parameters `timeout` and `priority`.
+"""Scheduling by the caller: the request parameters `timeout` and `priority`.
 
-Source: Triton's inference request parameters of the same names. Both edges read them; each hands
-over what its encoding made of the values.
+Source: Triton's inference request parameters of the same names. Both edges read them; each
+passes the values that it decoded.
 """
 
 from services.errors import InvalidRequestError
 from services.queueing.records import LOWEST_PRIORITY
 
 WAY_BACK_SHARE = 0.1
-"""The most of a caller's time that is kept for the way back."""
+"""Largest share of a caller's timeout that is reserved for the response's way back."""
 MAX_TIMEOUT_US = 2**63 - 1
-"""The most that gRPC's `int64_param` can say."""
+"""Largest value of gRPC's `int64_param`."""
 
 
 def time_for_work(timeout_s: float, way_back_s: float) -> float:
-    """What a caller's time leaves for the work: its answer is to be there by then, not to leave.
+    """Returns the part of a caller's timeout for the work: the response must arrive in time.
 
     Args:
-        timeout_s: what the caller allows, from now.
-        way_back_s: what an edge takes to write an answer, the worst of a busy machine.
+        timeout_s: timeout of the caller, from now.
+        way_back_s: time that an edge takes to write a response, at worst on a busy machine.
     """
     return timeout_s - min(way_back_s, WAY_BACK_SHARE * timeout_s)
 
 
 def checked_scheduling(timeout: object, priority: object) -> tuple[int, int]:
-    """Checks both parameters; one that was not given comes as 0.
+    """Checks both parameters; an absent one is 0.
 
     Returns:
-        Microseconds the caller allows from now, 0 for no limit of its own; and the priority, 1
+        The caller's timeout in microseconds from now, 0 for none; and the priority, 1
         (first) to 10 (last), 0 for the default.
 
     Raises:
@@ -47,12 +47,12 @@ def checked_scheduling(timeout: object, priority: object) -> tuple[int, int]:
 
 
 def work_deadline(received_at: float, timeout_us: int, ends_at: float, way_back_s: float) -> float:
-    """The second at which the work on a request must be done.
+    """Returns the deadline of the work on a request.
 
     Args:
         received_at: `time.monotonic()` second of its last byte.
-        timeout_us: what its parameter `timeout` allows from then on; 0 for no limit.
-        ends_at: the second at which its transport's own timeout ends; infinite without one.
+        timeout_us: value of its parameter `timeout`, from then on; 0 for no limit.
+        ends_at: second at which its transport's own timeout ends; infinite without one.
         way_back_s: as for `time_for_work`.
     """
     if timeout_us:

@@ -1,6 +1,6 @@
 """A gateway: the front, and a queue on Redis behind it. Holds no model.
 
-Start: bind the ports, begin to answer (not ready), ask Redis what the workers serve, become ready.
+Start: bind the ports, answer (not ready), read the workers' versions from Redis, become ready.
 Stop (SIGTERM or SIGINT): ready goes false, after `drain_delay_s` nothing new is accepted, accepted
 requests finish, the process exits 0. A second signal ends it at once.
 """
@@ -44,7 +44,7 @@ def serve(config: GatewayConfig) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: strangers could reach it, who may cannot be read, or samples have no store.
+        ConfigError: open to unauthenticated clients, unreadable credentials, or no sample store.
         PortError: a port is taken.
         QueueUrlError: the URL of the queue is wrong.
     """
@@ -123,10 +123,10 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
 
 
 def _seen(named: Sequence[str], directory: Directory, started: bool, faults: Sequence[str]) -> Look:
-    """What the workers serve, beside what should be served.
+    """Compares the versions that the workers serve with those that should be served.
 
-    What a worker says of its store counts where no worker has any model: otherwise it is that
-    worker's alone, which is not ready itself.
+    A worker's fault of its store counts only if no worker has any model: otherwise it concerns
+    that worker alone, which is not ready itself.
     """
     known = {served.lane.model for served in directory.all_versions()}
     missing = [name for name in named if name not in known]
@@ -140,4 +140,4 @@ def _seen(named: Sequence[str], directory: Directory, started: bool, faults: Seq
 
 
 def _ignore(_: Listening) -> None:
-    """What a gateway has to say when it has started is in its log."""
+    """Does nothing: a gateway logs its start."""

@@ -1,4 +1,4 @@
-"""What the server says of itself and of its models, the same over REST and gRPC."""
+"""Metadata of the server and its models, the same over REST and gRPC."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from services.readiness import Readiness
 
 NAME = "flambeau"
 EXTENSIONS = ("binary_tensor_data", "parameters")
-"""Only what is really offered: clients branch on these."""
+"""Only supported extensions: clients branch on these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,23 @@ class ServerFacts:
         self._admission = admission
         self.readiness = readiness
         self.leaving = False
-        """Set once the server has been asked to end."""
+        """True once the server shuts down."""
 
     def is_ready(self) -> bool:
-        """Whether to send traffic here: not leaving, and what should be served is."""
+        """True if clients may send traffic: not shutting down, and all expected versions served."""
         return self.readiness.is_ready and not self.leaving
 
     def why_not_served(self) -> str:
-        """Why something that should be served is not, for those who may call; empty if all is.
+        """Returns the reason for which an expected version is not served; empty if all are.
 
-        Where not all names are for all callers, it has none.
+        It names no model where callers may not see all names.
         """
         if self.leaving:
             return "shutting down"
         return self.readiness.summary() if self._directory.is_discreet else self.readiness.why()
 
     def is_model_ready(self, model: str, version: str) -> bool:
-        """Whether a version is loaded and proven; False for one that does not exist."""
+        """Returns True if a version is loaded and verified; False for one that does not exist."""
         try:
             self._directory.resolve(model, version)
         except (NotFoundError, ModelNotReadyError):
@@ -70,7 +70,7 @@ class ServerFacts:
         return True
 
     def model(self, model: str, version: str) -> ModelFacts:
-        """Metadata of a ready version.
+        """Returns the metadata of a ready version.
 
         Raises:
             NotFoundError, ModelNotReadyError: as `Directory.resolve`.
@@ -99,6 +99,6 @@ class ServerFacts:
 
 
 def _signature_properties(signature: Signature) -> dict[str, str]:
-    """What the protocol's tensors do not say of a signature, as JSON, where there is any of it."""
+    """Returns, as JSON, facts of a signature that the protocol's tensors cannot express."""
     document = signature.model_dump(mode="json", include=set(BEYOND_TENSORS))
     return {name: json.dumps(part) for name, part in document.items() if part}

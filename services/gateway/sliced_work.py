@@ -1,16 +1,16 @@
-"""Work that is longer than a turn of the event loop may be, done in slices.
+"""Runs work that is too long for one turn of the event loop in slices.
 
-In: generators that yield after each slice. Out: their results, by a call on the event loop.
+In: generators that yield after each slice. Out: their results, by a callback on the event loop.
 
-Rules kept here:
+Rules:
 - one turn of the event loop spends `TURN_S` and the end of one slice on all of them together;
-- they take turns, a slice each, so that a small one does not wait for a large one; of those over
-  `LARGE_BYTES` one is under way at a time, since memory is taken for what it makes meanwhile;
-- one that nobody waits for any more is dropped at its next slice;
-- threads that wait for the interpreter's lock get it between turns;
+- they take turns, a slice each, so that a small one does not wait for a large one; only one of
+  those over `LARGE_BYTES` runs at a time, since its results take memory meanwhile;
+- abandoned work is dropped at its next slice;
+- threads that wait for the interpreter lock get it between turns;
 - a generator bounds its own slices: none takes longer than about `TURN_S`.
 
-A thread would not do: the parsers hold the interpreter's lock, and the event loop would wait for
+A thread would not help: the parsers hold the interpreter lock, and the event loop would wait for
 it as long as for the parser (docs/adr/0036).
 """
 
@@ -24,21 +24,21 @@ from services.errors import TooManyInFlightError
 from services.interpreter_lock import lend_lock
 
 TURN_S = 0.001
-"""A neighbour's request waits for at most two turns: one before it is read, one before its answer
-is sent."""
+"""Another connection's request waits for at most two turns: one before it is read, one before its
+response is sent."""
 LARGE_BYTES = 8 * 2**20
 MAX_WAITING = 1024
-"""Jobs at once. Their bodies are held within `max_buffered_bytes` besides."""
+"""Most jobs at once. Their bodies also count against `max_buffered_bytes`."""
 
 T = TypeVar("T")
 Slices = Generator[None, None, T]
-"""Yields after each slice, and returns what was made."""
+"""Yields after each slice, and returns the result."""
 
 _Job = tuple[Slices[Any], Callable[[Any], None], Callable[[Exception], None], Callable[[], bool]]
 
 
 def at_once(slices: Slices[T]) -> T:
-    """Runs all slices without a pause, where no event loop waits."""
+    """Runs all slices without a pause, for callers outside of an event loop."""
     while True:
         try:
             next(slices)
@@ -47,14 +47,14 @@ def at_once(slices: Slices[T]) -> T:
 
 
 class SlicedWork:
-    """The share of one event loop's turns that goes to long work."""
+    """Schedules long work in the turns of one event loop."""
 
     __slots__ = ("_jobs", "_large", "_turn_asked")
 
     def __init__(self) -> None:
         self._jobs: deque[_Job] = deque()
         self._large: deque[_Job] = deque()
-        """The first is among `_jobs`, the others wait."""
+        """Large jobs; the first is among `_jobs`, the others wait."""
         self._turn_asked = False
 
     def begin(
@@ -69,13 +69,13 @@ class SlicedWork:
 
         Args:
             slices: the work.
-            done: takes its result, perhaps before this returns.
-            failed: takes what it raised instead.
-            is_over: whether nobody waits for it any more; then neither is called.
-            size: bytes that it is made of, if it takes memory for as many besides.
+            done: callback for its result, perhaps called before this returns.
+            failed: callback for an exception.
+            is_over: function that returns True once the work is abandoned; then neither is called.
+            size: bytes of its input, if it takes memory for as many more.
 
         Raises:
-            TooManyInFlightError: `MAX_WAITING` jobs are under way.
+            TooManyInFlightError: `MAX_WAITING` jobs are in flight.
         """
         if len(self._jobs) + len(self._large) >= MAX_WAITING:
             raise TooManyInFlightError(
@@ -91,10 +91,10 @@ class SlicedWork:
             self._spend()
 
     async def run(self, slices: Slices[T], size: int = 0) -> T:
-        """Does work, and waits for it; `size` is as in `begin`.
+        """Runs work, and waits for it; `size` is as in `begin`.
 
         Raises:
-            Exception: whatever the work raises.
+            Exception: any exception of the work.
             TooManyInFlightError: as `begin`.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -109,7 +109,7 @@ class SlicedWork:
             self._spend()
 
     def _spend(self) -> None:
-        """Runs slices for a turn's time."""
+        """Runs slices for `TURN_S`."""
         self._turn_asked = True
         asyncio.get_running_loop().call_soon(self._next_turn)
         jobs, end = self._jobs, time.perf_counter() + TURN_S
@@ -135,14 +135,14 @@ class SlicedWork:
                 return
 
     def _ended(self, job: _Job) -> None:
-        """Lets the next large job begin behind a large one."""
+        """Starts the next large job after a large one ended."""
         if self._large and self._large[0] is job:
             self._large.popleft()
             if self._large:
                 self._jobs.append(self._large[0])
 
     def _drop_waiting(self) -> None:
-        """Drops large jobs that have not begun and that nobody waits for: each holds a body."""
+        """Drops abandoned large jobs that have not begun: each holds a body."""
         first, *waiting = self._large
         self._large = deque([first])
         for job in waiting:

@@ -1,1 +1,1 @@
-"""What lies between gateway and inference: the records that move, the queue, the directory."""
+"""The layer between gateway and inference: records, the queue, the directory."""

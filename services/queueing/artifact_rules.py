@@ -1,7 +1,7 @@
-"""Which artifacts of a version give the accuracy asked for, and which of them is the fastest. Pure.
+"""Selects the artifacts of a version with a requested accuracy, and the fastest of them. Pure.
 
-In: what is known of each artifact. Out: names. A worker chooses by these rules what it loads, and
-a gateway, among what is loaded, what answers a request: both mean the same by the same word.
+In: the facts of each artifact. Out: names. A worker uses these rules to choose the artifacts that
+it loads, and a gateway to choose among the loaded ones: both define each accuracy alike.
 
 | accuracy   | artifacts that give it                                                            |
 |------------|-----------------------------------------------------------------------------------|
@@ -19,16 +19,16 @@ ACCURACIES: tuple[str, ...] = get_args(Accuracy)
 BALANCED_LOSS = 0.005
 """Half a percentage point: about the noise of a test set of some thousand rows."""
 NOISE = 0.05
-"""By how much of its time another has to beat the best so far."""
+"""Fraction of its time by which another artifact must beat the best so far."""
 
 
 def gives(accuracy: str, precision: str, accuracy_loss: float) -> bool:
-    """Whether an artifact gives an accuracy, one of `ACCURACIES`.
+    """Returns True if an artifact has an accuracy, one of `ACCURACIES`.
 
     Args:
-        accuracy: what is asked for.
-        precision: what the artifact computes in, as its manifest says.
-        accuracy_loss: by how much its task metric lies below the checkpoint's, 0 to 1.
+        accuracy: requested accuracy.
+        precision: precision of the artifact's computation, from its manifest.
+        accuracy_loss: difference of its task metric to the checkpoint's, 0 to 1.
     """
     if accuracy == "fast" or precision == "fp32":
         return True
@@ -36,10 +36,10 @@ def gives(accuracy: str, precision: str, accuracy_loss: float) -> bool:
 
 
 def fastest(row_ms: Iterable[tuple[str, float]]) -> str:
-    """The name of the fastest; an earlier one keeps its place unless beaten by more than noise.
+    """Returns the name of the fastest; an earlier one wins unless beaten by more than noise.
 
     Args:
-        row_ms: names and milliseconds a row, those to be preferred first; empty gives no name.
+        row_ms: names and milliseconds a row, preferred ones first; empty returns no name.
     """
     best, best_ms = "", float("inf")
     for name, ms in row_ms:

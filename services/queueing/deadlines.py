@@ -1,11 +1,11 @@
-"""The deadlines of all requests that wait: one timer for all of them instead of one each.
+"""Deadlines of all waiting requests: one shared timer instead of one each.
 
-In: things with a deadline. Out: those whose deadline passed, at most one tick late.
+In: items with a deadline. Out: those whose deadline passed, at most one tick late.
 
-Most requests are answered long before their deadline, so most are only ever put on a list, which
-costs a tenth of sorting them. Twice in a while the list is looked through: what is still waiting is
-sorted into ticks, a set a tick, so that forgetting an answered request costs no search; what has
-little time is sorted at once. One timer is armed, for whichever comes first.
+Most requests are answered long before their deadline, so most are only appended to a list, which
+costs a tenth of sorting them. The list is scanned periodically: requests that still wait are sorted
+into ticks, a set a tick, so that removing an answered request costs no search; those with little
+time left are sorted at once. One timer is armed, for the earliest tick.
 """
 
 import asyncio
@@ -14,17 +14,17 @@ from typing import Generic, Protocol, TypeVar
 
 TICK_S = 0.002
 SORT_EVERY_S = 0.05
-"""How long a deadline may stay unsorted; the things on the list are kept alive so long."""
+"""Longest time that a deadline stays unsorted; items on the list are kept alive as long."""
 SORTED_AT_ONCE_S = 2.5 * SORT_EVERY_S
-"""A deadline nearer than this is never on the list."""
+"""A deadline nearer than this is never appended to the list."""
 
 
 class Waiting(Protocol):
-    """What has a deadline.
+    """An item with a deadline.
 
     Attributes:
         tick: 0 until its deadline is sorted; belongs to `Deadlines`.
-        dead: whether it waits no more.
+        dead: True once it no longer waits.
     """
 
     tick: int
@@ -35,23 +35,23 @@ class Waiting(Protocol):
         """A `time.monotonic()` second."""
 
     def expire(self) -> None:
-        """Called on the event loop when the deadline has passed; it is forgotten before."""
+        """Called on the event loop when the deadline has passed, after its removal."""
 
 
 T = TypeVar("T", bound=Waiting)
 
 
 class Deadlines(Generic[T]):
-    """What waits until when."""
+    """Watches the deadlines of items."""
 
     def __init__(self) -> None:
         self._unsorted: list[T] = []
         self._ticks: dict[int, set[T]] = {}
         self._look: asyncio.TimerHandle | None = None
-        """There while anything is unsorted."""
+        """Set while any item is unsorted."""
         self._timer: asyncio.TimerHandle | None = None
         self._armed = 0
-        """The tick the timer is set for, while there is one."""
+        """The tick that the timer is set for, while one is armed."""
 
     def add(self, item: T, left_s: float) -> None:
         """Watches an item until its deadline, which is `left_s` away."""
@@ -64,7 +64,7 @@ class Deadlines(Generic[T]):
             self._sort(item)
 
     def remove(self, item: T) -> None:
-        """Forgets an item whose `tick` is not 0; one that is not there changes nothing."""
+        """Removes an item whose `tick` is not 0; a missing item changes nothing."""
         items = self._ticks.get(item.tick)
         if items is not None:
             items.discard(item)
@@ -115,5 +115,5 @@ class Deadlines(Generic[T]):
             self._arm(earliest)
 
     def _armed_by(self, tick: int) -> bool:
-        """Whether the timer will fire when a tick is due."""
+        """Returns True if the timer will fire when a tick is due."""
         return self._timer is not None and self._armed <= tick

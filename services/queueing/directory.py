@@ -1,8 +1,8 @@
-"""Which versions are served, and which one a request without a version gets.
+"""Directory of the served versions, and of the live version of each model.
 
-In: announcements by inference. Out: the `ServedVersion` a gateway may send a request to. One
+In: announcements by inference. Out: the `ServedVersion` that a gateway sends a request to. One
 event loop owns it, so a request that was resolved and enqueued without an `await` between can
-never meet a lane that has been withdrawn.
+never reach a lane that has been withdrawn.
 """
 
 import time
@@ -14,35 +14,35 @@ from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersio
 from services.queueing.records import Lane, ServedVersion
 
 FEW_MODELS = 32
-"""Served, among which a wrong name is always told its nearest: to compare them takes 0.2 ms."""
+"""Models up to which an unknown name always gets a suggestion: comparing takes 0.2 ms."""
 HINT_PART = 50
-"""Among more, such a hint is followed by as many times its own time without one: 5 ms each, for
-1,000 models, would hold the event loop as often as strangers ask."""
+"""With more models, a suggestion is followed by a pause of so many times its own duration: 5 ms
+each, for 1,000 models, would let unauthenticated clients block the event loop."""
 
 
 class Directory:
-    """The served versions by model, and the live one of each."""
+    """Holds the served versions by model, and the live one of each."""
 
     def __init__(self) -> None:
         self._served: dict[str, dict[int, ServedVersion]] = {}
         self._live: dict[str, int] = {}
         self.complete = True
-        """Whether all that is served has been announced once: until then nothing is unknown. A
-        process that starts says so, for as long as it does."""
+        """True once all served versions have been announced: until then no name is unknown. A
+        starting process sets it to False."""
         self.is_discreet = False
-        """Whether callers may be told no names but those they asked for: not all are for all."""
+        """True if messages must not reveal other names: not every caller may see all models."""
         self._next_hint_at = 0.0
         self._missed: set[Lane] = set()
         self._resolved: dict[tuple[str, str], tuple[ServedVersion, Signature]] = {}
-        """What `resolve` has found since the last change; only names that are served."""
+        """Cache of `resolve` since the last change; only served names."""
 
     def announce(self, served: ServedVersion) -> None:
-        """Adds a version or replaces what is known about it."""
+        """Adds or replaces a version."""
         self._served.setdefault(served.lane.model, {})[served.lane.version] = served
         self._resolved.clear()
 
     def withdraw(self, lane: Lane) -> None:
-        """Forgets a version; no request reaches it any more."""
+        """Removes a version; no further request reaches it."""
         self._resolved.clear()
         versions = self._served.get(lane.model, {})
         versions.pop(lane.version, None)
@@ -52,7 +52,7 @@ class Directory:
             self._served.pop(lane.model, None)
 
     def is_missed(self, lane: Lane) -> bool:
-        """Whether a version should be loaded: it never was, or was asked for since it left."""
+        """Returns True if a version should load: it never was, or was requested since unloading."""
         served = self._served.get(lane.model, {}).get(lane.version)
         if served is None or served.state != "unloaded":
             return True
@@ -61,20 +61,20 @@ class Directory:
         return missed
 
     def make_live(self, lane: Lane) -> None:
-        """Sends requests without a version to this one from now on."""
+        """Makes a version the target of requests without a version."""
         self._live[lane.model] = lane.version
         self._resolved.clear()
 
     def live_version(self, model: str) -> int | None:
-        """The version a request without one gets, or None while there is none."""
+        """Returns the live version, or None while there is none."""
         return self._live.get(model)
 
     def are_live(self, models: Iterable[str]) -> bool:
-        """Whether each of them has a version that a request without one gets."""
+        """Returns True if each of the models has a live version."""
         return all(model in self._live for model in models)
 
     def refused(self) -> dict[str, str]:
-        """Models that nobody can be answered for, because versions were refused: why."""
+        """Returns models without any usable version, with the reasons of the refusals."""
         found = {}
         for model, versions in self._served.items():
             states = {served.state for served in versions.values()}
@@ -90,12 +90,12 @@ class Directory:
         return found
 
     def all_versions(self) -> Iterator[ServedVersion]:
-        """Everything announced, models and versions in order."""
+        """Yields all announced versions, models and versions in order."""
         for _, versions in sorted(self._served.items()):
             yield from (served for _, served in sorted(versions.items()))
 
     def versions(self, model: str) -> list[int]:
-        """The ready versions of a model, ascending.
+        """Returns the ready versions of a model, ascending.
 
         Raises:
             UnknownModelError: no such model.
@@ -103,7 +103,7 @@ class Directory:
         return sorted(v for v, served in self._of(model).items() if served.state == "ready")
 
     def served_lane(self, model: str, version: str = "") -> Lane | None:
-        """The served version that a name means, or None: what `find` refuses, without words."""
+        """Returns the lane of a served version, or None where `find` would raise."""
         versions = self._served.get(model, {})
         if not version:
             served = versions.get(self._live.get(model, 0))
@@ -112,7 +112,7 @@ class Directory:
         return served.lane if served is not None else None
 
     def find(self, model: str, version: str = "") -> ServedVersion:
-        """The version a name means, whatever its state.
+        """Returns the version of a name, in any state.
 
         Args:
             model: the model's name.
@@ -138,7 +138,7 @@ class Directory:
         return served
 
     def resolve(self, model: str, version: str = "") -> tuple[ServedVersion, Signature]:
-        """The ready version a name means, and its signature.
+        """Returns the ready version of a name, and its signature.
 
         Raises:
             UnknownModelError, UnknownVersionError: as `find`.
@@ -169,7 +169,7 @@ class Directory:
         return versions
 
     def _hint(self, model: str) -> str:
-        """The nearest name; none where it would take more than a part of the loop's time."""
+        """Suggests the nearest name; none if that would take too much of the loop's time."""
         began = time.monotonic()
         if len(self._served) > FEW_MODELS and began < self._next_hint_at:
             return ""

@@ -1,4 +1,4 @@
-"""What is known of a job: a request nobody waits for, whose outcome is kept."""
+"""Record of a job: an asynchronous request whose outcome is kept."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ OVER: frozenset[State] = frozenset({"done", "failed", "cancelled", "expired"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is known of a job. Times are seconds of Unix time, by Redis' clock."""
+    """The record of a job. Times are seconds of Unix time, by Redis' clock."""
 
     id: str
     lane: Lane
@@ -21,5 +21,5 @@ class Job:
     deadline: float
     finished_at: float | None = None
     outcome: Outcome | None = None
-    """Once it is `done` or `failed`."""
+    """Set once it is `done` or `failed`."""
     webhook: str = ""

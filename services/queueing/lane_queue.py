@@ -1,4 +1,4 @@
-"""The seam between the queue and who runs what is in it.
+"""Interface between the queue and the workers that run its requests.
 
 Two queues ship: `MemoryQueue` within one process, and `RedisReceiver` across many.
 """
@@ -11,30 +11,30 @@ from services.queueing.records import Lane
 
 
 class WorkerIntake(Intake, Protocol):
-    """What runs a lane's entries. A queue across processes asks more of it than one within."""
+    """Runs a lane's requests. A queue across processes needs more methods than a local one."""
 
     @property
     def capacity(self) -> int:
-        """Entries worth holding: those that run at once, and one batch more."""
+        """Requests worth holding: those that run at once, and one batch more."""
 
     @property
     def spare_capacity(self) -> int:
-        """Jobs worth holding: as many, while nothing else waits for the device; else none."""
+        """Jobs worth holding: as `capacity` while nothing else waits for the device; else none."""
 
     def release(self, entry: Entry) -> bool:
-        """Gives up an entry that is in no batch yet. Returns whether it was there."""
+        """Releases an entry that is in no batch yet. Returns True if it was held."""
 
 
 class LaneQueue(Protocol):
-    """Where lanes are open, as inference uses it."""
+    """The queue's open lanes, as inference uses them."""
 
     def open(self, lane: Lane, intake: WorkerIntake) -> None:
-        """Lets requests for a lane in."""
+        """Admits requests for a lane."""
 
     def close(self, lane: Lane, closed: Callable[[], None]) -> None:
-        """Lets no more in; the intake still answers what it holds.
+        """Stops admission; the intake still answers the requests it holds.
 
         Args:
-            lane: which.
-            closed: called when nothing more will come, perhaps before this returns.
+            lane: lane to close.
+            closed: callback, called when no more requests will come, perhaps before this returns.
         """

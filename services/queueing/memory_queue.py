@@ -1,16 +1,16 @@
-"""The queue of one process: hands each request to the lane's intake at once, and its reply back.
+"""The queue of one process: passes each request to its lane's intake at once, returns its reply.
 
 In: `InferRequest`s from gateways. Out: entries to the intake of their lane (a worker, which
 holds them until a batch has room), and one outcome to each caller.
 
-Rules kept here:
-- the caller's `done` is known before the entry is visible, and is called at most once: with the
+Rules:
+- the caller's `done` is set before the entry is visible, and is called at most once: with the
   outcome, or never after the caller cancelled;
-- a caller that cancels, or whose time is up, leaves a dead entry: the intake is told, so that it
-  never reaches a batch;
+- a cancelled or expired request leaves a dead entry: the intake is notified, so that it never
+  reaches a batch;
 - a lane's intake holds at most `max_depth` entries; the next one is refused, never dropped later;
-- what a limit refuses goes to another lane instead, once, if its gateway has named one;
-- a closed lane takes nothing new.
+- a request that a limit refuses goes to another lane, once, if its gateway has named one;
+- a closed lane accepts no requests.
 
 Everything runs on one event loop; no call here blocks or awaits.
 """
@@ -37,58 +37,58 @@ from services.queueing.records import InferReply, InferRequest, Lane
 logger = logging.getLogger("flambeau.queue")
 
 Outcome = InferReply | ServingError
-"""What a request comes to: outputs, or why there are none."""
+"""Outcome of a request: its outputs, or the error."""
 Done = Callable[[Outcome], None]
 
 _CANCELLED = ServingError("the caller has gone")
-"""The outcome of a cancelled request, which nobody sees."""
+"""Outcome of a cancelled request, which is never delivered."""
 
 
 class Intake(Protocol):
-    """What takes a lane's entries: the worker's side of the queue."""
+    """The worker's side of the queue: accepts the requests of one lane."""
 
     @property
     def waiting(self) -> int:
-        """Entries taken and not yet in a batch."""
+        """Entries accepted and not yet in a batch."""
 
     def accept(self, entry: "Entry") -> None:
-        """Takes an entry, or finishes it at once with the error that refuses it."""
+        """Accepts an entry, or finishes it at once with an error."""
 
     def discard(self, entry: "Entry", reason: str) -> None:
-        """Forgets an entry that died while it waited; one in a batch is let run.
+        """Removes an entry that died while it waited; one in a batch still runs.
 
         Args:
-            entry: dead by now.
-            reason: `cancelled`, `expired`, or `failed` when the server gives up.
+            entry: dead entry.
+            reason: `cancelled`, `expired`, or `failed` when the server aborts it.
         """
 
 
 class Holder(Protocol):
-    """Who is to know when an entry is no longer in flight: answered, or nobody waits for it.
+    """Receives the number of requests in flight of one tenant.
 
     Attributes:
-        in_flight: its entries that are.
+        in_flight: number of its entries in flight, neither answered nor abandoned.
     """
 
     in_flight: int
 
     def rest(self) -> None:
-        """None is any more."""
+        """Called when none is in flight any more."""
 
 
 class Entry:
     """A request in the queue and the caller that waits for it.
 
     Attributes:
-        request: what to run.
+        request: request to run.
         enqueued_at: `time.monotonic()` second.
-        order: where the intake has sorted it; smaller runs earlier.
-        tick: where `Deadlines` has put it.
-        dead: whether nobody waits any more: answered, cancelled or given up.
-        degrade_to: the lane it goes to rather than be refused by a limit, if any.
-        holder: whose share of what is in flight it takes; None where there are no shares.
-        queue: where it is counted; set by the queue that lets it in, with
-        intake: who has taken it.
+        order: sort key set by the intake; smaller runs earlier.
+        tick: tick set by `Deadlines`.
+        dead: True once the request was answered, cancelled or aborted.
+        degrade_to: fallback lane if a limit refuses it, if any.
+        holder: holder of the share of requests in flight; None where there are no shares.
+        queue: queue that counts it; set by the queue that admits it, with
+        intake: intake that has accepted it.
     """
 
     __slots__ = (
@@ -112,7 +112,7 @@ class Entry:
 
     @property
     def deadline(self) -> float:
-        """The request's."""
+        """The request's deadline."""
         return self.request.deadline
 
     def finish(self, outcome: Outcome) -> None:
@@ -141,7 +141,7 @@ class Entry:
                 )
 
     def refuse(self, error: ServingError) -> None:
-        """Answers with why it is not taken; if a limit is, it tries its other lane first."""
+        """Answers with an error; if a limit refused it, tries the fallback lane first."""
         lane, self.degrade_to = self.degrade_to, None
         queue = self.queue
         if lane is None or queue is None or self.dead or not isinstance(error, OverloadedError):
@@ -156,17 +156,17 @@ class Entry:
         intake.accept(self)
 
     def cancel(self) -> None:
-        """The caller waits no more, and is not called."""
+        """Cancels the request; its callback is not called."""
         if not self.dead:
             self._done = _nobody
             self.abandon(_CANCELLED, "cancelled")
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Fails the request: its deadline has passed."""
         self.abandon(deadline_exceeded(self.request), "expired")
 
     def abandon(self, outcome: Outcome, reason: str) -> None:
-        """Answers the caller although the request has not run, and tells the intake why."""
+        """Answers the caller of a request that has not run, and passes the reason to the intake."""
         if not self.dead:
             self.finish(outcome)
             if self.intake is not None:
@@ -174,13 +174,13 @@ class Entry:
 
 
 class MemoryQueue:
-    """Requests by lane.
+    """Queues requests by lane.
 
     Attributes:
-        max_depth: entries that may wait for one lane.
+        max_depth: most entries that may wait for one lane.
         unanswered: entries whose callers wait, in batches or not.
-        deadlines: theirs.
-        emptied: there while somebody waits for none to be unanswered.
+        deadlines: deadlines of the entries.
+        emptied: event that `wait_empty` waits for; None while no call waits.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -191,22 +191,22 @@ class MemoryQueue:
         self.emptied: asyncio.Event | None = None
 
     def open(self, lane: Lane, intake: Intake) -> None:
-        """Lets requests for a lane in."""
+        """Admits requests for a lane."""
         self._intakes[lane] = intake
 
     def close(self, lane: Lane, closed: Callable[[], None] | None = None) -> None:
-        """Lets no more in; the intake still answers what it holds.
+        """Stops admission; the intake still answers the requests it holds.
 
         Args:
-            lane: which.
-            closed: called when nothing more will come: at once.
+            lane: lane to close.
+            closed: callback, called at once.
         """
         self._intakes.pop(lane, None)
         if closed is not None:
             closed()
 
     def with_room(self, lane: Lane) -> Intake | None:
-        """The intake of a lane that takes one more entry; None if it is closed or full."""
+        """Returns a lane's intake if it accepts one more entry; None if closed or full."""
         intake = self._intakes.get(lane)
         return intake if intake is not None and intake.waiting < self.max_depth else None
 
@@ -220,7 +220,7 @@ class MemoryQueue:
         """Enqueues a request.
 
         Args:
-            request: what to run.
+            request: request to run.
             done: called once with the outcome, perhaps before this returns. An outcome is the
                 worker's answer, or QueueFullError (the lane is at its limit), ModelNotReadyError
                 (it is not open), DeadlineExceededError (the time was up first).
@@ -252,10 +252,10 @@ class MemoryQueue:
         return entry
 
     async def wait_empty(self, timeout_s: float) -> int:
-        """Waits until every caller has its answer.
+        """Waits until every caller is answered.
 
         Returns:
-            The callers that still waited when the time was up.
+            The number of callers that still waited at the timeout.
         """
         if self.unanswered:
             self.emptied = asyncio.Event()
@@ -272,11 +272,11 @@ class MemoryQueue:
 
 
 def _nobody(_: Outcome) -> None:
-    """Stands in for a caller that has gone."""
+    """Callback of a cancelled caller."""
 
 
 def deadline_exceeded(request: InferRequest) -> DeadlineExceededError:
-    """The error of a request whose time ran out."""
+    """Returns the error of an expired request."""
     return DeadlineExceededError(
         f"request '{request.request_id}' to model {request.lane} ran out of time before its "
         "reply; give it a longer deadline or add servers"

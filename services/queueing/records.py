@@ -17,9 +17,9 @@ from services.tracing.context import TraceContext
 HIGHEST_PRIORITY = 1
 LOWEST_PRIORITY = 10
 JOB_PRIORITY = LOWEST_PRIORITY + 1
-"""Of requests nobody waits for: they run when the device has nothing else to do."""
+"""Priority of jobs: they run when the device is otherwise idle."""
 DEFAULT_PRIORITY = 5
-"""What a request that gives 0, or nothing, gets."""
+"""Priority of a request with priority 0 or none."""
 
 
 class Lane(NamedTuple):
@@ -28,7 +28,7 @@ class Lane(NamedTuple):
     model: str
     version: int
     artifact: str = ""
-    """The one that runs; empty for the one that a worker has chosen for the version."""
+    """Name of the artifact that runs; empty for the one that a worker chose for the version."""
 
     @property
     def default(self) -> "Lane":
@@ -49,24 +49,24 @@ class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Arrays [rows, ...] that fit the lane's signature; a mask or lengths may be left out."""
     rows: int
     deadline: float
-    """`time.monotonic()` second after which nobody wants the reply."""
+    """`time.monotonic()` second after which the reply is useless."""
     priority: int = DEFAULT_PRIORITY
     """1 (first) to 10 (last); `JOB_PRIORITY` for a job."""
     length: int | None = None
-    """Of the dimension the signature pads; None when it pads none."""
+    """Length of the dimension that the signature pads; None when it pads none."""
     outputs: Sequence[str] = ()
-    """Names asked for, in order; empty for all that the signature has."""
+    """Names of the requested outputs, in order; empty for all of the signature."""
     alone: bool = False
-    """Whether it must not share a batch: a worker died while it held this request."""
+    """True if it must not share a batch: a worker died while it held this request."""
     trace: TraceContext | None = None
-    """Of a request that is traced."""
+    """Trace context of a traced request."""
 
 
 class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a worker answers. Every field is set once, by the worker."""
+    """A worker's reply. Every field is set once, by the worker."""
 
     lane: Lane
-    """Which version answered."""
+    """Lane of the version that answered."""
     outputs: Mapping[str, Array]
     """Arrays [rows, ...], rows as in the request; in the order asked for, or the signature's."""
     datatypes: Mapping[str, str]
@@ -76,41 +76,41 @@ class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     queue_s: float
     execution_s: float
     artifact: str = ""
-    """Which artifact answered, said where the caller asked for one or got another; set by the
+    """Name of the artifact that answered, if the caller asked for one or got another; set by the
     gateway."""
     degraded: bool = False
-    """Whether it is a faster one than was asked for, because that had no room."""
+    """True if a faster artifact answered because the requested one had no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedArtifact:
-    """One artifact of a version that is loaded, and all that a gateway knows about it."""
+    """One loaded artifact of a version, as a gateway knows it."""
 
     name: str
     precision: str
     accuracy_loss: float
-    """By how much its task metric lies below the checkpoint's; see `artifact_rules`."""
+    """Difference of its task metric to the checkpoint's; see `artifact_rules`."""
     row_ms: float
     """Milliseconds a row at its best batch size, as measured where it is loaded."""
     lane: Lane
-    """Where its requests go."""
+    """Lane of its requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedVersion:
-    """What inference announces of one version, and all that a gateway knows about it."""
+    """One version, as inference announces it and a gateway knows it."""
 
     lane: Lane
     state: Literal["loading", "ready", "failed", "unloaded"]
     reason: str = ""
-    """Why it is not ready."""
+    """Reason for which it is not ready."""
     signature: Signature | None = None
-    """Known once the manifest has been read; always there when ready."""
+    """Set once the manifest has been read; always set when ready."""
     platform: str = ""
     """The protocol's platform string, such as `onnx_onnxv1`."""
     artifact: str = ""
     """Name of the artifact that runs."""
     artifacts: tuple[ServedArtifact, ...] = ()
-    """All that are loaded, the one that runs by default first."""
+    """All loaded artifacts, the default one first."""
     semver: str = ""
     """Its semantic version, if it has one."""

@@ -184,7 +184,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 def all_attacks() -> list[Attack]:
-    """Returns every attack of every module `attacks_*` of this folder, by module and in its order."""
+    """Returns every attack of all modules `attacks_*` of this folder, by module and in order."""
     folder = str(Path(__file__).parent)
     found: list[Attack] = []
     for module in sorted(info.name for info in pkgutil.iter_modules([folder])):

@@ -38,7 +38,7 @@ INT8, FP64 = "INT8", "FP64"
 
 @cache
 def _tensors(large: str) -> tuple[tuple[str, list[int], bytes], ...]:
-    """Returns datatype, shape and raw data of each input: one is large, the others have one element."""
+    """Returns datatype, shape and raw data of each input: one is large, the others one element."""
     found = []
     for datatype in TYPED:
         size = 8 if datatype == FP64 else int("".join(filter(str.isdigit, datatype))) // 8

@@ -160,7 +160,7 @@ def raw_texts(random: Random, size: int) -> bytes:
 
 
 def relatives(make: Make) -> Callable[[Target, Random], Awaitable[None]]:
-    """Returns the attack with one kind of messages, over several connections, plain or compressed."""
+    """Returns the attack with one kind of messages, plain or compressed, on some connections."""
 
     async def one(target: Target, random: Random) -> None:
         contents = [make(random, random.choice(SIZES)) for _ in range(random.choice((1, 8)))]

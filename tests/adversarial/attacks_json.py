@@ -86,7 +86,7 @@ def empty_lists(random: Random, size: int) -> bytes:
 
 
 def wrong_shapes(random: Random, size: int) -> bytes:
-    """Creates numbers that do not match the count, nesting or kind of their shape; invalid shapes."""
+    """Creates numbers that contradict the count, nesting or kind of their shape; invalid shapes."""
     number = random.choice((b"0", b"1.5", b"-0.0", b"1e-320", b"123456789.123456789"))
     if random.random() < 0.5:
         shape = random.choice((b"[1,4]", b"[64,4]", b"[0,4]", b"[%d,4]" % (size // 4), b"[]"))
@@ -209,7 +209,7 @@ def texts(random: Random, size: int) -> bytes:
 
 @functools.lru_cache(maxsize=8)
 def large_lists(size: int, unit: bytes, packed: bool) -> bytes:
-    """Creates `[],[],`: 16 MiB once took 6 s and 1 GiB; 60 MiB of it in 59 KiB, 20 s and 3.5 GiB."""
+    """Creates `[],[],`: 16 MiB took 6 s and 1 GiB; 60 MiB of it in 59 KiB, 20 s and 3.5 GiB."""
     body = asking(listed(unit, size))
     return gzip.compress(body, 9) if packed else body
 
@@ -266,7 +266,7 @@ async def large_empty_lists(target: Target, random: Random) -> None:
 
 
 async def zeros_of_a_wrong_shape(target: Target, random: Random) -> None:
-    """Sends 16 MiB of zeros, which took 5 s until shapes were checked first; and 60 MiB compressed."""
+    """Sends 16 MiB of zeros, which took 5 s until shapes were checked first; and 60 MiB gzipped."""
     unit = random.choice((b"0", b"0.0", b"[0]"))
     await asyncio.gather(
         _refused(target, large_lists(16 * MIB, unit, False)),

@@ -231,7 +231,7 @@ async def bombs(target: Target, random: Random) -> None:
         fields = (
             f"content-length: {len(body)}",
             f"content-encoding: {encoding}",
-            "inference-header-content-length: 2",  # this attack does not test how JSON of this size is parsed
+            "inference-header-content-length: 2",  # parsing of such JSON is not tested here
         )
         async with target.connection(target.http_port) as peer:
             await peer.send(head("POST", INFER, *fields), body)
@@ -308,7 +308,7 @@ async def many_messages_a_connection(target: Target, random: Random) -> None:
 
 
 async def messages_then_large(target: Target, random: Random) -> None:
-    """Sends many small messages on connections that are reset, then bodies that need large memory."""
+    """Sends many small messages on connections that are reset, then bodies that need memory."""
     size = random.choice((8_300, 12_000))
     async with AsyncExitStack() as stack:
         peers = [

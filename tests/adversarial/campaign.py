@@ -16,8 +16,8 @@ from tests.adversarial.victim import Victim, make_store, running_victim
 
 ROUND_TIMEOUT_S = 60.0
 REPETITIONS = 2
-"""Repetitions of an attack with a stall over the limit. A fault of the server recurs; a pause of the
-machine, which may affect one core and not the other, does not."""
+"""Repetitions of an attack with a stall over the limit. A fault of the server recurs; a pause of
+the machine, which may affect one core and not the other, does not."""
 
 
 class Campaign:
@@ -50,7 +50,7 @@ class Campaign:
     def run(self, attacks: Sequence[Attack]) -> list[Row]:
         """Runs the attacks in order, each family on a fresh server.
 
-        Otherwise memory that an allocator retains for small objects would count for later attacks.
+        Otherwise memory that an allocator keeps for small objects would count for other attacks.
         """
         left, rows = list(attacks), []
         while left:

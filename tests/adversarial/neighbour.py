@@ -102,7 +102,7 @@ class Stream:
             self._waits, self._failed, self._wrong = [], [], []
 
     def end(self) -> tuple[list[tuple[float, float]], list[str], list[str]]:
-        """Returns waits, errors and wrong responses since `begin`, including the request in flight."""
+        """Returns waits, errors and wrong responses since `begin`, and of the request in flight."""
         asked_at = time.monotonic()
         with self._answered:
             self._answered.wait_for(

@@ -1,1 +1,1 @@
-"""Everything that can die, killed under load, and a ledger that proves that nothing was lost."""
+"""Kills every process under load; a ledger verifies that no request was lost."""

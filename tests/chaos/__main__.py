@@ -1,4 +1,4 @@
-"""`make chaos`: ten minutes of it. Prints its seed first; `--seed` repeats the choices."""
+"""`make chaos`: ten minutes of faults. Prints its seed first; `--seed` repeats the choices."""
 
 import argparse
 import random
@@ -12,7 +12,7 @@ SHOWN = 20
 
 
 def main() -> int:
-    """Runs, and says how it ended. Returns the exit code."""
+    """Runs chaos, and prints the verdict. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))

@@ -1,4 +1,4 @@
-"""Steady load: threads that ask one thing after the other, and enter all of it in the ledger."""
+"""Steady load: threads that send one request after the other, and record all in the ledger."""
 
 import http.client
 import itertools
@@ -12,15 +12,15 @@ from tests.chaos.ledger import Ledger
 
 MODEL, SCALE = "linear", 2.0
 PAUSE_S = 0.01
-"""Between one caller's requests."""
+"""Seconds between the requests of one client."""
 PATIENCE_S = 30.0
-"""What each request is given; outages are shorter."""
+"""Timeout of each request; outages are shorter."""
 AFTER_FAILURE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A connection, and how often its gateway had been killed when it was made."""
+    """A connection, and the kill count of its gateway when it was made."""
 
     connection: http.client.HTTPConnection
     gateway: Member
@@ -29,13 +29,13 @@ class _Line:
 
 @dataclass
 class Callers:
-    """All callers of one run.
+    """All clients of one run.
 
     Attributes:
-        fleet: whom they ask.
-        ledger: where it is entered.
-        count: of threads.
-        seed: of their choices.
+        fleet: target of the requests.
+        ledger: record of the requests.
+        count: number of threads.
+        seed: seed of their choices.
     """
 
     fleet: Fleet
@@ -69,7 +69,7 @@ class Callers:
             if gateway not in lines:
                 try:
                     lines[gateway] = self._connect(gateway)
-                except OSError:  # it is being started again
+                except OSError:  # it is restarting
                     self._over.wait(AFTER_FAILURE_S)
                     continue
             answered = self._ask(lines[gateway], chance)
@@ -87,7 +87,7 @@ class Callers:
         return _Line(connection, gateway, deaths)
 
     def _ask(self, line: "_Line", chance: random.Random) -> bool | None:
-        """Asks once. Returns whether there was an answer; None if the connection has ended."""
+        """Sends one request. Returns True on a response; None if the connection has ended."""
         request_id, value = f"r{next(self._numbers)}", float(chance.randrange(1000))
         body = {
             "id": request_id,

@@ -19,25 +19,25 @@ from tests.fixtures import misbehaving_models, onnx_models
 
 WORKERS, GATEWAYS, CALLERS, JOB_CALLERS = 3, 2, 8, 2
 QUIET_S = 2.0
-"""Between faults: most of the time all is well."""
+"""Seconds between faults: most of the time all is well."""
 HEALED_S = 30.0
-"""After the last fault, everything must be answered within so much."""
+"""Seconds after the last fault within which everything must be answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a run ended."""
+    """Result of a run."""
 
     broken: list[str]
     requests: Counter[str]
     jobs: Counter[str]
     faults: Counter[str]
     answered_at_the_end: int
-    """Requests answered after the last fault: all must run again."""
+    """Requests answered after the last fault: all parts must run again."""
     exit_codes: list[int]
 
     def complaints(self) -> list[str]:
-        """Everything that was not as it must be, a line each."""
+        """Returns every violation, one line each."""
         found = list(self.broken)
         if not self.answered_at_the_end:
             found.append("nothing was answered after the last fault")
@@ -56,10 +56,10 @@ def run_chaos(
     """Runs chaos.
 
     Args:
-        seconds: of faults.
-        seed: of all choices.
-        flavour: of Redis.
-        faults: which may happen; None for all that are possible here.
+        seconds: duration of the faults.
+        seed: seed of all choices.
+        flavour: flavour of Redis.
+        faults: faults to choose from; None for all that are possible here.
     """
     chance, requests, jobs = random.Random(seed), Ledger(), JobLedger()
     happened = Counter[str]()

@@ -1,6 +1,6 @@
-"""What may go wrong, each as something that begins, lasts, and is over.
+"""Faults; each begins, lasts, and ends.
 
-Each is called with the fleet and a source of chance, and returns when all runs again.
+Each is called with the fleet and a random generator, and returns when all processes run again.
 """
 
 import json
@@ -20,12 +20,12 @@ from tests.chaos.fleet import Fleet
 Fault = Callable[[Fleet, random.Random], None]
 
 POISONED = "crashing"
-"""A model that one input crashes."""
+"""A model that crashes on one input."""
 POISON = 13.0
 
 
 def kill_worker(fleet: Fleet, chance: random.Random) -> None:
-    """A worker dies and is started again, as Kubernetes would."""
+    """Kills a worker and restarts it, as Kubernetes would."""
     worker = chance.choice(fleet.workers)
     worker.kill()
     time.sleep(chance.uniform(0, 3))
@@ -33,7 +33,7 @@ def kill_worker(fleet: Fleet, chance: random.Random) -> None:
 
 
 def kill_gateway(fleet: Fleet, chance: random.Random) -> None:
-    """A gateway dies and is started again."""
+    """Kills a gateway and restarts it."""
     gateway = chance.choice(fleet.gateways)
     gateway.kill()
     time.sleep(chance.uniform(0, 1))
@@ -41,7 +41,7 @@ def kill_gateway(fleet: Fleet, chance: random.Random) -> None:
 
 
 def restart_worker(fleet: Fleet, chance: random.Random) -> None:
-    """A worker is asked to end, and another takes its place."""
+    """Stops a worker with SIGTERM, and starts another in its place."""
     worker = chance.choice(fleet.workers)
     code = worker.stop()
     assert code == 0, f"a worker that was asked to stop exited with {code}"
@@ -49,47 +49,47 @@ def restart_worker(fleet: Fleet, chance: random.Random) -> None:
 
 
 def stop_redis(fleet: Fleet, chance: random.Random) -> None:
-    """Redis hangs for a while."""
+    """Suspends Redis for a while."""
     fleet.redis.signal(signal.SIGSTOP)
     time.sleep(chance.uniform(0.1, 7))
     fleet.redis.signal(signal.SIGCONT)
 
 
 def restart_redis(fleet: Fleet, chance: random.Random) -> None:
-    """Redis is killed, and comes back with its file."""
+    """Kills Redis, and restarts it with its file."""
     fleet.redis.kill()
     time.sleep(chance.uniform(0, 3))
     fleet.redis.start()
 
 
 def lose_redis(fleet: Fleet, chance: random.Random) -> None:
-    """Redis forgets everything."""
+    """Deletes all data in Redis."""
     fleet.lost_memory += 1
     _command(fleet, "FLUSHALL")
 
 
 def cut_connections(fleet: Fleet, chance: random.Random) -> None:
-    """Every connection to Redis is closed."""
+    """Closes every connection to Redis."""
     for kind in ("normal", "pubsub"):
         _command(fleet, "CLIENT", "KILL", "TYPE", kind)
 
 
 def pause_redis(fleet: Fleet, chance: random.Random) -> None:
-    """Redis answers late."""
+    """Delays the responses of Redis."""
     milliseconds = chance.randrange(100, 3000)
     _command(fleet, "CLIENT", "PAUSE", milliseconds, "ALL")
     time.sleep(milliseconds / 1000)
 
 
 def fill_redis(fleet: Fleet, chance: random.Random) -> None:
-    """Redis has no memory left for a while."""
+    """Leaves Redis without memory for a while."""
     _command(fleet, "CONFIG", "SET", "maxmemory", "1mb")
     time.sleep(chance.uniform(0.5, 3))
     _command(fleet, "CONFIG", "SET", "maxmemory", "0")
 
 
 def poison(fleet: Fleet, chance: random.Random) -> None:
-    """A request that crashes every worker that runs it. The dead are started again."""
+    """Sends a request that crashes every worker that runs it. Restarts the dead ones."""
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [POISON] * 4}]}
     url = f"http://{chance.choice(fleet.https)}/v2/models/{POISONED}/infer"
     request = urllib.request.Request(url, json.dumps(body).encode())
@@ -103,7 +103,7 @@ def poison(fleet: Fleet, chance: random.Random) -> None:
 
 
 def cut_network(fleet: Fleet, chance: random.Random) -> None:
-    """A worker loses Redis and does not know, or all lose it."""
+    """Cuts one worker from Redis without closing its connections, or all workers."""
     assert fleet.network is not None
     host = chance.choice(fleet.network.hosts)
     fleet.network.cut(host)
@@ -112,7 +112,7 @@ def cut_network(fleet: Fleet, chance: random.Random) -> None:
 
 
 def slow_network(fleet: Fleet, chance: random.Random) -> None:
-    """What a worker or Redis says and hears is late."""
+    """Delays the traffic of a worker or of Redis in both directions."""
     assert fleet.network is not None
     host = chance.choice(fleet.network.hosts)
     fleet.network.slow(host)
@@ -133,7 +133,7 @@ FAULTS: tuple[Fault, ...] = (
     poison,
 )
 NETWORK_FAULTS: tuple[Fault, ...] = (cut_network, slow_network)
-"""Those that take a network."""
+"""Faults that need a network."""
 
 
 def _command(fleet: Fleet, *words: object) -> None:

@@ -1,4 +1,4 @@
-"""Redis, workers and gateways that may be killed at any moment and are started again."""
+"""Redis, workers and gateways that may be killed at any moment and are restarted."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ REDIS = "redis"
 
 
 class Member:
-    """One process of the fleet, which keeps its ports when it is started again."""
+    """One process of the fleet, which keeps its ports across restarts."""
 
     def __init__(
         self, kind: str, log: Path, settings: dict[str, object], within: Sequence[str] = ()
@@ -29,7 +29,7 @@ class Member:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self.deaths = 0
-        """How often it was killed."""
+        """Number of kills."""
 
     def start(self) -> None:
         """Starts it."""
@@ -39,14 +39,14 @@ class Member:
             )
 
     def kill(self) -> None:
-        """Ends it as a crash would."""
+        """Kills it as a crash would."""
         self.deaths += 1
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def revive_if_dead(self) -> bool:
-        """Starts it again if it has ended by itself. Returns whether it had."""
+        """Restarts it if it has ended by itself. Returns True if it had."""
         assert self._process is not None
         if self._process.poll() is None:
             return False
@@ -54,7 +54,7 @@ class Member:
         return True
 
     def stop(self) -> int:
-        """Asks it to end, and waits. Returns its exit code."""
+        """Sends SIGTERM, and waits. Returns its exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -64,20 +64,20 @@ class Member:
 
 
 class Fleet:
-    """A split server, with Redis and every worker on a host of its own where there is a network.
+    """A split server; with a network, Redis and every worker have a host of their own.
 
     Attributes:
-        redis: its socket can be reached whatever the network does.
-        network: None where none can be made.
-        lost_memory: how often Redis was made to forget everything.
+        redis: the Redis server; its socket stays reachable whatever the network does.
+        network: network of the hosts; None if none can be made.
+        lost_memory: number of times that Redis lost all data.
 
     Args:
         store: folder of the model store.
-        folder: for logs and files.
-        flavour: of Redis.
-        network: has the hosts of `hosts`.
-        workers: how many.
-        gateways: how many.
+        folder: folder for logs and files.
+        flavour: flavour of Redis.
+        network: network with the hosts of `hosts`.
+        workers: number of workers.
+        gateways: number of gateways.
     """
 
     def __init__(
@@ -132,18 +132,18 @@ class Fleet:
                     time.sleep(0.05)
 
     def kill(self) -> None:
-        """Ends whatever still runs."""
+        """Kills all processes that still run."""
         for member in (*self.gateways, *self.workers):
             member.kill()
         self.redis.kill()
 
     def stop(self) -> list[int]:
-        """Asks all to end. Returns the exit codes, gateways first."""
+        """Stops all processes. Returns the exit codes, gateways first."""
         return [member.stop() for member in (*self.gateways, *self.workers)]
 
 
 def hosts(workers: int) -> list[str]:
-    """The hosts of a fleet: that of Redis, and one for each worker."""
+    """Returns the hosts of a fleet: one for Redis, and one for each worker."""
     return [REDIS, *(f"worker-{n}" for n in range(workers))]
 
 

@@ -1,4 +1,4 @@
-"""Steady jobs: threads that hand one in, wait until it is over, and read it once more later."""
+"""Steady jobs: threads that submit one, wait until it is finished, and read it again later."""
 
 import http.client
 import itertools
@@ -19,39 +19,39 @@ from tests.chaos.job_ledger import OVER, JobLedger
 from tests.fixtures.redis_servers import RedisProcess
 
 PATIENCE_S = 60.0
-"""What a job is given once the faults are over."""
+"""Timeout of a job after the end of the faults."""
 AGAIN_S = 0.2
 PAUSE_S = 0.05
 WAIT_S = 2
 NOT_OURS = (502, 503, 504)
 SUBMITTED_AGAIN = 0.3
-"""How many of the jobs are submitted a second time, as by a caller who lost the answer."""
+"""Share of jobs that are submitted twice, as by a client that lost the response."""
 
 
 class Asked(Protocol):
-    """Whom they ask."""
+    """The target of the jobs."""
 
     @property
     def https(self) -> Sequence[str]:
-        """Where REST is answered."""
+        """Addresses of REST."""
 
     @property
     def redis(self) -> RedisProcess:
-        """What jobs are kept in."""
+        """Redis server that stores the jobs."""
 
     @property
     def lost_memory(self) -> int:
-        """How often that has forgotten everything."""
+        """Number of times that it lost all data."""
 
 
 class JobCallers:
-    """All of them, and one who listens to what Redis says of jobs.
+    """All clients, and a listener for Redis' events about jobs.
 
     Args:
-        fleet: whom they ask.
-        ledger: where it is entered.
-        count: of threads.
-        seed: of their choices.
+        fleet: target of the jobs.
+        ledger: record of the jobs.
+        count: number of threads.
+        seed: seed of their choices.
     """
 
     def __init__(self, fleet: Asked, ledger: JobLedger, count: int, seed: int) -> None:
@@ -82,7 +82,7 @@ class JobCallers:
         self._listener.join()
 
     def read_again(self) -> None:
-        """Reads every job that was over, and is remembered, once more; for after the block."""
+        """Reads every finished job that is still stored once more; called after the block."""
         chance = random.Random(self._seed)
         for known, key, job_id in self._finished:
             if known != self._fleet.lost_memory:
@@ -109,7 +109,7 @@ class JobCallers:
                     self._finished.append((known, key, job_id))
 
     def _submit(self, key: str, value: float, chance: random.Random) -> str | None:
-        """Submits a job until it is taken in, or the run is over. Returns its id."""
+        """Submits a job until it is accepted, or the run is over. Returns its id."""
         row = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [value] * 4}
         headers = {"idempotency-key": key}
         path = f"/v2/models/{MODEL}/jobs"
@@ -123,7 +123,7 @@ class JobCallers:
                 return None
 
     def _follow(self, job_id: str, chance: random.Random, known: int) -> Mapping[str, Any] | None:
-        """Waits until a job is over. Returns it, or None if that takes too long."""
+        """Waits until a job is finished. Returns it, or None after the timeout."""
         give_up_at = float("inf")
         while self._fleet.lost_memory == known and time.monotonic() < give_up_at:
             document = self._read(job_id, chance, time.monotonic())
@@ -136,7 +136,7 @@ class JobCallers:
     def _read(
         self, job_id: str, chance: random.Random, give_up_at: float
     ) -> Mapping[str, Any] | None:
-        """Reads a job that is over, trying until then."""
+        """Reads a finished job, with retries until then."""
         while True:
             path = f"/v2/jobs/{job_id}?wait={WAIT_S}s"
             status, document = self._call(chance, "GET", path)
@@ -150,7 +150,7 @@ class JobCallers:
         self, chance: random.Random, method: str, path: str, body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Mapping[str, Any]]:  # fmt: skip
-        """Asks one of the gateways. Returns status and answer; status 0 if none came."""
+        """Sends a request to one of the gateways. Returns status and body; status 0 on failure."""
         connection = http.client.HTTPConnection(chance.choice(self._fleet.https), timeout=30)
         try:
             text = None if body is None else json.dumps(body)
@@ -158,7 +158,7 @@ class JobCallers:
             reply = connection.getresponse()
             said = reply.read()
             if reply.status in NOT_OURS and not said.startswith(b"{"):
-                return 0, {}  # a proxy's own words: it reached nobody
+                return 0, {}  # a response of a proxy: the request reached no gateway
             return reply.status, json.loads(said)
         except (OSError, http.client.HTTPException):
             return 0, {}
@@ -166,7 +166,7 @@ class JobCallers:
             connection.close()
 
     def _listen(self) -> None:
-        """Enters what Redis says of jobs. What it says while nobody is connected is missed."""
+        """Records Redis' events about jobs. Events during a disconnection are missed."""
         while not self._heard_all.is_set():
             with (
                 suppress(RedisError),

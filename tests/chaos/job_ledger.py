@@ -1,6 +1,6 @@
-"""The jobs' ledger: what was handed in, what became of it, and whether that happened once.
+"""The jobs' ledger: submitted jobs, their outcomes, and a check that each happened once.
 
-Pure. In: every job as it is submitted, everything that is read of it. Out: what was broken.
+Pure. In: every submitted job, and every read of it. Out: violations.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Any
 
 OVER = {"done", "failed", "cancelled", "expired"}
 NAMED = ("dead letters",)
-"""What the error of a job that failed must say: nothing but its own workers' deaths ends one."""
+"""Text in the error of a failed job: only the death of its own workers ends a job."""
 
 
 @dataclass(slots=True)
@@ -18,11 +18,11 @@ class Submitted:
     """One job, by its idempotency key.
 
     Attributes:
-        expected: the value that is right.
-        ids: what it was said to be called, each time that it was submitted.
-        ends: what was read of it once it was over.
-        announced: how often Redis was heard to say that it is over.
-        forgotten: whether Redis lost its memory while it was under way, which ends its promises.
+        expected: correct value.
+        ids: ids returned for each submission.
+        ends: documents read after its end.
+        announced: number of Redis' events about its end.
+        forgotten: True if Redis lost its data during the job, which voids its guarantees.
     """
 
     expected: float
@@ -40,33 +40,33 @@ class JobLedger:
         self._by_id: dict[str, Submitted] = {}
 
     def submitted(self, key: str, expected: float) -> None:
-        """A job is about to be submitted."""
+        """Records a job before its submission."""
         assert key not in self._jobs
         self._jobs[key] = Submitted(expected)
 
     def accepted(self, key: str, job_id: str) -> None:
-        """A submission was answered with the name of a job."""
+        """Records the id in the response to a submission."""
         self._jobs[key].ids.append(job_id)
         self._by_id[job_id] = self._jobs[key]
 
     def ended(self, key: str, document: Mapping[str, Any]) -> None:
-        """The job was read, and is over."""
+        """Records a read of the finished job."""
         assert document["state"] in OVER
         self._jobs[key].ends.append(document)
 
     def announced(self, job_id: str) -> None:
-        """Redis said that a job is over."""
+        """Records an event of Redis about the end of a job."""
         if job_id in self._by_id:
             self._by_id[job_id].announced += 1
 
     def forgotten(self, key: str) -> None:
-        """Redis lost its memory while the job was under way."""
+        """Records that Redis lost its data during the job."""
         self._jobs[key].forgotten = True
 
     def counts(self) -> Counter[str]:
-        """How many jobs ended how."""
+        """Counts jobs by outcome."""
         found: Counter[str] = Counter()
-        for job in list(self._jobs.values()):  # others are being submitted meanwhile
+        for job in list(self._jobs.values()):  # other threads submit meanwhile
             if job.ends:
                 found[job.ends[0]["state"]] += 1
             elif job.forgotten:
@@ -76,7 +76,7 @@ class JobLedger:
         return found
 
     def broken(self) -> list[str]:
-        """Every promise that was not kept, a line each."""
+        """Returns every violated guarantee, one line each."""
         return [
             f"job '{key}': {fault}" for key, job in self._jobs.items() for fault in _faults(job)
         ]

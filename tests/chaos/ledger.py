@@ -1,6 +1,6 @@
-"""The ledger: what was asked, what was answered, and whether each answer came once and was right.
+"""The ledger: requests, responses, and a check that each response came once and was correct.
 
-Pure. In: every request as it is sent, everything that comes back. Out: what was broken.
+Pure. In: every request as it is sent, every response. Out: violations.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ NAMED = {
           "by what was measured", "not served"),
     504: ("ran out of time",),
 }  # fmt: skip
-"""Errors a caller may get when something dies: by HTTP status, what one of them must say."""
+"""Errors allowed after a death: by HTTP status, required parts of the message."""
 
 
 @dataclass(slots=True)
@@ -20,10 +20,10 @@ class Asked:
     """One request.
 
     Attributes:
-        expected: the value that is right; None if an error is.
-        values: what came back as an answer.
-        errors: what came back as an error: status and message.
-        cut_off: whether the connection ended first, and whether a gateway had been killed then.
+        expected: correct value; None if an error is correct.
+        values: values of the success responses.
+        errors: error responses: status and message.
+        cut_off: lost connections before the response, and whether a gateway had been killed then.
     """
 
     expected: float | None
@@ -40,26 +40,26 @@ class Ledger:
         self._unknown: list[str] = []
 
     def asked(self, request_id: str, expected: float | None) -> None:
-        """A request is about to be sent."""
+        """Records a request before it is sent."""
         assert request_id not in self._asked
         self._asked[request_id] = Asked(expected)
 
     def answered(self, request_id: str, value: float) -> None:
-        """An answer has come."""
+        """Records a success response."""
         self._of(request_id).values.append(value)
 
     def refused(self, request_id: str, status: int, message: str) -> None:
-        """An error has come."""
+        """Records an error response."""
         self._of(request_id).errors.append((status, message))
 
     def cut_off(self, request_id: str, gateway_killed: bool) -> None:
-        """The connection ended before anything came."""
+        """Records a connection that ended before the response."""
         self._of(request_id).cut_off.append(gateway_killed)
 
     def counts(self) -> Counter[str]:
-        """How many requests ended how."""
+        """Counts requests by outcome."""
         found: Counter[str] = Counter()
-        for asked in list(self._asked.values()):  # others are being asked meanwhile
+        for asked in list(self._asked.values()):  # other threads send meanwhile
             if asked.values:
                 found["answered"] += 1
             elif asked.errors:
@@ -69,7 +69,7 @@ class Ledger:
         return found
 
     def broken(self) -> list[str]:
-        """Every promise that was not kept, a line each."""
+        """Returns every violated guarantee, one line each."""
         found = [f"'{request_id}': an answer nobody asked for" for request_id in self._unknown]
         for request_id, asked in self._asked.items():
             found += [f"'{request_id}': {fault}" for fault in _faults(asked)]

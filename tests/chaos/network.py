@@ -1,7 +1,7 @@
 """A network between the processes: each host is a namespace of its own, on a bridge to this one.
 
-It takes root and iproute2, and a kernel that lets namespaces be made. Addresses are of the range
-for benchmarks (RFC 2544), which is routed nowhere.
+It requires root, iproute2, and a kernel that allows namespaces. Addresses are of the range for
+benchmarks (RFC 2544), which is routed nowhere.
 """
 
 import os
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 NETEM = ("netem", "delay", "100ms", "30ms", "loss", "1%")
 """See tc-netem(8)."""
 TBF = ("tbf", "rate", "200kbit", "burst", "4kb", "latency", "1s")
-"""Where the kernel has no netem: so little room that packets wait. See tc-tbf(8)."""
+"""For kernels without netem: a bucket so small that packets wait. See tc-tbf(8)."""
 
 
 class Network:
-    """Hosts that can be cut off, and slowed; all of it is gone after the block.
+    """Hosts that can be cut off and slowed; all of it is removed after the block.
 
     Args:
-        hosts: names of the first ones; `add` makes more, 250 at most.
+        hosts: names of the first hosts; `add` creates more, 250 at most.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class Network:
         self._bridge = f"fb{os.getpid()}"
         self._subnet = f"198.18.{os.getpid() % 250}"
         self.slowed_with = ""
-        """What `slow` made use of, the last time."""
+        """Queueing discipline of the last `slow`."""
 
     def __enter__(self) -> "Network":
         _run("ip", "link", "add", self._bridge, "type", "bridge")
@@ -49,24 +49,24 @@ class Network:
 
     @property
     def hosts(self) -> list[str]:
-        """Their names."""
+        """Names of the hosts."""
         return list(self._hosts)
 
     @property
     def bridge_address(self) -> str:
-        """Where hosts find this machine."""
+        """Address of this machine for the hosts."""
         return f"{self._subnet}.1"
 
     def address(self, host: str) -> str:
-        """Of a host."""
+        """Returns the address of a host."""
         return f"{self._subnet}.{self._hosts[host] + 2}"
 
     def within(self, host: str) -> list[str]:
-        """What a command begins with that is to run on a host."""
+        """Returns the prefix of a command that runs on a host."""
         return ["ip", "netns", "exec", self.namespace(host)]
 
     def cut(self, host: str) -> None:
-        """Nothing comes or goes any more, and nobody is told."""
+        """Cuts all traffic without closing any connection."""
         _run("ip", "link", "set", self._link(host), "down")
 
     def join(self, host: str) -> None:
@@ -74,7 +74,7 @@ class Network:
         _run("ip", "link", "set", self._link(host), "up")
 
     def slow(self, host: str) -> None:
-        """All that comes and goes is late, and some is lost."""
+        """Delays all traffic, and drops some packets."""
         for qdisc, end in self._both_ends(host):
             if _try(*qdisc, "add", *end, *NETEM):
                 self.slowed_with = NETEM[0]
@@ -83,7 +83,7 @@ class Network:
                 _run(*qdisc, "add", *end, *TBF)
 
     def hasten(self, host: str) -> None:
-        """Ends a slowness."""
+        """Ends the delay."""
         for qdisc, end in self._both_ends(host):
             _run(*qdisc, "delete", *end)
 
@@ -93,7 +93,7 @@ class Network:
         return [here, there]
 
     def add(self, host: str) -> None:
-        """Makes one more host, with an address that no other had."""
+        """Adds a host, with an address that no other had."""
         assert host not in self._hosts
         self._hosts[host] = len(self._hosts)
         link, namespace = self._link(host), self.namespace(host)
@@ -107,18 +107,18 @@ class Network:
 
     def _remove(self, host: str) -> None:
         _try("ip", "netns", "delete", self.namespace(host))
-        _try("ip", "link", "delete", self._link(host))  # the namespace takes it along later
+        _try("ip", "link", "delete", self._link(host))  # deleted with its namespace later
 
     def _link(self, host: str) -> str:
         return f"{self._bridge}-{self._hosts[host]}"
 
     def namespace(self, host: str) -> str:
-        """The name its namespace has."""
+        """Returns the name of a host's namespace."""
         return f"{self._bridge}-{host}"
 
 
 def why_no_network() -> str:
-    """Why no network can be made here; empty if one can."""
+    """Returns the reason why no network can be made here; empty if one can."""
     if not (shutil.which("ip") and shutil.which("tc")):
         return "ip and tc are not installed (Debian's package iproute2)"
     try:

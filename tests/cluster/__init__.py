@@ -1,1 +1,1 @@
-"""A cluster without a cluster: every part in a network namespace of its own, as pods would be."""
+"""A simulated cluster: every part in a network namespace of its own, as pods would be."""

@@ -10,11 +10,11 @@ from tests.fixtures.redis_servers import FLAVOURS
 
 SHOWN = 20
 SKIPPED = 77
-"""The exit code of a run that proves nothing, as automake's tests have it."""
+"""Exit code of a skipped run, as in automake's tests."""
 
 
 def main() -> int:
-    """Runs, and says how it ended. Returns the exit code."""
+    """Runs the cluster, and prints the verdict. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--flavour", choices=FLAVOURS, default="redis")

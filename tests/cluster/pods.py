@@ -1,4 +1,4 @@
-"""One pod: a process in a namespace of its own, which begins and ends as Kubernetes has it."""
+"""One pod: a process in a namespace of its own, which starts and stops as in Kubernetes."""
 
 import signal
 import subprocess
@@ -12,15 +12,15 @@ from tests.fixtures.servers import ROOT, Lines
 
 START_TIMEOUT_S = 120.0
 NETNS_CONFIG = Path("/etc/netns")
-"""What lies in a folder here by a namespace's name is seen as /etc within (ip-netns(8))."""
+"""Folder whose subfolders, named by namespace, are overlaid on /etc within it (ip-netns(8))."""
 
 
 class Host:
-    """A namespace that asks our server of names; its configuration is gone after the block.
+    """A namespace that uses our name server; its configuration is removed after the block.
 
     Args:
-        network: that it is added to.
-        name: of the host.
+        network: network that it is added to.
+        name: name of the host.
     """
 
     def __init__(self, network: Network, name: str) -> None:
@@ -44,16 +44,16 @@ class Host:
 
     @property
     def address(self) -> str:
-        """Of the host."""
+        """Address of the host."""
         return self._network.address(self.name)
 
     @property
     def within(self) -> list[str]:
-        """What a command begins with that is to run here."""
+        """Prefix of a command that runs in this namespace."""
         return self._network.within(self.name)
 
     def cut(self) -> None:
-        """Nothing comes or goes any more, and nobody is told."""
+        """Cuts all traffic without closing any connection."""
         self._network.cut(self.name)
 
 
@@ -61,10 +61,10 @@ class Pod:
     """A running process on a host of its own.
 
     Args:
-        host: its own.
-        node: the machine that it shares with others.
-        command: the process.
-        ready_line: a part of the line that it logs once it is ready.
+        host: host of the pod alone.
+        node: node that it shares with other pods.
+        command: command of the process.
+        ready_line: part of the log line that shows readiness.
     """
 
     def __init__(self, host: Host, node: str, command: Sequence[str], ready_line: str) -> None:
@@ -83,24 +83,24 @@ class Pod:
 
     @property
     def name(self) -> str:
-        """Of the pod, and of its host."""
+        """Name of the pod, and of its host."""
         return self.host.name
 
     def await_ready(self) -> None:
-        """Waits until it says that it is ready."""
+        """Waits until it logs readiness."""
         self.log.wait_for(lambda line: self._ready_line in line, START_TIMEOUT_S)
 
     def end(self, prestop_s: float, grace_s: float) -> int:
-        """Ends it as a kubelet does.
+        """Terminates it as a kubelet does.
 
         Args:
-            prestop_s: what its preStop hook sleeps, before SIGTERM.
-            grace_s: how long it may take after that, before SIGKILL.
+            prestop_s: duration of its preStop hook, before SIGTERM.
+            grace_s: grace period after that, before SIGKILL.
 
         Returns:
             Its exit code; negative for the signal that ended it.
         """
-        time.sleep(prestop_s)  # it is a sleep there, too
+        time.sleep(prestop_s)  # the real hook sleeps, too
         self._process.send_signal(signal.SIGTERM)
         try:
             return self._process.wait(grace_s)
@@ -109,7 +109,7 @@ class Pod:
             return self._process.wait()
 
     def kill(self) -> None:
-        """Ends it as a power cut would."""
+        """Kills it, as a power cut would."""
         self._process.kill()
         self._process.wait()
         self.log.join()

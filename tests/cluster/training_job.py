@@ -1,4 +1,4 @@
-"""One long training job, handed in through Envoy, which must end once whatever its trainers do."""
+"""One long training job, submitted through Envoy, which must finish once despite lost trainers."""
 
 import base64
 import io
@@ -57,8 +57,8 @@ class TrainingJob:
 
     Args:
         front: `host:port` of Envoy.
-        runs: the folder of all jobs; beside it a pipe is made.
-        store: of the models.
+        runs: folder of all jobs; a pipe is created beside it.
+        store: model store.
     """
 
     def __init__(self, front: str, runs: Path, store: Path) -> None:
@@ -68,12 +68,12 @@ class TrainingJob:
         self._id = ""
         hurry = runs.with_name("hurry")
         os.mkfifo(hurry)
-        # Held open, so that what is written stays for whoever comes later.
+        # Held open, so that data in the pipe stays for later readers.
         self._hurry = os.open(hurry, os.O_RDWR)
         self._network = NETWORK.replace("{hurry}", str(hurry))
 
     def submit(self) -> None:
-        """Hands it in, twice, as a caller would who lost the answer."""
+        """Submits it twice, as a client would that lost the response."""
         bundle = io.BytesIO()
         with zipfile.ZipFile(bundle, "w") as archive:
             archive.writestr("nets.py", self._network)
@@ -87,19 +87,19 @@ class TrainingJob:
         self._id = ids[0]
 
     def read(self) -> dict[str, Any]:
-        """What the service says of it."""
+        """Returns the job's document from the service."""
         url, headers = f"{self._url}/{self._id}", {"authorization": BEARER}
         return self._json(self._pool.request("GET", url, headers=headers))
 
     def await_progress(self, timeout_s: float) -> None:
-        """Waits until another epoch has ended; nothing but the service can tell."""
+        """Waits until another epoch has ended; only the service reports that."""
         begun, give_up_at = self.read()["epoch"], time.monotonic() + timeout_s
         while (job := self.read())["epoch"] <= begun:
             assert time.monotonic() < give_up_at, f"no epoch ends: {job}"
             time.sleep(LOOK_EVERY_S)
 
     def await_end(self, timeout_s: float) -> dict[str, Any]:
-        """Lets it hurry, and waits until it is over. Returns the job."""
+        """Lets the training run at full speed, and waits for its end. Returns the job."""
         os.write(self._hurry, b"yes")
         give_up_at = time.monotonic() + timeout_s
         while (job := self.read())["state"] in ("queued", "running"):
@@ -108,7 +108,7 @@ class TrainingJob:
         return job
 
     def complaints(self, job: dict[str, Any]) -> list[str]:
-        """What is wrong with a job that is over, and with what it published, a line each."""
+        """Returns the errors of a finished job, and of its published version, one line each."""
         found = []
         if job["state"] != "succeeded" or job["epoch"] != EPOCHS:
             found.append(f"the training job: {job}")

@@ -1,4 +1,4 @@
-"""Stores and Redis servers of every kind there is, each empty."""
+"""Stores and Redis servers of every kind, each empty."""
 
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
@@ -16,20 +16,20 @@ _prefixes = count()
 
 @pytest.fixture(scope="session")
 def bucket_url() -> Iterator[str]:
-    """A bucket for the whole run."""
+    """Yields a bucket for the whole run."""
     with s3_server() as url:
         yield url
 
 
 @pytest.fixture
 def s3_url(bucket_url: str) -> str:
-    """An empty store in the bucket."""
+    """Returns an empty store in the bucket."""
     return f"{bucket_url}/{next(_prefixes)}"
 
 
 @pytest.fixture(params=["folder", "s3"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty store of each kind."""
+    """Returns an empty store of each kind."""
     if request.param == "folder":
         return str(tmp_path / "store")
     return str(request.getfixturevalue("s3_url"))
@@ -37,26 +37,26 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(store_url: str) -> ModelStore:
-    """An empty store of each kind, opened."""
+    """Opens an empty store of each kind."""
     return ModelStore(store_url)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where drafts are written."""
+    """Returns the folder for drafts."""
     return tmp_path / "draft"
 
 
 @pytest.fixture(params=FLAVOURS)
 async def redis(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RedisProcess]:
-    """A server of each flavour."""
+    """Runs a server of each flavour."""
     async with running_redis(request.param, tmp_path) as redis:
         yield redis
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is abandoned is noticed within a second instead of six."""
+    """Shortens the detection of abandoned work from six seconds to one."""
     monkeypatch.setattr(receiver, "KEEP_EVERY_S", 0.2)
     monkeypatch.setattr(receiving_lane, "MENTION_AFTER_S", 0.2)
     monkeypatch.setattr(receiving_lane, "COUNTS_FOR_S", 0.6)

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def described(file: Any) -> dict[str, Any]:
-    """Every message's fields and every service's methods, as plain values."""
+    """Returns every message's fields and every service's methods, as plain values."""
     messages = list(file.message_types_by_name.values())
     for message in messages:
         messages += message.nested_types

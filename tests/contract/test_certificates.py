@@ -1,4 +1,4 @@
-"""Certificates beside a version, on a folder: one an environment, and none that is another's."""
+"""Certificates beside a version, in a folder: one an environment, none for another version."""
 
 import json
 from datetime import UTC, datetime, timedelta

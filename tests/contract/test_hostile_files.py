@@ -1,6 +1,6 @@
-"""Every file of a store, in a folder and in a bucket, may be anything: its reader names it.
+"""Every store file, in a folder and in a bucket, may have any content: its reader names the file.
 
-The files beside a store too: of choices, of what artifacts need, and recipes.
+This includes the files beside a store: choices, artifacts' requirements, and recipes.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ def test_a_file_changed_at_random_is_read_or_is_one_error(tmp_path: Path, reader
 
 
 def whole_store(tmp_path: Path) -> ModelStore:
-    """A store with a file of every kind, each as flambeau writes it."""
+    """Returns a store with a file of every kind, each as flambeau writes it."""
     store = ModelStore(str(tmp_path / "store"))
     draft = draft_in(tmp_path / "draft")
     key_in(tmp_path / "ada", "ada")

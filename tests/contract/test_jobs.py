@@ -1,4 +1,4 @@
-"""Jobs are kept, run once nobody else needs the worker, and are over once."""
+"""Jobs are stored, run when no other request needs the worker, and finish once."""
 
 import asyncio
 from collections.abc import AsyncIterator

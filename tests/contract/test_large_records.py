@@ -1,4 +1,4 @@
-"""Requests and outcomes in pieces: they come out as they went in, and keep nobody waiting."""
+"""Requests and outcomes in pieces: they arrive unchanged, and block no other request."""
 
 import asyncio
 import contextlib
@@ -170,7 +170,7 @@ def test_what_travels_in_pieces() -> None:
 
 
 async def turns_until(done: "asyncio.Future[Any]") -> int:
-    """How many turns the event loop has meanwhile."""
+    """Returns the number of event loop turns meanwhile."""
     turns = 0
     while not done.done():
         await asyncio.sleep(0)
@@ -259,7 +259,7 @@ async def test_an_answer_that_waits_to_be_fetched_is_not_lost(redis: RedisProces
         shelf.take().finish(reply(4, elements=256 * LARGE))
         streams = LaneKeys(LANE).streams
 
-        async def has_left() -> bool:  # its answer has been handed over, and is not fetched yet
+        async def has_left() -> bool:  # its response is sent, and not fetched yet
             return not sum([await redis.client.xlen(stream) for stream in streams])
 
         await until_seen(has_left)
@@ -308,7 +308,7 @@ async def test_answers_that_nobody_waits_for_leave_nothing(redis: RedisProcess) 
             shelf.take().finish(reply(number, elements=16 * LARGE))
         for caller in callers[:3]:
             caller.entry.cancel()
-        assert await callers[3].value() == 3  # which comes behind them
+        assert await callers[3].value() == 3  # which comes after them
         await until_seen(lambda: _none(redis, "*repl*"))
 
 
@@ -328,7 +328,7 @@ async def test_a_worker_waits_until_large_answers_are_fetched(
     await commands.send("ZREM", "large", "second")
     assert await take("third") == 1
     await leave(reply_pieces(reply(3, elements=LARGE)), 60_000, pushing(commands, "third"))
-    outcome = await load_outcome(commands, "third", LANE)  # behind the piece that keeps its place
+    outcome = await load_outcome(commands, "third", LANE)  # after the piece that reserves its place
     assert isinstance(outcome, InferReply)
     assert outcome.outputs["y"][0, -1] == 3
 
@@ -379,7 +379,7 @@ ONE, OTHER, THIRD = (Lane(name, 1) for name in ("one", "other", "third"))
 
 
 async def has_room(room: Room, lane: Lane, size: int) -> bool:
-    """Whether a lane could take so much at once, which it then does."""
+    """Returns True if a lane could take that much at once, and takes it."""
     taking = asyncio.ensure_future(room.take(lane, size))
     await asyncio.sleep(0)
     return not taking.cancel()
@@ -398,7 +398,7 @@ async def test_a_worker_holds_so_many_bytes_of_large_requests() -> None:
     assert not waiting[1].done()
     room.give(OTHER, 60)
     await asyncio.wait_for(waiting[1], 5)  # larger than the room: alone
-    room.charge(ONE, 50)  # an outcome is there, whether there is room or not
+    room.charge(ONE, 50)  # an outcome exists, with or without room
     room.give(THIRD, 300)
     assert not await has_room(room, OTHER, 60)
     room.give(ONE, 50)

@@ -1,4 +1,4 @@
-"""Samples in a store of each kind: apart from versions, within limits, the oldest leaving."""
+"""Samples in a store of each kind: apart from versions, within limits, the oldest deleted first."""
 
 import errno
 import os

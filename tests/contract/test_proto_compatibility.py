@@ -1,4 +1,4 @@
-"""Our .proto on the wire is tritonclient's: every name, number and type that we define."""
+"""Our .proto equals tritonclient's on the wire: every name, number and type that we define."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The queue's contract, for every implementation there is."""
+"""The queue's contract, for every implementation."""
 
 import time
 from collections.abc import AsyncIterator

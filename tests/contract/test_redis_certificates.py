@@ -1,4 +1,4 @@
-"""Certificates of the connections to Redis that are replaced while a process lives."""
+"""Certificates of Redis connections that are replaced while a process runs."""
 
 import contextlib
 import os
@@ -36,14 +36,14 @@ class Place:
     admin: Any
 
     def rotate(self) -> None:
-        """Gives both ends certificates of another authority, and ends what is connected."""
+        """Gives both ends certificates of another authority, and closes existing connections."""
         _issue(self.folder, "another")
         options = ((name.removeprefix("--"), value) for name, value in _files(self.folder).items())
         self.admin.execute_command("CONFIG SET", *(word for pair in options for word in pair))
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Ends all connections but the one that says so."""
+        """Closes all connections except its own."""
         self.admin.execute_command("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
 
 
@@ -68,12 +68,12 @@ async def test_renewals_and_expiry_are_told(binary: str, tmp_path: Path) -> None
         key = (tmp_path / "ours.key").read_bytes()
         place.authority.issue("ours", SOONER)
         renewed = (tmp_path / "ours.key").read_bytes()
-        replace(tmp_path / "ours.key", key)  # whoever renews has written only half of it yet
+        replace(tmp_path / "ours.key", key)  # a renewal in progress has written only half of it
         place.disconnect()
         await until_seen(lambda: answers(client))
         assert registry.get_sample_value(RELOADS, {"outcome": "refused"}) == 1
         (tmp_path / "ours.key").unlink()
-        os.mkfifo(tmp_path / "ours.key")  # nobody waits for a pipe
+        os.mkfifo(tmp_path / "ours.key")  # no reader waits for a pipe
         place.disconnect()
         await until_seen(lambda: answers(client))
         assert registry.get_sample_value(RELOADS, {"outcome": "refused"}) == 2
@@ -108,7 +108,7 @@ async def test_so_do_those_to_a_master_behind_sentinel(binary: str, tmp_path: Pa
 
 
 async def survives_rotation(place: Place, url: str) -> None:
-    """A client that was connected before is connected again after."""
+    """Checks that a connected client reconnects afterwards."""
     client = RedisClients(url).open()
     try:
         await until_seen(lambda: answers(client))
@@ -119,7 +119,7 @@ async def survives_rotation(place: Place, url: str) -> None:
 
 
 async def answers(client: Commands) -> bool:
-    """Whether a command gets through now."""
+    """Returns True if a command succeeds now."""
     with contextlib.suppress(RedisError):
         return bool(await client.send("SET", "key", "value"))
     return False
@@ -127,7 +127,7 @@ async def answers(client: Commands) -> bool:
 
 @contextlib.contextmanager
 def mutual_tls(binary: str, folder: Path, *options: str) -> Iterator[Place]:
-    """A server whose files, and ours, lie in the folder."""
+    """Runs a server whose files, and ours, lie in the folder."""
     authority = _issue(folder, "first")
     port, files = free_port(), _files(folder)
     words = [word for pair in files.items() for word in pair]
@@ -149,7 +149,7 @@ def mutual_tls(binary: str, folder: Path, *options: str) -> Iterator[Place]:
 
 
 def _issue(folder: Path, name: str) -> Authority:
-    """Certificates of both ends, by a new authority of this name."""
+    """Issues certificates of both ends, by a new authority of this name."""
     issuer = Authority(folder, name)
     issuer.issue("redis")
     issuer.issue("ours")

@@ -1,4 +1,4 @@
-"""What a queue across processes promises beyond the contract: nothing is lost, whatever dies."""
+"""Guarantees of a queue across processes beyond the contract: no death loses a request."""
 
 import asyncio
 import contextlib
@@ -101,7 +101,7 @@ async def test_what_a_dead_worker_held_is_answered_by_another(
 async def test_a_late_answer_of_a_worker_thought_dead_is_dropped(
     redis: RedisProcess, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiving_lane, "MENTION_AFTER_S", 1e9)  # it says nothing of what it holds
+    monkeypatch.setattr(receiving_lane, "MENTION_AFTER_S", 1e9)  # it renews no claims
     first, second = Shelf(capacity=1), Shelf()
     async with redis_gateway(redis.url, "g") as gateway:
         async with redis_worker(redis.url, "sleeps", first) as sleeper:
@@ -292,7 +292,7 @@ async def test_a_redis_that_is_restarted_keeps_what_was_accepted(redis: RedisPro
         await until_length(redis, 3)
         redis.kill()
         await until(lambda: isinstance(next(iter(ends.send().heard), None), QueueUnavailableError))
-        shelf.take().finish(reply(0))  # while nobody can be told
+        shelf.take().finish(reply(0))  # while no reply can be sent
         await asyncio.to_thread(redis.start)
         assert await callers[0].value() == 0
         for n in (1, 2):
@@ -420,7 +420,7 @@ async def test_an_error_of_the_model_is_no_death(redis: RedisProcess) -> None:
 
 
 async def claim(redis: RedisProcess, worker: str, deaths: int) -> None:
-    """Gives the only request there is to a worker that does not know of it."""
+    """Assigns the only request to a worker that does not know of it."""
     stream = LaneKeys(LANE).streams[DEFAULT_PRIORITY - HIGHEST_PRIORITY]
     found: Any = await redis.client.xrange(stream)
     await redis.client.xclaim(
@@ -429,7 +429,7 @@ async def claim(redis: RedisProcess, worker: str, deaths: int) -> None:
 
 
 async def until_none(redis: RedisProcess, pattern: str) -> None:
-    """Waits until no key is like a pattern."""
+    """Waits until no key matches a pattern."""
 
     async def none() -> bool:
         return not await redis.client.keys(pattern)

@@ -1,4 +1,4 @@
-"""The ways Redis may be set up: as a cluster, behind Sentinel, with TLS and a user of its own."""
+"""Supported Redis setups: as a cluster, behind Sentinel, with TLS and a user of its own."""
 
 import contextlib
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ async def test_a_user_of_its_own_and_mutual_tls_are_enough(binary: str, tmp_path
 
 
 async def requests_are_answered(url: str) -> None:
-    """One after the other, one cancelled, and several at once."""
+    """Sends requests one after the other, one cancelled, and several at once."""
     async with redis_ends(url) as ends:
         for n in range(3):
             caller = ends.send(n)
@@ -55,7 +55,7 @@ async def requests_are_answered(url: str) -> None:
 
 @contextlib.contextmanager
 def cluster(binary: str, folder: Path) -> Iterator[str]:
-    """Two nodes, each with half of the slots."""
+    """Runs two nodes, each with half of the slots."""
     ports, buses = [[free_port() for _ in range(2)] for _ in range(2)]
     with contextlib.ExitStack() as stack:
         for port, bus in zip(ports, buses, strict=True):
@@ -74,14 +74,14 @@ def cluster(binary: str, folder: Path) -> Iterator[str]:
 
 
 def is_whole(node: Any) -> bool:
-    """Whether a node knows who has which slot."""
+    """Returns True if a node knows the owner of every slot."""
     info = node.execute_command("CLUSTER INFO")
     return bool(info["cluster_state"] == "ok" and info["cluster_slots_ok"] == "16384")
 
 
 @contextlib.contextmanager
 def behind_sentinel(binary: str, folder: Path) -> Iterator[str]:
-    """One master and one sentinel."""
+    """Runs one master and one sentinel."""
     master, sentinel = free_port(), free_port()
     (folder / "sentinel").mkdir()
     config = folder / "sentinel" / "sentinel.conf"
@@ -95,7 +95,7 @@ def behind_sentinel(binary: str, folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def over_tls(binary: str, folder: Path) -> Iterator[str]:
-    """Only mutual TLS, and a user who may do what the queue needs and nothing else."""
+    """Runs mutual TLS only, with a user who has only the queue's permissions."""
     authority = Authority(folder)
     theirs, ours = authority.issue("redis"), authority.issue("ours")
     port = free_port()

@@ -1,4 +1,4 @@
-"""Semantic versions: what each version gets, what is refused, and what a range finds."""
+"""Semantic versions: numbers given to versions, refusals, and results of ranges."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_the_newest_that_fits_is_found(store: ModelStore, folder: Path) -> None:
         publish(store, folder, weights=weights)  # 1.0.0, 1.0.1, 1.1.0
     publish(store, folder, "major", weights=b"b")
     store.storage.create("digits/semver/1.9.0.json", b'{"version": 9}')  # its publisher died
-    store.storage.create("digits/semver/1.8.0.json", b'{"version": 1}')  # no manifest says so
+    store.storage.create("digits/semver/1.8.0.json", b'{"version": 1}')  # no manifest confirms it
     store.storage.create("digits/semver/notes.txt", b"a file the store does not know")
     wanted = ["^1", "~1.0", "~1", "1.0.0", "^1.0.1", "^2"]
     texts = [found(store, text) for text in wanted]

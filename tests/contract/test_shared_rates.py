@@ -1,4 +1,4 @@
-"""Rates that gateways share by way of Redis, on the real thing."""
+"""Rates that gateways share through Redis, on real servers."""
 
 import time
 
@@ -15,7 +15,7 @@ KEY = "flambeau:rate:{ci}"
 
 
 def take_all(bucket: Bucket, now: float) -> int:
-    """As many single requests as it lets in."""
+    """Takes single requests until one is refused; returns their number."""
     taken = 0
     while not bucket.take(1, now):
         taken += 1
@@ -23,7 +23,7 @@ def take_all(bucket: Bucket, now: float) -> int:
 
 
 async def pass_time(redis: RedisProcess, seconds: float) -> None:
-    """Makes so much time pass for what Redis keeps, by moving it back; the buckets are told."""
+    """Simulates that much time for Redis' records, by moving them back, and for the buckets."""
     await redis.client.hincrby(KEY, "at", -round(seconds * 1e6))
 
 
@@ -39,16 +39,16 @@ async def test_gateways_share_a_rate(redis: RedisProcess) -> None:
             taken[number] += take_all(bucket, now)
         for share in shares:
             await share.tell()
-        if number == 1:  # who told first hears of the others with what it spends next
+        if number == 1:  # the first reporter hears of the others at its next report
             assert all(bucket.tokens < 0 for bucket in buckets), "a debt, which all have learnt of"
             assert await redis.client.pttl(KEY) > 0, "it goes when it is full again"
         now += ROUND_S
         await pass_time(redis, ROUND_S)
-    # Each may give its burst once, which all work off.
+    # Each may spend its burst once, which all pay off together.
     assert taken[0] == GATEWAYS * burst
     working_off_s = (GATEWAYS - 1) * burst / RATE
     assert sum(taken[1 : round(working_off_s / ROUND_S)]) <= 0.1 * RATE * working_off_s
-    # Then what comes back; besides, only what does so before the others are told.
+    # Then the refill, plus only the part of it before the others are notified.
     really_passed_s = time.monotonic() - began
     allowed = burst + RATE * (LASTS_S + really_passed_s) + GATEWAYS * RATE * ROUND_S
     assert 0.9 * RATE * LASTS_S <= sum(taken) <= allowed

@@ -1,4 +1,4 @@
-"""Signed versions, in a folder and in a bucket: who signed them, and what is refused."""
+"""Signed versions, in a folder and in a bucket: signers, and refusals."""
 
 import json
 import re
@@ -41,12 +41,12 @@ def sign(ada: TrustedKey, tmp_path: Path) -> Sign:
 
 @pytest.fixture
 def signed(store: ModelStore, folder: Path, sign: Sign) -> Manifest:
-    """Version 1 of digits, signed by Ada."""
+    """Publishes version 1 of digits, signed by Ada."""
     return store.publish(draft_in(folder), folder, sign=sign)
 
 
 def change_manifest(store: ModelStore, manifest: Manifest, folder: Path) -> Manifest:
-    """Replaces the artifact's bytes and, to match, the manifest: what only a signature shows."""
+    """Replaces the artifact's bytes and adapts the manifest: only a signature reveals it."""
     other = artifact_in(folder, b"evil bytes")
     changed = manifest.model_copy(update={"artifacts": (other,)})
     store.storage.replace("digits/1/model.onnx", b"evil bytes")
@@ -129,7 +129,7 @@ def test_a_changed_manifest_and_what_it_says_of_files_are_named(
     store: ModelStore, signed: Manifest, ada: TrustedKey, tmp_path: Path
 ) -> None:
     changed = change_manifest(store, signed, tmp_path)
-    assert store.read_file(changed, changed.artifacts[0].file) == b"evil bytes"  # all agrees, but:
+    assert store.read_file(changed, changed.artifacts[0].file) == b"evil bytes"  # consistent, but:
     old, new = (m.artifacts[0].file.sha256[:16] for m in (signed, changed))
     with pytest.raises(SignatureMismatchError) as refused:
         store.signer(changed, [ada])
@@ -214,7 +214,7 @@ def test_a_signature_that_was_stored_though_its_write_failed_is_taken_away(
 
 @pytest.fixture
 def target(store: ModelStore, s3_url: str, tmp_path: Path) -> ModelStore:
-    """An empty store of the other kind."""
+    """Returns an empty store of the other kind."""
     return ModelStore(s3_url if store.is_local else str(tmp_path / "target"))
 
 
@@ -255,7 +255,7 @@ def refuse_manifests(create: object) -> object:
 
 
 def their_command(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    """OpenSSF Model Signing's own command."""
+    """Runs the command of OpenSSF Model Signing."""
     command = [sys.executable, "-m", "model_signing", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -268,7 +268,7 @@ def verified_by_them(version: Path, key: TrustedKey) -> "subprocess.CompletedPro
 
 @pytest.fixture
 def pulled(store: ModelStore, signed: Manifest, tmp_path: Path) -> Path:
-    """The version's folder after a pull, which has a claim too."""
+    """Returns the version's folder after a pull, which includes a claim."""
     copy_version(store, ModelStore(str(tmp_path / "pulled")), "digits", signed.version)
     return tmp_path / "pulled/digits/1"
 

@@ -1,4 +1,4 @@
-"""What every store must do, wherever it lies: a folder, and a bucket of an S3 server."""
+"""The contract of every store, wherever it lies: a folder, and a bucket of an S3 server."""
 
 import os
 import threading
@@ -278,7 +278,7 @@ def test_a_manifest_nobody_can_use_is_refused(store: ModelStore, folder: Path) -
 
 
 def assert_nothing_published(store: ModelStore, folder: Path) -> None:
-    """Only the number is gone, and the next publisher is not in the way of anything."""
+    """Asserts that only the number is used up, and that the next publisher succeeds."""
     assert list(store.storage.list()) == ["digits/1/claim.json"]
     assert publish_in(store, folder) == 2
     assert store.versions("digits") == [2]

@@ -1,4 +1,4 @@
-"""Every store of training jobs keeps the same promises: SQLite, Redis, Valkey."""
+"""Every store of training jobs keeps the same guarantees: SQLite, Redis, Valkey."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,8 +27,8 @@ Open = Callable[[], JobStore]
 async def open_store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Open]:
-    """Opens the same store, once for each process that there would be."""
-    # Whoever tests on a busy disk waits: how long an answer may take is no promise of the stores.
+    """Opens the same store, once for each simulated process."""
+    # A busy disk is slow: response time is no guarantee of the stores.
     monkeypatch.setattr("services.queueing.redis_streams.clients.COMMAND_TIMEOUT_S", 10.0)
     async with AsyncExitStack() as stack:
         if request.param == "sqlite":

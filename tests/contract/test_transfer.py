@@ -25,7 +25,7 @@ ALL_BYTES = len(b"onnx bytes") + len(GOLDEN) + len(b"{}\n")
 
 @pytest.fixture
 def source(store: ModelStore, folder: Path) -> ModelStore:
-    """A store that holds version 1 of digits, which is in production."""
+    """Returns a store that holds version 1 of digits, which is in production."""
     publish_in(store, folder)
     store.promote("digits", 1)
     return store
@@ -33,7 +33,7 @@ def source(store: ModelStore, folder: Path) -> ModelStore:
 
 @pytest.fixture
 def target(source: ModelStore, s3_url: str, tmp_path: Path) -> ModelStore:
-    """An empty store of the other kind."""
+    """Returns an empty store of the other kind."""
     return ModelStore(s3_url if source.is_local else str(tmp_path / "target"))
 
 
@@ -42,7 +42,7 @@ def copy(source: ModelStore, target: ModelStore) -> CopyReport:
 
 
 def contents(store: ModelStore) -> dict[str, bytes]:
-    """Every file of version 1 but the claim."""
+    """Returns every file of version 1 except the claim."""
     return {
         path: store.storage.get(path, 2**20)
         for path in store.storage.list("digits/1/")
@@ -85,7 +85,7 @@ def test_a_second_copy_copies_nothing(
 def interrupted_copy(
     source: ModelStore, target: ModelStore, patch: pytest.MonkeyPatch, files_done: int
 ) -> None:
-    """A copy whose target is full after some files."""
+    """Makes a copy whose target is full after some files."""
     replace, writes = Storage.replace, count()
 
     def fail_late(self: Storage, path: str, data: bytes) -> None:

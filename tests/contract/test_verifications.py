@@ -1,4 +1,4 @@
-"""Verifications through Redis, both ends: who does them, who shares one, and how a death looks."""
+"""Verifications through Redis, both ends: execution, sharing, and the death of a worker."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def proof() -> SlowProof:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silence is noticed in a moment."""
+    """Shortens the timeout of silent workers."""
     monkeypatch.setattr(verifications, "SAY_EVERY_S", 0.05)
     monkeypatch.setattr(verifications, "SILENT_S", 0.8)
     monkeypatch.setattr(verifications, "BLOCK_S", 0.05)
@@ -43,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def worker(redis: RedisProcess, proof: SlowProof) -> AsyncIterator[asyncio.Task[None]]:
-    """A worker's end; it is stopped with the block."""
+    """Runs a worker's end, which stops with the block."""
     running = asyncio.create_task(VerificationReceiver(RedisClients(redis.url), "w", proof).run())
     yield running
     running.cancel()
@@ -52,7 +52,7 @@ async def worker(redis: RedisProcess, proof: SlowProof) -> AsyncIterator[asyncio
 
 
 def gateway(redis: RedisProcess, name: str = "g", timeout_s: float = 60) -> FleetVerifier:
-    """A gateway's end that knows of one worker."""
+    """Returns a gateway's end that knows of one worker."""
     directory = Directory()
     directory.announce(ServedVersion(lane=LANE, state="ready"))
     found = FleetVerifier(RedisClients(redis.url), name, directory, timeout_s)
@@ -119,11 +119,11 @@ async def test_a_worker_that_falls_silent_is_an_error_and_no_hang(
     receiver = VerificationReceiver(RedisClients(redis.url), "w", proof)
     running = asyncio.create_task(receiver.run())
     asking = asyncio.create_task(verifier.verify("m", 1, heard_by(steps)))
-    # It says so again and again, and is heard for longer than a silence may last.
+    # It reports repeatedly, for longer than the timeout of a silent worker.
     often = 1.2 * verifications.SILENT_S / verifications.SAY_EVERY_S
     await until(lambda: len(steps) > often)
     assert not asking.done()
-    # As a process that is killed: nobody says a last word.
+    # As a killed process: without a final message.
     receiver._redis, dead = _Mute(), receiver._redis  # type: ignore[assignment]
     with pytest.raises(QueueUnavailableError, match="it may have died"):
         await asking
@@ -134,7 +134,7 @@ async def test_a_worker_that_falls_silent_is_an_error_and_no_hang(
 
 
 class _Mute:
-    """A connection on which nothing gets through."""
+    """A connection that delivers nothing."""
 
     def trip(self) -> "_Mute":
         return self

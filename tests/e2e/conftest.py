@@ -20,11 +20,11 @@ MAX_BATCH_SIZE = 8
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that no test writes to.
+    """Returns a store that no test writes to.
 
     linear  versions 1 and 2, y = version * x, at most 8 rows; no pointer, so 2 is live
     pair    two inputs, two outputs
-    lookup  as slow as a request asks, and failing for an index beyond 9
+    lookup  with a latency set by the request, and failing for an index beyond 9
     echo    all datatypes at once; echo-fp32 and so on have one each
     family  an int8 artifact `onnx`, y = 2.00001 * x, and beside it `onnx-1` in fp32, y = 2 * x
     refused a version whose golden inputs do not give its golden outputs
@@ -48,7 +48,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", params=["all-in-one", "split"])
 def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProcess]:
-    """A server of that store, in both shapes, for every test that leaves it as it was."""
+    """Runs a server of that store, in both shapes, for every test that does not change it."""
     running = running_server if request.param == "all-in-one" else running_split
     own = {"family": {"keep_artifacts": ["exact"]}}
     settings: dict[str, Any] = {"max_request_bytes": MAX_REQUEST_BYTES, "readiness": "any_model"}
@@ -59,7 +59,7 @@ def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProces
 
 @pytest.fixture(scope="session")
 def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
-    """A gRPC channel to it; messages of any size."""
+    """Opens a gRPC channel to it; messages of any size."""
     unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     with grpc.insecure_channel(server.grpc, unlimited) as channel:
         yield channel
@@ -67,5 +67,5 @@ def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
 
 @pytest.fixture(scope="session")
 def stub(channel: grpc.Channel) -> GRPCInferenceServiceStub:
-    """The protocol's stub, as tritonclient generated it from its own .proto."""
+    """Returns the protocol's stub, as tritonclient generated it from its own .proto."""
     return GRPCInferenceServiceStub(channel)

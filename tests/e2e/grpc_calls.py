@@ -1,4 +1,4 @@
-"""gRPC as it goes over the wire: messages made with tritonclient's stubs, not with ours."""
+"""gRPC at wire level: messages made with tritonclient's stubs, not with ours."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 def raw_request(model: str, inputs: dict[str, tuple[str, Array]], **fields: Any) -> Any:
-    """A ModelInferRequest with `raw_input_contents`; inputs are (datatype, array) by name."""
+    """Builds a ModelInferRequest with `raw_input_contents`; inputs: (datatype, array) by name."""
     request = pb.ModelInferRequest(model_name=model, **fields)
     for name, (datatype, array) in inputs.items():
         request.inputs.add(name=name, datatype=datatype, shape=array.shape)
@@ -23,7 +23,7 @@ def raw_request(model: str, inputs: dict[str, tuple[str, Array]], **fields: Any)
 
 
 def typed_request(model: str, inputs: dict[str, tuple[str, Array]], **fields: Any) -> Any:
-    """The same with typed `contents`."""
+    """Builds the same with typed `contents`."""
     request = pb.ModelInferRequest(model_name=model, **fields)
     for name, (datatype, array) in inputs.items():
         tensor = request.inputs.add(name=name, datatype=datatype, shape=array.shape)
@@ -32,18 +32,18 @@ def typed_request(model: str, inputs: dict[str, tuple[str, Array]], **fields: An
 
 
 def linear_request(*rows: Sequence[float], **fields: Any) -> Any:
-    """A request to a linear model."""
+    """Builds a request to a linear model."""
     return raw_request("linear", {"x": ("FP32", np.array(rows, np.float32))}, **fields)
 
 
 def lookup_request(index: int, work: int = 0, **fields: Any) -> Any:
-    """A request to a `slow_lookup` model, one row."""
+    """Builds a request to a `slow_lookup` model, one row."""
     inputs = {"work": ("INT64", np.array([work])), "index": ("INT64", np.array([index]))}
     return raw_request("lookup", inputs, **fields)
 
 
 def outputs(response: Any) -> dict[str, Array]:
-    """The output arrays of an answer, from whichever form it has; never from both."""
+    """Returns the output arrays of a response in either form; fails on a mix of both."""
     found: dict[str, Array] = {}
     for position, output in enumerate(response.outputs):
         dtype = VALUES[output.datatype].dtype
@@ -57,7 +57,7 @@ def outputs(response: Any) -> dict[str, Array]:
 
 
 def error_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
-    """Status and message of a call that must fail."""
+    """Returns status and message of a call that must fail."""
     try:
         answer = call()
     except grpc.RpcError as error:
@@ -66,5 +66,5 @@ def error_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
 
 
 def trailing(error_or_call: Any) -> dict[str, str]:
-    """The trailing metadata of a finished call."""
+    """Returns the trailing metadata of a finished call."""
     return {item.key: item.value for item in error_or_call.trailing_metadata()}

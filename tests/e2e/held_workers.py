@@ -1,7 +1,7 @@
-"""Worker processes that stand still, so that what runs and what waits is known, not timed.
+"""Suspended worker processes, so that running and queued work is known instead of timed.
 
-For servers that run their models in processes of their own (`isolate`): stopped by a signal, a
-worker keeps the batch it was given until it may go on, however slow the machine is.
+For servers with models in processes of their own (`isolate`): a worker stopped by a signal keeps
+its batch until it is continued, independent of the machine's speed.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tests.fixtures.worker_processes import children_of
 
 @contextlib.contextmanager
 def stopped_workers(server: ServerProcess) -> Iterator[None]:
-    """Every worker process stands still until the block ends."""
+    """Suspends every worker process until the block ends."""
     workers = children_of(server.pid)
     assert workers, "no worker processes: start the server with isolate=True"
     for pid in workers:
@@ -27,7 +27,7 @@ def stopped_workers(server: ServerProcess) -> Iterator[None]:
         yield
     finally:
         for pid in workers:
-            with contextlib.suppress(ProcessLookupError):  # one that was killed has gone
+            with contextlib.suppress(ProcessLookupError):  # it was killed
                 os.kill(pid, signal.SIGCONT)
 
 
@@ -35,7 +35,7 @@ def stopped_workers(server: ServerProcess) -> Iterator[None]:
 def held_worker(
     server: ServerProcess, model: str, *inputs: Mapping[str, Any], **fields: Any
 ) -> Iterator[None]:
-    """The model's only instance is busy with this request until the block ends: all else waits."""
+    """Keeps the model's only instance busy with this request until the block ends; others wait."""
     with ThreadPoolExecutor(1) as threads:
         with stopped_workers(server):
             before = server.metric("flambeau_in_flight_requests")

@@ -1,4 +1,4 @@
-"""HTTP as it goes over the wire: no client library between a test and the server."""
+"""HTTP at wire level: no client library between a test and the server."""
 
 import http.client
 import json
@@ -16,25 +16,25 @@ Body = bytes | Iterable[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One HTTP answer."""
+    """One HTTP response."""
 
     status: int
     headers: Message
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON, which its Content-Type must promise."""
+        """Returns the body as JSON; checks its Content-Type."""
         assert self.headers["content-type"] == "application/json"
         return json.loads(self.body, parse_constant=_refuse)
 
     def error(self) -> str:
-        """The message of an error body, which must hold nothing else."""
+        """Returns the message of an error body, which must hold nothing else."""
         document = self.json()
         assert list(document) == ["error"]
         return str(document["error"])
 
     def outputs(self) -> dict[str, Any]:
-        """`data` of every output, by name."""
+        """Returns `data` of every output, by name."""
         assert self.status == 200, self.body
         return {output["name"]: output["data"] for output in self.json()["outputs"]}
 
@@ -42,7 +42,7 @@ class Reply:
 def call(
     server: ServerProcess, method: str, path: str, body: Body = b"", headers: Headers | None = None
 ) -> Reply:
-    """One request on a connection of its own; an iterable body is sent chunked."""
+    """Sends one request on a new connection; an iterable body is sent chunked."""
     connection = http.client.HTTPConnection(server.http, timeout=TIMEOUT_S)
     try:
         return call_on(connection, method, path, body, headers)
@@ -57,7 +57,7 @@ def call_on(
     body: Body = b"",
     headers: Headers | None = None,
 ) -> Reply:
-    """One request on a connection that may be used again."""
+    """Sends one request on a reusable connection."""
     connection.request(method, path, body, dict(headers or {}))
     reply = connection.getresponse()
     return Reply(reply.status, reply.headers, reply.read())
@@ -71,7 +71,7 @@ def infer(
     headers: Headers | None = None,
     **fields: Any,
 ) -> Reply:
-    """An inference request in JSON; `fields` are further keys of the document."""
+    """Sends an inference request in JSON; `fields` are additional keys of the document."""
     document = {"inputs": inputs, **fields}
     return post(server, infer_path(model, version), document, headers)
 
@@ -79,27 +79,27 @@ def infer(
 def post(
     server: ServerProcess, path: str, document: object, headers: Headers | None = None
 ) -> Reply:
-    """A JSON document."""
+    """Posts a JSON document."""
     return call(server, "POST", path, json.dumps(document).encode(), headers)
 
 
 def infer_path(model: str, version: str = "") -> str:
-    """The URL's path of an inference."""
+    """Returns the URL's path of an inference."""
     return f"/v2/models/{model}{f'/versions/{version}' if version else ''}/infer"
 
 
 def tensor(name: str, datatype: str, shape: Sequence[int], data: Any) -> dict[str, Any]:
-    """An input in JSON."""
+    """Returns an input in JSON."""
     return {"name": name, "datatype": datatype, "shape": list(shape), "data": data}
 
 
 def linear_input(*rows: Sequence[float]) -> dict[str, Any]:
-    """Input `x` of the linear models: rows of four."""
+    """Returns input `x` of the linear models: rows of four."""
     return tensor("x", "FP32", [len(rows), 4], [list(row) for row in rows])
 
 
 def lookup_inputs(index: int, work: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Inputs of a `slow_lookup` model, one row."""
+    """Returns inputs of a `slow_lookup` model, one row."""
     return tensor("work", "INT64", [1], [work]), tensor("index", "INT64", [1], [index])
 
 

@@ -1,4 +1,4 @@
-"""For every datatype the runtime takes: an array of values that a sloppy codec would not keep."""
+"""Arrays of values that an inexact codec would change, for every datatype of the runtime."""
 
 from typing import Any
 
@@ -43,15 +43,15 @@ CONTENTS_FIELDS = {
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
 }
-"""The field of `InferTensorContents` for each datatype, as the protocol says."""
+"""The field of `InferTensorContents` for each datatype, as the protocol defines it."""
 
 
 def echo_model(datatype: str) -> str:
-    """The model that gives back one tensor of this datatype."""
+    """Returns the name of the model that echoes one tensor of this datatype."""
     return f"echo-{datatype.lower()}"
 
 
 def assert_same_bits(found: Array, expected: Array) -> None:
-    """Equal in type, shape and every bit: -0.0 is not 0.0, and NaN is itself."""
+    """Asserts equality of type, shape and every bit: -0.0 is not 0.0, and NaN is itself."""
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     assert found.tobytes() == expected.tobytes()

@@ -1,4 +1,4 @@
-"""A locked server, as its operator and its callers have it: keys given out and taken back."""
+"""A locked server, as seen by its operator and its clients: keys issued and revoked."""
 
 import json
 import os
@@ -21,20 +21,20 @@ BODY = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]
 
 
 def flambeau(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """A verb of the command line, to its end."""
+    """Runs a verb of the command line to its end."""
     command = [sys.executable, "-m", "flambeau", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 def access(*arguments: str) -> Result:
-    """A verb that needs no server, in this process."""
+    """Runs a verb that needs no server, in this process."""
     found = CliRunner().invoke(access_app, arguments)
     assert found.exit_code == 0, found.output
     return found
 
 
 def status(server: ServerProcess, key: str) -> int:
-    """The status of an inference over REST."""
+    """Returns the status of an inference over REST."""
     call = urllib.request.Request(
         f"http://{server.http}/v2/models/linear/infer", BODY, {"x-api-key": key}
     )

@@ -1,4 +1,4 @@
-"""Every attack once, shortly; `make adversarial` gives each some seconds, and stalls a limit."""
+"""Every attack once, briefly; `make adversarial` runs each for seconds, with a limit on stalls."""
 
 import random
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.adversarial.victim import budget_bytes
 
 SECONDS = 0.2
 MAX_STALL_S = 2.0
-"""Other tests have the cores meanwhile. Loops that were blocked stood still for many seconds."""
+"""Other tests use the cores meanwhile. A blocked event loop stalls for many seconds."""
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

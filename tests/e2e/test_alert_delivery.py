@@ -1,4 +1,4 @@
-"""An alert on its whole way: a counter, Prometheus, Alertmanager, somebody's webhook."""
+"""An alert end to end: a counter, Prometheus, Alertmanager, a webhook."""
 
 import json
 import queue
@@ -27,7 +27,7 @@ WAIT_S = 60.0
 
 @contextmanager
 def webhook() -> Iterator[tuple[str, "queue.Queue[tuple[str, Any]]"]]:
-    """Yields its host:port, and what it was told: path and document."""
+    """Yields its host:port, and the received notifications: path and document."""
     told: queue.Queue[tuple[str, Any]] = queue.Queue()
 
     class Handler(QuietHandler):
@@ -43,7 +43,7 @@ def webhook() -> Iterator[tuple[str, "queue.Queue[tuple[str, Any]]"]]:
 
 @contextmanager
 def running_alertmanager(folder: Path, receiver: str) -> Iterator[str]:
-    """Runs it on the configuration that is deployed, with its receivers filled in."""
+    """Runs it on the deployed configuration, with its receivers filled in."""
     config = yaml.safe_load(CONFIG.read_text())
     config["route"]["group_wait"] = "0s"
     for one in config["receivers"]:
@@ -74,7 +74,7 @@ def test_somebody_is_told(tmp_path: Path) -> None:
     """Of what cannot wait on one way, of what can on the other."""
     program("prometheus")
     metrics = Metrics("test")
-    # As where a version fails the moment it is read: nobody has ever seen these at 0.
+    # As if a version failed when first read: no scrape has seen these at 0.
     metrics.failed_verifications.labels("digits", "3").inc()
     metrics.dead_letters.labels("digits", "3").inc()
     with (

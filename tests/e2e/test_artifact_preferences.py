@@ -1,4 +1,4 @@
-"""Callers that say which artifact is to answer, in both shapes: REST, and clients others wrote."""
+"""Requests that choose an artifact, in both shapes: REST, and third-party clients."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ from tests.fixtures.triton_client import TritonClient
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 EXACT = {"y": [2.0, 4.0, 6.0, 8.0]}
-"""What `onnx-1` answers, and what `onnx`, the default one, does not."""
+"""Output of `onnx-1`, which differs from that of `onnx`, the default artifact."""
 
 
 def ask(server: ServerProcess, **preference: str) -> Reply:
-    """One row, over REST."""
+    """Sends one row over REST."""
     return infer(server, "family", linear_input(ROW), parameters=preference)
 
 

@@ -1,4 +1,4 @@
-"""Which artifact of a version is served, and what happens to one that cannot be trusted."""
+"""The choice of a version's served artifact, and the handling of invalid ones."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.fixtures.servers import ServerProcess, running_server
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 NEARLY = 2.00001
-"""A scale within the tolerance of 2, and told apart from it in every output."""
+"""A scale within the tolerance of 2, yet different in every output."""
 
 
 def artifact_of(server: ServerProcess, model: str) -> str:
@@ -29,7 +29,7 @@ def answer_of(server: ServerProcess, model: str) -> list[float]:
 
 
 def assert_refused(server: ServerProcess, model: str, *reasons: str) -> None:
-    """Not ready, over every call, and each says why."""
+    """Asserts that the model is not ready over every protocol, with these reasons."""
     for version in ("", "1"):
         reply = infer(server, model, linear_input(ROW), version=version)
         assert reply.status == 503
@@ -98,7 +98,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def flip_name_of_graph(version: Path) -> None:
-    """One byte that no runtime minds: only the digest can tell."""
+    """Changes one byte that no runtime checks: only the digest reveals it."""
     path = version / "model.0.onnx"
     flip(path, path.read_bytes().index(b"\x12\x01g") + 2)
     assert onnx.load_model_from_string(path.read_bytes()).graph.name == "f"
@@ -147,7 +147,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def damaged_server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One model for each kind of damage, and one that is whole."""
+    """Runs a server with one model for each kind of damage, and an intact one."""
     store = tmp_path_factory.mktemp("damaged")
     for what, (damage, _) in DAMAGE.items():
         publish(str(store), what.replace(" ", "-"), linear(2))

@@ -1,4 +1,4 @@
-"""Nonsense over gRPC: a precise status each time, and the next good request is answered as ever."""
+"""Invalid gRPC requests: a precise status each time, and the next valid request succeeds."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def _the_next_good_request_is_answered(stub: Any, server: ServerProcess) -> Iter
 
 
 def with_input(form: Any = raw_request, array: Any = X, **changes: Any) -> Any:
-    """A request whose one input is changed after it was made."""
+    """Returns a request whose one input is changed after creation."""
     request = form("linear", {"x": ("FP32", array)})
     shape = changes.pop("shape", None)
     for name, value in changes.items():
@@ -46,7 +46,7 @@ def with_input(form: Any = raw_request, array: Any = X, **changes: Any) -> Any:
 
 
 def changed(change: Callable[[Any], object], form: Any = raw_request) -> Any:
-    """A good request, and then a change to it."""
+    """Returns a valid request with a change applied."""
     request = form("linear", {"x": ("FP32", X)})
     change(request)
     return request
@@ -59,7 +59,7 @@ def wanted(*names: str) -> Any:
 
 
 def in_field(field: str, values: list[Any], datatype: str = "FP32") -> Any:
-    """A typed request that fills this field of `contents`."""
+    """Returns a typed request that fills this field of `contents`."""
     request = pb.ModelInferRequest(model_name=f"echo-{datatype.lower()}")
     tensor = request.inputs.add(name=f"in_{datatype}", datatype=datatype, shape=[1, len(values)])
     getattr(tensor.contents, field).extend(values)

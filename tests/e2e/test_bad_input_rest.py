@@ -1,4 +1,4 @@
-"""Nonsense over REST: a precise 4xx each time, and the next good request is answered as ever."""
+"""Invalid REST requests: a precise 4xx each time, and the next valid request succeeds."""
 
 import gzip
 import json
@@ -228,7 +228,7 @@ def test_body_over_the_limit(server: ServerProcess) -> None:
 
 
 def test_body_of_exactly_the_limit_is_read(server: ServerProcess) -> None:
-    """It is refused for what it holds, and not for its size."""
+    """Its content is refused, not its size."""
     document = json.dumps(x()).encode()
     body = document + b" " * (MAX_REQUEST_BYTES - len(document))
     for sent, fields in ((body, {}), (gzip.compress(body, 1), {"content-encoding": "gzip"})):
@@ -300,7 +300,7 @@ def test_what_is_no_http_at_all(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("start", [b"GET /v2?", b"GET /v2 HTTP/1.1\r\nx-long: "])
 def test_head_that_never_ends(server: ServerProcess, start: bytes) -> None:
-    """The server hangs up, after a word that the caller may be too busy sending to read."""
+    """The server closes the connection, after a response that a busy sender may not read."""
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as connection:
         connection.sendall(start)
         with pytest.raises(OSError, match=r"reset|pipe"):

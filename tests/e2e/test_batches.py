@@ -1,4 +1,4 @@
-"""The settings that shape batches, for the whole server and for single models."""
+"""Batching settings, for the whole server and for single models."""
 
 import http.client
 import json
@@ -22,7 +22,7 @@ MAX_ROWS = 16
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Models that say how many rows their backend saw, each with settings of its own."""
+    """Runs models that return their backend's row count, each with settings of its own."""
     store = str(tmp_path_factory.mktemp("store"))
     golden = {"x": np.zeros((1, 4), np.float32)}
     for model in MODELS:
@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def rows_seen(server: ServerProcess, model: str, count: int) -> list[int]:
-    """What the backend says of a request of so many rows, each time."""
+    """Returns the backend's row counts for a request of so many rows."""
     seen = infer(server, model, linear_input(*[ROW] * count)).outputs()["rows"]
     assert isinstance(seen, list)
     return seen

@@ -1,4 +1,4 @@
-"""Which artifact is the fastest here is found out while a server serves, and nobody feels it."""
+"""The fastest artifact on this machine is measured during serving, without effect on clients."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Dashboards on a real Prometheus that watches a gateway, a worker and a trainer under load."""
+"""Dashboards on a real Prometheus that scrapes a gateway, a worker and a trainer under load."""
 
 import secrets
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def test_every_panel_has_data(fleet: Fleet) -> None:
 
 
 def test_panels_without_data_of_a_server_in_one_process_say_why(tmp_path: Path) -> None:
-    """It has no Redis: every other panel has data, and those of Redis have words in its place."""
+    """It has no Redis: every other panel has data, and the Redis panels show a text instead."""
     program("prometheus")
     store = tmp_path / "store"
     publish(str(store), "linear", linear(1.0, layers=4))
@@ -115,7 +115,7 @@ SELDOM = {
     "worker": TLS,
     "trainer": TLS,
 }
-"""What has no series until it happens, or is set up."""
+"""Metrics without series until an event, or a setting."""
 
 
 def names(metric: Metric) -> list[str]:

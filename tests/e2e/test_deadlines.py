@@ -1,6 +1,6 @@
-"""What a caller says of its patience: time limits, priorities, and hanging up.
+"""Client-side limits: timeouts, priorities, and disconnection.
 
-The models run in worker processes that the tests stop, so that what waits is certain to wait.
+The models run in worker processes that the tests suspend, so that queued requests stay queued.
 """
 
 import http.client
@@ -33,7 +33,7 @@ HEADER = "x-request-timeout-ms"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """`lookup` answers at once, `single` too but a row at a time, `slow` takes some 10 ms."""
+    """Runs `lookup`, which answers at once, `single`, a row at a time, and `slow`, in some ms."""
     store = str(tmp_path_factory.mktemp("store"))
     publish(store, "lookup", lookup())
     publish(store, "single", lookup(), max_batch_size=1)
@@ -55,17 +55,17 @@ def over_grpc(server: ServerProcess) -> Iterator[TritonClient]:
 
 
 def index(value: int) -> dict[str, Any]:
-    """The input of a lookup, for REST without a library."""
+    """Returns the input of a lookup, for REST without a library."""
     return tensor("index", "INT64", [1], [value])
 
 
 def given(value: int) -> Inputs:
-    """The same for tritonclient."""
+    """Returns the same for tritonclient."""
     return {"index": np.array([value])}
 
 
 class Watch:
-    """How many rows a model ran, and how many requests were dropped, since this was made."""
+    """Rows that a model ran, and dropped requests, since its creation."""
 
     def __init__(self, server: ServerProcess, model: str = "lookup") -> None:
         self._server, self._model = server, model
@@ -85,29 +85,29 @@ class Watch:
         return self._read()[0] - self._rows
 
     def dropped(self) -> dict[str, float]:
-        """By reason, those there are."""
+        """Dropped requests by reason, without zeros."""
         now = self._read()[1]
         grown = {reason: now[reason] - before for reason, before in self._dropped.items()}
         return {reason: count for reason, count in grown.items() if count}
 
 
 class Caller:
-    """Asks for one lookup, saying in one of many ways how long it will wait."""
+    """Requests one lookup, with a timeout given in one of many ways."""
 
     def __init__(self, server: ServerProcess, rest: TritonClient, over_grpc: TritonClient) -> None:
         self._server, self._rest, self._grpc = server, rest, over_grpc
 
     def over_rest(self, headers: dict[str, str], **parameters: int) -> tuple[str, str]:
-        """Status and message of the error it must get; no library in between."""
+        """Returns status and message of the expected error, without a client library."""
         reply = infer(self._server, "lookup", index(3), headers=headers, parameters=parameters)
         return str(reply.status), reply.error()
 
     def by_tritonclient_over_rest(self, **how: Any) -> tuple[str, str]:
-        """The same by tritonclient."""
+        """Does the same with tritonclient."""
         return self._error(self._rest, how)
 
     def over_grpc(self, **how: Any) -> tuple[str, str]:
-        """The same over gRPC."""
+        """Does the same over gRPC."""
         return self._error(self._grpc, how)
 
     @staticmethod
@@ -141,7 +141,7 @@ LIMITS: dict[str, Callable[[Caller], tuple[str, str]]] = {
         timeout=FAR_MS * 1000, client_timeout=LIMIT_MS / 1000
     ),
 }  # fmt: skip
-"""Ways to say that the answer is of no use after `LIMIT_MS`."""
+"""Ways to set a timeout of `LIMIT_MS`."""
 
 
 @pytest.mark.parametrize("way", LIMITS)
@@ -153,10 +153,10 @@ def test_what_is_out_of_time_never_reaches_the_model(
         status, message = LIMITS[way](caller)
         server.wait_for_metric(0, "flambeau_queue_depth", model="lookup")
     assert status == ("504" if way.startswith("REST") else "DEADLINE_EXCEEDED")
-    assert "time" in message or "Deadline" in message  # grpcio's own words for its own deadline
+    assert "time" in message or "Deadline" in message  # grpcio's own message for its own deadline
     assert infer(server, "lookup", index(2)).outputs() == {"value": [2]}
     assert watch.rows() == 2, "the late request ran"
-    # A gRPC deadline passes on both sides at once: whoever is first says what it was.
+    # A gRPC deadline passes on both sides at once: the faster side reports it.
     assert watch.dropped() in (
         [{"expired": 1}, {"cancelled": 1}] if way.startswith("gRPC deadline") else [{"expired": 1}]
     )
@@ -267,7 +267,7 @@ def test_earlier_deadline_goes_first(server: ServerProcess) -> None:
 def order_of_answers(
     server: ServerProcess, requests: list[tuple[str, Callable[[], Any]]]
 ) -> list[str]:
-    """Sends them one after the other to a held worker; which ids it then answers, in order."""
+    """Sends them one after the other to a held worker; returns the ids in order of response."""
     sent: list[Future[Any]] = []
     with ThreadPoolExecutor(len(requests)) as threads:
         with held_worker(server, "single", index(0)):

@@ -183,7 +183,7 @@ def test_concurrent_requests_share_batches_and_each_gets_its_own_answer(
 
 
 class BusyWorker:
-    """The lookup lane held by one long request, so that whatever comes next has to wait."""
+    """The lookup lane held by one long request, so that later requests wait."""
 
     def __init__(self, stub: Any, server: ServerProcess) -> None:
         self._server = server
@@ -194,7 +194,7 @@ class BusyWorker:
         server.wait_for_metric(0, "flambeau_queue_depth", model="lookup")
 
     def finish(self) -> float:
-        """Lets it end and one more request run; returns the rows of all batches since the start."""
+        """Ends it and runs one more request; returns the rows of all batches since the start."""
         assert not self.call.done(), "the lane was never held; give it more work"
         assert outputs(self.call.result(TIMEOUT_S))["value"].tolist() == [1]
         assert outputs(self._stub.ModelInfer(lookup_request(2)))["value"].tolist() == [2]

@@ -1,4 +1,4 @@
-"""grpc.health.v1 and reflection, as Kubernetes, load balancers and grpcurl use them."""
+"""grpc.health.v1 and reflection, as used by Kubernetes, load balancers and grpcurl."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ SERVICE = "inference.GRPCInferenceService"
 SERVING = health.HealthCheckResponse.SERVING
 NOT_SERVING = health.HealthCheckResponse.NOT_SERVING
 DRAIN_TIMEOUT_S = 30
-"""What accepted requests are given by default; there are none here."""
+"""Default drain timeout for accepted requests; there are none here."""
 SERVICE_UNKNOWN = health.HealthCheckResponse.SERVICE_UNKNOWN
 
 
@@ -51,13 +51,13 @@ def test_watch_of_an_unknown_service_stays_open(health_stub: Any) -> None:
 
 
 def watch_of(channel: grpc.Channel, service: str = "") -> Any:
-    """A watch, which must not wait for ever if the server has stopped to answer."""
+    """Opens a watch that ends even if the server no longer responds."""
     return HealthStub(channel).Watch(health.HealthCheckRequest(service=service), timeout=TIMEOUT_S)
 
 
 @pytest.fixture
 def stopping_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """One that a test may stop."""
+    """Runs a server that a test may stop."""
     onnx_models.publish(str(tmp_path), "linear", onnx_models.linear())
     with running_server(tmp_path) as server:
         yield server
@@ -69,7 +69,7 @@ def test_watch_sees_the_server_stop(stopping_server: ServerProcess) -> None:
         watches = [watch_of(channel, service) for service in ("", SERVICE) for _ in range(8)]
         assert {next(watch).status for watch in watches} == {SERVING}
         stopping_server.ask_to_stop()
-        # Each leaves as soon as it is told, while the server still tells the others.
+        # Each watch ends after its update, while the server still notifies the others.
         for watch in watches:
             assert next(watch).status == NOT_SERVING
             watch.cancel()

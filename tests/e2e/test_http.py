@@ -1,4 +1,4 @@
-"""HTTP itself: compression, chunks, connections that are used again, HEAD."""
+"""HTTP itself: compression, chunks, connection reuse, HEAD."""
 
 import gzip
 import http.client

@@ -1,4 +1,4 @@
-"""How many batches run at once: instances of a model, and runs on the device."""
+"""Concurrent batches: instances of a model, and runs on the device."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +19,7 @@ def index(value: int) -> dict[str, Any]:
 def send(
     server: ServerProcess, threads: ThreadPoolExecutor, model: str, value: int
 ) -> "Future[Reply]":
-    """A request to a model whose workers stand still; returns when it has been let in."""
+    """Sends a request to a model with suspended workers; returns after its admission."""
     before = server.metric("flambeau_in_flight_requests")
     sent = threads.submit(infer, server, model, index(value))
     server.wait_for_metric(before + 1, "flambeau_in_flight_requests")

@@ -1,4 +1,4 @@
-"""Jobs as callers see them: REST, gRPC, the command line, and webhooks."""
+"""Jobs as clients see them: REST, gRPC, the command line, and webhooks."""
 
 import base64
 import gzip
@@ -32,7 +32,7 @@ SECRET = "whsec_" + base64.b64encode(b"a secret of thirty-two bytes ...").decode
 
 
 class Told:
-    """A host that is told that jobs are over; its first answers may be errors."""
+    """A webhook receiver; its first responses may be errors."""
 
     def __init__(self, *statuses: int) -> None:
         self.calls: Queue[tuple[dict[str, str], bytes]] = Queue()
@@ -47,7 +47,7 @@ class Told:
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
-                """Nothing: the test sees the calls."""
+                """Does nothing: the test sees the calls."""
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -302,7 +302,7 @@ with JobClient(sys.argv[1]) as jobs:
     assert fails(NotFoundError, lambda: jobs.get("linear.0123456789abcdef"))
     assert fails(InvalidRequestError, lambda: jobs.submit("linear", {{"z": inputs["x"]}}))
 """
-"""What users write; a process of its own."""
+"""A user's script; runs as a process of its own."""
 
 
 def test_jobs_over_grpc(server: SplitServer) -> None:
@@ -390,7 +390,7 @@ def test_one_process_alone_keeps_no_jobs(store: ModelStore) -> None:
 
 
 def run(server: SplitServer, command: str, *arguments: str, code: int = 0) -> str:
-    """What `flambeau jobs` prints."""
+    """Returns the output of `flambeau jobs`."""
     done = subprocess.run(
         [sys.executable, "-m", "flambeau", "jobs", command, *arguments, f"--server={server.grpc}"],
         capture_output=True,

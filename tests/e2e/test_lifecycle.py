@@ -1,4 +1,4 @@
-"""Pointers that move under a running server, and its end."""
+"""Moving pointers under a running server, and its shutdown."""
 
 import http.client
 import json
@@ -27,12 +27,12 @@ from tests.fixtures.triton_messages import GRPCInferenceServiceStub, pb
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 SWITCH_S = 2.0
-"""How soon a moved pointer takes effect, as promised."""
+"""Guaranteed time until a moved pointer takes effect."""
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    """Versions 1, 2 and 3 of `linear`, each y = version * x, and production on 1."""
+    """Returns versions 1, 2 and 3 of `linear`, each y = version * x, and production on 1."""
     store = ModelStore(str(tmp_path))
     for scale in (1, 2, 3):
         publish(store.url, "linear", linear(scale))
@@ -42,13 +42,13 @@ def store(tmp_path: Path) -> ModelStore:
 
 @pytest.fixture
 def server(store: ModelStore) -> Iterator[ServerProcess]:
-    """Loads only what a pointer names, so that every move loads, switches and unloads."""
+    """Loads only pointed-to versions, so that every move loads, switches and unloads."""
     with running_server(Path(store.url), newest_versions=0) as server:
         yield server
 
 
 def live_version(server: ServerProcess) -> int:
-    """The version that answers a request without one; its numbers must be that version's."""
+    """Returns the version that answers a request without one; checks its numbers."""
     reply = infer(server, "linear", linear_input(ROW))
     version = int(reply.json()["model_version"])
     assert reply.outputs() == {"y": [version * x for x in ROW]}
@@ -56,7 +56,7 @@ def live_version(server: ServerProcess) -> int:
 
 
 def switches_in_time(server: ServerProcess, version: int) -> None:
-    """Asks again and again: what counts is when callers see it."""
+    """Polls with requests: the time seen by clients counts."""
     started = time.monotonic()
     while live_version(server) != version:
         assert time.monotonic() - started < SWITCH_S, f"version {version} is not live yet"
@@ -209,7 +209,7 @@ def test_server_of_named_models_is_ready_when_all_are_live(tmp_path: Path) -> No
         assert not stub.ServerReady(pb.ServerReadyRequest()).ready
         publish(str(tmp_path), "late", linear())
         server.wait_for_log(message="version live", model="late")
-        # Said a little later, at the end of the look at the store.
+        # Logged a little later, at the end of the store poll.
         wait_until(lambda: call(server, "GET", "/v2/health/ready").status == 200)
         assert stub.ServerReady(pb.ServerReadyRequest()).ready
 

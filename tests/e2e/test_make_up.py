@@ -1,4 +1,4 @@
-"""`make up`, `flambeau up` and `up-split` as processes: which are left when they serve, and end."""
+"""`make up`, `flambeau up` and `up-split` as processes: those left while serving, and the end."""
 
 import os
 import re
@@ -25,20 +25,20 @@ FREE_PORTS = "--set http_port=0 --set grpc_port=0 --set metrics_port=0"
 DIGITS = ROOT / "training/recipes/digits_cnn.yaml"
 TRAINED_S = 240.0
 MOST_BYTES = 200 * 2**20
-"""Of a server with one small model: it has 115 MB, and would have 400 more with torch."""
+"""Limit for a server with one small model: it uses 115 MB, and would use 400 more with torch."""
 SOON_S = 20.0
-"""A start that waits for what will never be there takes a minute."""
+"""Limit in seconds; a start that waits for a missing part takes a minute."""
 WORK = 100_000
 """Matrix products: about a second of a model's time."""
 
 
 def processes() -> dict[int, tuple[int, int]]:
-    """Parent and session of every process that has not ended."""
+    """Returns parent and session of every process that has not ended."""
     found = {}
     for folder in Path("/proc").iterdir():
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except (OSError, NotADirectoryError):  # it has ended, or is none
+        except (OSError, NotADirectoryError):  # it has ended, or is no process
             continue
         if folder.name.isdigit() and fields[0] != "Z":
             found[int(folder.name)] = (int(fields[1]), int(fields[3]))
@@ -46,12 +46,12 @@ def processes() -> dict[int, tuple[int, int]]:
 
 
 def of_session(session: int) -> set[int]:
-    """Every process of a session."""
+    """Returns every process of a session."""
     return {pid for pid, (_, own) in processes().items() if own == session}
 
 
 def descendants(ancestor: int) -> dict[int, str]:
-    """Every process below one, with its command line."""
+    """Returns every descendant of a process, with its command line."""
     parents = {pid: parent for pid, (parent, _) in processes().items()}
     below: dict[int, str] = {}
     for pid in sorted(parents):
@@ -64,7 +64,7 @@ def descendants(ancestor: int) -> dict[int, str]:
 
 
 def await_end(pid: int) -> None:
-    """Waits until a process has ended that is not a child of this one."""
+    """Waits for the end of a process that is not a child of this one."""
     with suppress(ProcessLookupError):
         descriptor = os.pidfd_open(pid)
         try:
@@ -104,7 +104,7 @@ def running(command: list[str], folder: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """With a model in its store, so that nothing is trained."""
+    """Creates a clone with a model in its store, so that nothing is trained."""
     folder = tmp_path / "clone"
     folder.mkdir()
     publish(str(link_clone(folder) / "var/model_store"), "lookup", slow_lookup())
@@ -112,7 +112,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def ask(server: ServerProcess) -> int:
-    """The status of a request that takes about a second."""
+    """Returns the status of a request that takes about a second."""
     index = tensor("index", "INT64", [1], [1])
     return infer(server, "lookup", tensor("work", "INT64", [1], [WORK]), index).status
 
@@ -181,7 +181,7 @@ def test_a_redis_that_dies_ends_all_with_its_last_words(tmp_path: Path) -> None:
 
 @contextmanager
 def running_split(folder: Path) -> Iterator[ServerProcess]:
-    """`flambeau up-split` in a folder, once it serves; its REST port is known."""
+    """Runs `flambeau up-split` in a folder; yields once it serves and its REST port is known."""
     publish(str(folder / "store"), "lookup", slow_lookup())
     options = [f"--store={folder / 'store'}", "--gateways=1", "--workers=1", "--no-load"]
     split = ServerProcess(start([COMMAND, "up-split", *options, *FREE_PORTS.split()], folder))
@@ -253,7 +253,7 @@ def test_nothing_of_the_training_is_left_while_a_server_runs(tmp_path: Path) -> 
     options = [f"--store={tmp_path / 'store'}", f"--recipe={tmp_path / 'recipe.yaml'}"]
     with running([COMMAND, "up", *options, *FREE_PORTS.split()], tmp_path) as server:
         assert any("published digits 1" in line for line in server.output.all())
-        # The server's own: what tries artifacts with limits, for a while after the last one.
+        # The server's own process that runs artifacts with limits stays a while after the last one.
         for pid, command in descendants(server.pid).items():
             assert "services.inference.isolation." in command, command[-300:]
             await_end(pid)

@@ -1,6 +1,6 @@
-"""Versions that do not fit into memory: refused with the figures, or in turn.
+"""Versions that exceed the memory: refused with the figures, or loaded in turn.
 
-How much a server and a version take differs from machine to machine, so it is measured first.
+The memory of a server and of a version depends on the machine, so it is measured first.
 """
 
 import re
@@ -16,7 +16,7 @@ from tests.fixtures.servers import ServerProcess, running_server
 MEBIBYTE = 2**20
 LARGE_WIDTH = 3000
 LARGE_MIB = 4 * LARGE_WIDTH**2 // MEBIBYTE
-"""Above 32 MiB, malloc gives memory back as soon as it is freed (mallopt(3), M_MMAP_THRESHOLD)."""
+"""Above 32 MiB, malloc returns memory as soon as it is freed (mallopt(3), M_MMAP_THRESHOLD)."""
 LOADS = "flambeau_model_load_duration_seconds_count"
 ROW = [1.0, 2.0, 3.0, 4.0]
 
@@ -26,9 +26,9 @@ class Measured:
     """Memory in MiB."""
 
     two_loaded: float
-    """Of a server that serves two large models."""
+    """Memory of a server that serves two large models."""
     large: float
-    """Of one of them; the runtime it needs was there before."""
+    """Memory of one of them, without its runtime, which was loaded before."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     store = tmp_path_factory.mktemp("store")
     for model in ("one", "two"):
         publish_large(store, model)
-    # Any limit makes versions load one after the other, so that each is measured by itself.
+    # Any limit serialises loading, so that each version is measured by itself.
     with running_server(store, max_memory_mib=2**30) as server:
         resident = server.metric("process_resident_memory_bytes")
         taken = [server.metric("flambeau_model_memory_bytes", model=m) for m in ("one", "two")]
@@ -45,7 +45,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
 
 def publish_large(store: Path, model: str) -> None:
-    """A model whose weights are `LARGE_MIB`, and which is warmed up in no time."""
+    """Publishes a model with weights of `LARGE_MIB` and a negligible warm-up."""
     publish(str(store), model, linear(layers=1, width=LARGE_WIDTH), max_batch_size=1)
 
 
@@ -108,12 +108,12 @@ def test_the_idle_version_used_longest_ago_makes_room_and_comes_back(
 
 
 def away(server: ServerProcess) -> set[str]:
-    """The models that are not ready; none of them is asked for."""
+    """Returns the models that are not ready, without requesting one."""
     models = ("first", "second", "third")
     return {m for m in models if call(server, "GET", f"/v2/models/{m}/ready").status != 200}
 
 
 def made_room(server: ServerProcess, model: str) -> str:
-    """For which model one was unloaded."""
+    """Returns the model for which another one was unloaded."""
     log = server.wait_for_log(message="unloading an idle version to make room", model=model)
     return str(log["for"]).split("'")[1]

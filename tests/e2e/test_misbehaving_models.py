@@ -1,6 +1,6 @@
-"""Models that raise, lose rows, say NaN, block or crash: who pays for it, and nobody else.
+"""Models that raise, lose rows, return NaN, block or crash: only their own requests fail.
 
-`x` is doubled; a row with `TRIGGER` in it sets the model off.
+`x` is doubled; a row with `TRIGGER` in it triggers the misbehaviour.
 """
 
 import os
@@ -30,7 +30,7 @@ EXECUTION_TIMEOUT_S = 1.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """All in one process; batches of `raising` and `losing` wait until they are full."""
+    """Runs all in one process; batches of `raising` and `losing` wait until they are full."""
     store = str(tmp_path_factory.mktemp("store"))
     misbehaving_models.publish(store, "raising", misbehaving_models.raising())
     misbehaving_models.publish(store, "losing", misbehaving_models.losing_rows())
@@ -52,12 +52,12 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def ask(server: ServerProcess, model: str, *values: float, **fields: Any) -> Reply:
-    """A request of one row of each value."""
+    """Sends a request with one row for each value."""
     return infer(server, model, linear_input(*([value] * WIDTH for value in values)), **fields)
 
 
 def infer_over_grpc(server: ServerProcess, request: Any) -> Any:
-    """The answer to a request."""
+    """Returns the response to a request."""
     with grpc.insecure_channel(server.grpc) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)
         return stub.ModelInfer(request)
@@ -161,7 +161,7 @@ def test_a_model_that_blocks_is_given_up_and_answers_again(
 
 @pytest.fixture(scope="module")
 def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Each model in a process of its own; one of them crashes, one blocks."""
+    """Runs each model in a process of its own; one of them crashes, one blocks."""
     store = str(tmp_path_factory.mktemp("store"))
     misbehaving_models.publish(store, "crashing", misbehaving_models.crashing())
     misbehaving_models.publish(store, "blocking", misbehaving_models.blocking())

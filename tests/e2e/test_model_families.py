@@ -1,7 +1,7 @@
 """Every family of networks, from its recipe to a published version: short runs on real data.
 
-The recipes train for longer; here a few epochs show that each kind of artifact is proven, and that
-what was learned is far above chance.
+The recipes train for longer; here a few epochs show that each kind of artifact is verified, and
+that the accuracy is far above chance.
 """
 
 import io
@@ -39,12 +39,12 @@ FAMILIES: dict[str, tuple[float, tuple[str, ...]]] = {
     "digits_swish": (0.85, ("train.epochs=5",)),
     "digits_early_exit": (0.7, ("train.epochs=6",)),
 }
-"""By recipe, the least accuracy of a short run, and what makes it short."""
+"""By recipe, the minimum accuracy of a short run, and the settings that shorten it."""
 
 
 def trained(recipe: str, overrides: tuple[str, ...], folder: Path) -> tuple[ModelStore, Manifest]:
     store = str(folder / "store")
-    # Tolerances of quantized kinds are for networks that are sure of their answers.
+    # Tolerances of quantized kinds are for networks with confident outputs.
     chosen = load_recipe(str(RECIPES / f"{recipe}.yaml"), [*overrides, "track=[]"])
     loose = {"max_abs_difference": 1.0, "min_agreement": 0.9}
     export = [

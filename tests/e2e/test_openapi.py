@@ -1,4 +1,4 @@
-"""The OpenAPI document and the page that shows it."""
+"""The OpenAPI document and the page that displays it."""
 
 import json
 import re

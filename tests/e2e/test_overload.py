@@ -1,4 +1,4 @@
-"""Every limit on waiting work, when it is hit: refused at once, named, counted, and over soon."""
+"""Every limit on queued work: immediate refusal, named, counted, and recovery."""
 
 import http.client
 import json
@@ -39,7 +39,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def hold(
     server: ServerProcess, threads: ThreadPoolExecutor, model: str = "lookup"
 ) -> "Future[Reply]":
-    """A request that keeps the worker of a model busy; returns when it runs."""
+    """Sends a request that keeps the worker of a model busy; returns when it runs."""
     before = server.metric("flambeau_in_flight_requests")
     held = threads.submit(infer, server, model, *lookup_inputs(1, work=LONG))
     server.wait_for_metric(before + 1, "flambeau_in_flight_requests")
@@ -68,7 +68,7 @@ def test_full_queue_over_rest(store: Path, threads: ThreadPoolExecutor) -> None:
 def test_overload_is_answered_by_a_faster_artifact_that_is_named(
     tmp_path: Path, threads: ThreadPoolExecutor
 ) -> None:
-    work = np.full(8, 500, np.int64)  # at load, the first artifact is seen to be the slower one
+    work = np.full(8, 500, np.int64)  # at load, the first artifact is measured as the slower one
     golden = {"work": work, "index": np.arange(8, dtype=np.int64)}
     publish(str(tmp_path), "lookup", slow_lookup(), slow_lookup(width=8), golden=golden)
     settings = {"artifact": "onnx", "keep_artifacts": ["all"], "when_overloaded": "degrade"}

@@ -1,4 +1,4 @@
-"""Requests of different lengths: they share batches, and each is answered as if it were alone."""
+"""Requests of different lengths share batches, and each gets the same outputs as alone."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +24,12 @@ PADDING = Padding(
     mask="mask",
 )
 Asked = tuple[Array, Array | None]
-"""The tokens, and the mask unless it is left out."""
+"""The tokens, and the mask, or None if it is omitted."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """`sums` pads; `plain` is the same model without padding."""
+    """Runs `sums`, which pads; `plain` is the same model without padding."""
     store = str(tmp_path_factory.mktemp("store"))
     publish(store, "sums", masked_sum(), padding=PADDING)
     publish(store, "plain", masked_sum())
@@ -38,14 +38,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def tokens(length: int, rows: int = 1) -> Array:
-    """Tokens that tell lengths and positions apart."""
+    """Returns tokens that identify lengths and positions."""
     return (np.arange(rows * length).reshape(rows, length) + 10 * length).astype(np.int64)
 
 
 def by_tritonclient(
     server: ServerProcess, protocol: str, asked: Asked, id: str
 ) -> dict[str, Array]:
-    """The outputs of one request on a client of its own."""
+    """Returns the outputs of one request on a client of its own."""
     kind, address = ("http", server.http) if protocol == "REST" else ("grpc", server.grpc)
     named = zip(("tokens", "mask"), asked, strict=True)
     inputs: Inputs = {name: array for name, array in named if array is not None}
@@ -54,7 +54,7 @@ def by_tritonclient(
 
 
 def expected(asked: Asked) -> dict[str, Array]:
-    """What the model gives for it alone."""
+    """Returns the model's outputs for it alone."""
     given, mask = asked
     return {"total": (given if mask is None else given * mask).sum(axis=1), "doubled": 2 * given}
 
@@ -73,7 +73,7 @@ REQUESTS: dict[str, Asked] = {
     "eight": (tokens(8), np.array([[0, 1, 1, 1, 1, 1, 1, 0]])),
 }
 BATCHES = {"one": 5, "three": 5, "full bucket": 5, "two rows": 5, "five": 2, "eight": 2}
-"""Rows of the batch each is to be in: those of one bucket share it."""
+"""Rows of the expected batch of each request: requests of one bucket share it."""
 
 
 @pytest.mark.parametrize("protocol", ["REST", "gRPC"])

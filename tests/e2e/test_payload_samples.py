@@ -1,4 +1,4 @@
-"""Payload samples of a running server, all in one and split, over every form of a request."""
+"""Payload samples of a running server, single-process and split, over every form of a request."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -56,7 +56,7 @@ def running(request: pytest.FixtureRequest, store: Path) -> Iterator[Running]:
 
 
 def ask(server: ServerProcess) -> None:
-    """Each form of a request, with an id each; and what is not to be sampled."""
+    """Sends each form of a request, with an id each, and requests that must not be sampled."""
     for name, model in (("json", "linear"), ("quiet", "quiet")):
         reply = infer(server, model, linear_input(ROW), headers={"x-request-id": name})
         assert reply.outputs() == {"y": [2, 4, 6, 8]}

@@ -1,4 +1,4 @@
-"""Raw inputs, from the recipe to a caller: text through a Python step, images of whole numbers."""
+"""Raw inputs, from the recipe to a client: text through a Python step, images as integers."""
 
 import io
 import json
@@ -51,7 +51,7 @@ def text_recipe() -> Recipe:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`forecast` takes text, `digits-raw` images of whole numbers; both trained a little."""
+    """Trains `forecast`, which takes text, and `digits-raw`, which takes integer images."""
     folder = tmp_path_factory.mktemp("raw")
     raw = load_recipe(
         str(ROOT / "training/recipes/digits_raw.yaml"),
@@ -65,7 +65,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(store: Path) -> Iterator[ServerProcess]:
-    """Each model runs in a process of its own, and the Python step with it."""
+    """Runs each model, with its Python step, in a process of its own."""
     with running_server(store, isolate=True) as server:
         yield server
 

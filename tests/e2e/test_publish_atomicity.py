@@ -1,4 +1,4 @@
-"""A version is there whole or not at all, whatever kills the publisher or fills the disk."""
+"""Publishing is atomic, even if the publisher is killed or the disk is full."""
 
 import resource
 import subprocess
@@ -22,7 +22,7 @@ PAGE_BYTES = 4096
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    """A store with version 1 of digits in production."""
+    """Returns a store with version 1 of digits in production."""
     store = ModelStore(str(tmp_path / "store"))
     publish_in(store, tmp_path / "draft")
     store.promote("digits", 1)
@@ -30,14 +30,14 @@ def store(tmp_path: Path) -> ModelStore:
 
 
 def assert_whole(store: ModelStore, version: int) -> None:
-    """Every file of the version is what its manifest says."""
+    """Asserts that every file of the version matches its manifest."""
     manifest = store.manifest("digits", version)
     for entry in manifest.all_files():
         store.read_file(manifest, entry)
 
 
 def assert_intact(store: ModelStore, folder: Path) -> None:
-    """What was there is there, every version shown is whole, and publishing goes on."""
+    """Asserts that old data is intact, every listed version is complete, and publishing works."""
     before = store.versions("digits")
     assert before[0] == 1
     pointers = store.pointers("digits")
@@ -94,7 +94,7 @@ def test_half_a_file_is_never_seen(store: ModelStore, tmp_path: Path) -> None:
 
 @contextmanager
 def small_disk(folder: Path, pages: int) -> Iterator[Path]:
-    """A real disk of so many pages; skips where mounting is not allowed."""
+    """Mounts a real disk of so many pages; skips where mounting is not allowed."""
     folder.mkdir()
     size = f"size={pages * PAGE_BYTES}"
     command = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)]

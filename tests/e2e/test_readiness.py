@@ -1,4 +1,4 @@
-"""Ready means that what should be served here is: however it is asked for."""
+"""Readiness means that all configured models are served, over every endpoint."""
 
 import http.client
 import tempfile
@@ -33,13 +33,13 @@ def redis() -> Iterator[RedisProcess]:
 
 
 def break_version(store: Path, model: str, version: int) -> None:
-    """So that its digest is wrong, and it is refused."""
+    """Breaks the digest of a version, so that it is refused."""
     path = store / model / str(version) / "model.0.onnx"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
 
 def answers(server: ServerProcess) -> tuple[int, str]:
-    """Status and reason of `/v2/health/ready`, if every other way to ask says the same."""
+    """Returns status and reason of `/v2/health/ready`; checks that all other endpoints agree."""
     reply = call(server, "GET", "/v2/health/ready")
     found = reply.status == 200
     assert reply.json()["ready"] is found

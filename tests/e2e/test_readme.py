@@ -1,4 +1,4 @@
-"""The README as a stranger follows it: `make demo`, `make up`, every code block, Ctrl-C.
+"""The README as a new user follows it: `make demo`, `make up`, every code block, Ctrl-C.
 
 It runs in a folder that looks like a fresh clone: everything linked, but `var/` its own, so the
 first verb finds an empty store and trains. Only the ports are changed, to free ones.
@@ -63,7 +63,7 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def demo(clone: Path) -> str:
-    """The output of `make demo` on an empty store."""
+    """Returns the output of `make demo` on an empty store."""
     done = subprocess.run(["make", "demo"], cwd=clone, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -71,7 +71,7 @@ def demo(clone: Path) -> str:
 
 @pytest.fixture(scope="module")
 def up(clone: Path, demo: str) -> Iterator[tuple[Terminal, str]]:
-    """`make up` in a terminal, and what it printed until it was ready."""
+    """Runs `make up` in a terminal, with its output until it was ready."""
     primary, secondary = pty.openpty()
     process = subprocess.Popen(
         ["make", "up", f"ARGS={FREE_PORTS}"],
@@ -165,7 +165,7 @@ def test_every_code_block_runs(clone: Path, up: tuple[Terminal, str], document: 
     assert len(blocks) >= 4
     for language, text in blocks:
         if text.strip() in ("make up", "make demo", "make test"):
-            continue  # these are the fixtures, and what runs this very test
+            continue  # these are the fixtures, and the command that runs this very test
         for default, name in (("8000", "REST"), ("8001", "gRPC"), ("8002", "metrics")):
             text = text.replace(f"127.0.0.1:{default}", f"127.0.0.1:{ports[name]}")
         text = text.replace(

@@ -26,7 +26,7 @@ X = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32)
 
 
 def binary_tensor(name: str, datatype: str, array: Array, size: int | None = None) -> Any:
-    """An input whose bytes follow the JSON."""
+    """Returns an input whose bytes follow the JSON."""
     size = array.nbytes if size is None else size
     return {
         "name": name,
@@ -44,14 +44,14 @@ def infer_binary(
     length: str | None = None,
     **fields: Any,
 ) -> Reply:
-    """An inference with bytes behind its JSON; `length` falsifies the header."""
+    """Sends an inference with bytes after its JSON; `length` falsifies the header."""
     head = json.dumps({"inputs": inputs, **fields}).encode()
     headers = {HEADER_LENGTH: str(len(head)) if length is None else length}
     return call(server, "POST", infer_path(model), head + tail, headers)
 
 
 def arrays(reply: Reply) -> dict[str, Array]:
-    """Binary outputs of an answer, by name; every byte of it must be accounted for."""
+    """Returns binary outputs of a response, by name; every byte of it must be accounted for."""
     assert reply.status == 200, reply.body
     assert reply.headers["content-type"] == "application/octet-stream"
     position = int(reply.headers[HEADER_LENGTH])

@@ -1,4 +1,4 @@
-"""A server whose store is a bucket: what it serves, what it follows, and what it refuses there."""
+"""A server whose store is a bucket: served models, followed pointers, and refusals."""
 
 import json
 import urllib.request
@@ -39,7 +39,7 @@ def test_a_bucket_is_served_and_its_pointers_followed(bucket: str) -> None:
     with server_process(["--store", store]) as server:
         assert infer(server.http, "m") == [2, 4, 6, 8]
         ModelStore(store).promote("m", 2)
-        for _ in range(10_000):  # each answer is one look; the switch comes within seconds
+        for _ in range(10_000):  # each response is one poll; the switch comes within seconds
             if infer(server.http, "m") == [3, 6, 9, 12]:
                 break
         else:

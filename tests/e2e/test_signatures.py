@@ -1,4 +1,4 @@
-"""A server whose store is a bucket opens code only when a trusted key signed it."""
+"""A server whose store is a bucket opens code only if a trusted key signed it."""
 
 import json
 import urllib.error
@@ -24,7 +24,7 @@ BODY = json.dumps(
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two folders: Ada's, who is trusted by those who trust her, and Eve's."""
+    """Returns two folders: one with Ada's key, which servers may trust, and one with Eve's."""
     folder = tmp_path_factory.mktemp("keys")
     for name in ("ada", "eve"):
         key_in(folder / name, name)
@@ -33,7 +33,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bucket(keys: Path) -> Iterator[str]:
-    """A model for each state a version may be in."""
+    """Returns a store with a model for each signature state of a version."""
     with s3_server() as bucket_url:
         url = f"{bucket_url}/signed"
         ada, eve = signer_in(keys / "ada"), signer_in(keys / "eve")
@@ -52,7 +52,7 @@ def bucket(keys: Path) -> Iterator[str]:
 
 
 def answer(address: str, model: str) -> tuple[int, str]:
-    """Status and body of one inference."""
+    """Returns status and body of one inference."""
     url = f"http://{address}/v2/models/{model}/infer"
     try:
         with urllib.request.urlopen(url, BODY) as reply:

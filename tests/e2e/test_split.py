@@ -1,4 +1,4 @@
-"""Gateways and workers as processes of their own: what happens when one of them goes or comes."""
+"""Gateways and workers as separate processes: the effect of one leaving or joining."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 WORK = 20_000
-"""What `slow_lookup` is asked for, to take about 200 ms."""
+"""Work for `slow_lookup` that takes about 200 ms."""
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def store(tmp_path: Path) -> ModelStore:
 
 @contextmanager
 def load(server: ServerProcess, clients: int = 4) -> Iterator[list[tuple[int, str]]]:
-    """Callers that ask one thing after the other until the block ends; what they were answered."""
+    """Runs clients with one request at a time until the block ends; yields their responses."""
     found: list[tuple[int, str]] = []
     over = threading.Event()
 
@@ -85,7 +85,7 @@ def load(server: ServerProcess, clients: int = 4) -> Iterator[list[tuple[int, st
 
 
 def worker_is(worker: Part, wanted: str) -> bool:
-    """Whether a worker says on the port of its metrics that it is `live` or `ready`."""
+    """Returns True if a worker's metrics port reports `live` or `ready`."""
     url = f"http://127.0.0.1:{worker.metrics_port}/v2/health/{wanted}"
     try:
         urllib.request.urlopen(url, timeout=10).close()
@@ -104,7 +104,7 @@ def wait_until_ready_is(worker: Part, wanted: bool) -> None:
 
 
 def grown(found: list[tuple[int, str]], by: int) -> None:
-    """Waits until so many more answers have come."""
+    """Waits for so many more responses."""
     wanted, give_up_at = len(found) + by, time.monotonic() + 30
     while len(found) < wanted:
         assert time.monotonic() < give_up_at
@@ -112,7 +112,7 @@ def grown(found: list[tuple[int, str]], by: int) -> None:
 
 
 def running_fleet(stack: ExitStack, store: ModelStore, queue: str, workers: int) -> list[Part]:
-    """Workers that load only what a pointer names, or the newest where none does."""
+    """Runs workers that load only pointed-to versions, or the newest without a pointer."""
     running = [running_worker(Path(store.url), queue, newest_versions=0) for _ in range(workers)]
     return [stack.enter_context(worker) for worker in running]
 
@@ -139,7 +139,7 @@ def test_a_killed_worker_costs_no_request(store: ModelStore, redis: RedisProcess
         assert Counter(held) == {200: 16}
         assert {status for status, _ in found} == {200}
         assert stays.process.poll() is None
-        # Whichever of them noticed; the sum over processes is what an alert sees.
+        # Reported by either process; an alert sees the sum over processes.
         assert sum(one.metric("flambeau_lost_workers_total") for one in (gateway, stays)) == 1
         assert gateway.metric("flambeau_fleet_workers") == 1
 
@@ -251,7 +251,7 @@ def test_whatever_asks_for_work_while_no_worker_is_there_is_counted(
             lambda: _infer_over_grpc(gateway) is StatusCode.UNAVAILABLE,
             lambda: post(gateway, "/v2/models/linear/jobs", job).status == 503,
             lambda: _python("-c", SUBMIT, gateway.grpc) == "refused\n",
-            # Our own client, and others, read the metadata before they ask for anything.
+            # Clients, ours included, read the metadata before the first inference.
             lambda: call(gateway, "GET", "/v2/models/linear").status == 503,
             lambda: "not ready" in _python("-c", METADATA, gateway.grpc),
         )
@@ -273,7 +273,7 @@ with JobClient(sys.argv[1]) as jobs:
     except UnavailableError:
         print("refused")
 """
-"""What users write; a process of its own."""
+"""A user's script; runs as a process of its own."""
 METADATA = """
 import sys
 from flambeau.client import Client
@@ -295,8 +295,8 @@ def _infer_over_grpc(gateway: ServerProcess) -> StatusCode:
 
 
 def refused(gateway: ServerProcess) -> float:
-    """What the series says by which the first worker is woken; it is there from the start, or its
-    first rise would be seen by nobody."""
+    """Returns the series that wakes the first worker; it exists from the start, because its first
+    rise would otherwise be invisible."""
     (value,) = [
         sample.value
         for sample in gateway.metric_families()["flambeau_refusals"].samples
@@ -351,7 +351,7 @@ def test_dead_letters_are_listed_shown_retried_and_dropped(
 
 
 async def _bury(redis: RedisProcess, *names: str) -> None:
-    """Puts requests where those go that end their workers."""
+    """Moves requests to the dead letters, as if they had crashed their workers."""
     from services.queueing.redis_streams.keys import LaneKeys
     from services.queueing.redis_streams.wire import encode_request
     from tests.fixtures.queue_ends import LANE, request
@@ -367,13 +367,13 @@ async def _bury(redis: RedisProcess, *names: str) -> None:
 
 
 def _dead(redis: RedisProcess, *arguments: str, code: int = 0) -> str:
-    """What `flambeau queue dead` prints."""
+    """Returns the output of `flambeau queue dead`."""
     command = ("-m", "flambeau", "queue", "dead", *arguments, f"--queue={redis.url}")
     return _python(*command, code=code)
 
 
 def _python(*arguments: str, code: int = 0) -> str:
-    """What a Python of its own prints."""
+    """Returns the output of a separate Python process."""
     command = [sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr

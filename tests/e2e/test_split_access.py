@@ -1,4 +1,4 @@
-"""Two locked gateways before one worker: the same keys at both, and one rate for all."""
+"""Two locked gateways before one worker: the same keys at both, and one shared rate limit."""
 
 import asyncio
 import itertools
@@ -30,19 +30,19 @@ WAIT_S = 10.0
 RATE = 2.0
 BURST = RATE * BURST_S
 RATE_KEY = "flambeau:rate:{key:greedy requests}"
-"""Where the gateways tell Redis what that key has spent."""
+"""Key where the gateways report the spent requests of that API key."""
 FENCE = "fence"
-"""A channel of ours; what it brings comes behind all that was told before."""
+"""A channel of the test; its message arrives after all earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Two gateways, the file that says who may, and the Redis between all."""
+    """Two gateways, the key file, and the Redis between all."""
 
     gateways: tuple[SplitServer, SplitServer]
     file: Path
     keys: Mapping[str, str]
-    """Those that are there from the beginning, by name."""
+    """Initial keys, by name."""
     redis: RedisProcess
 
     def change(self, change: Callable[[], None]) -> None:
@@ -58,13 +58,13 @@ def is_reload(line: str) -> bool:
 
 
 def nth_reload(number: int) -> Callable[[str], bool]:
-    """Whether a line tells of so many readings of the file; to be asked of all lines in turn."""
+    """Returns a matcher for the log line of the n-th reload; it must see all lines in turn."""
     counted = itertools.count(1)
     return lambda line: is_reload(line) and next(counted) >= number
 
 
 def give_out(file: Path, name: str, *grants: str, requests_per_s: float = 0) -> str:
-    """A new key."""
+    """Adds a new key."""
     key = new_key()
     record = ApiKey(
         name=name,
@@ -102,13 +102,13 @@ def fleet(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
 
 
 def over_rest(gateway: ServerProcess, key: str, model: str = "linear") -> Reply:
-    """What an inference is answered."""
+    """Returns the response to an inference."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return infer(gateway, model, linear_input(ROW), headers=headers)
 
 
 def code_of(channel: grpc.Channel, key: str, model: str = "linear") -> str:
-    """How an inference over gRPC ends."""
+    """Returns the status of an inference over gRPC."""
     stub = GRPCInferenceServiceStub(channel)
     request = raw_request(model, {"x": ("FP32", np.array([ROW], np.float32))})
     metadata = [("x-api-key", key)] if key else []
@@ -135,7 +135,7 @@ def test_a_key_is_good_for_what_it_names_at_each_gateway(fleet: Fleet) -> None:
     ci, ops = fleet.keys["ci"], fleet.keys["ops"]
     for gateway in fleet.gateways:
         assert over_rest(gateway, ci).outputs() == {"y": ANSWER}
-        # A model outside its pattern is as one that does not exist; both are served to others.
+        # A model outside its pattern looks like one that does not exist; others are served both.
         assert over_rest(gateway, ci, "pair").status == 404
         assert over_rest(gateway, ops).status == 403
         with grpc.insecure_channel(gateway.grpc) as channel:
@@ -147,8 +147,8 @@ def test_a_key_is_good_for_what_it_names_at_each_gateway(fleet: Fleet) -> None:
 def test_what_is_spent_at_one_gateway_is_spent_at_the_other(fleet: Fleet) -> None:
     spent, let_in, took_s = asyncio.run(spend_at_both(fleet, fleet.keys["greedy"]))
     assert spent >= BURST
-    # One on credit, and one more if that comes before the news; by itself it would have let in all
-    # of its own burst.
+    # One on credit, and one more before the update arrives; alone it would have admitted its
+    # whole burst.
     assert 1 <= let_in <= 2 + RATE * took_s
     for gateway in fleet.gateways:
         assert over_rest(gateway, fleet.keys["ci"]).status == 200, "others are not held up"
@@ -156,7 +156,7 @@ def test_what_is_spent_at_one_gateway_is_spent_at_the_other(fleet: Fleet) -> Non
 
 
 async def pass_over_told(redis: Redis, told: PubSub) -> None:
-    """Takes all that was told until now: what is told of next is news."""
+    """Discards all messages so far, so that the next one is new."""
     await redis.publish(FENCE, "")
     while True:
         message = await told.get_message(timeout=WAIT_S)
@@ -166,10 +166,10 @@ async def pass_over_told(redis: Redis, told: PubSub) -> None:
 
 
 async def spend_at_both(fleet: Fleet, key: str) -> tuple[int, int, float]:
-    """Asks each gateway until it refuses, the second once it can know what the first let in.
+    """Sends to each gateway until it refuses; the second one after it can know the first's count.
 
     Returns:
-        How many requests the first let in, how many the second did, and how many seconds were
+        Requests admitted by the first, requests admitted by the second, and the seconds
         between their refusals.
     """
     spent = let_in = 0

@@ -1,4 +1,4 @@
-"""How a server starts, and how it says that it cannot."""
+"""Server startup, and its error messages."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from tests.fixtures.servers import FREE_PORTS, ROOT, START_TIMEOUT_S, running_se
 
 
 def failed_start(store: Path, *arguments: str, **settings: object) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a server that must not start."""
+    """Returns exit code, standard output and standard error of a server that must not start."""
     process = spawn_server(store, *arguments, **settings)
     try:
         output, errors = process.communicate(timeout=START_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A server behind mutual TLS: callers others wrote get in, strangers do not, renewal harms none."""
+"""A server behind mutual TLS: third-party clients connect, others do not, renewal breaks none."""
 
 import http.client
 import json
@@ -24,11 +24,11 @@ WANTED = [[2.0, 4.0, 6.0, 8.0]]
 BODY = json.dumps({"inputs": [linear_input(ROW)]}).encode()
 SERVER_LIVE = "/inference.GRPCInferenceService/ServerLive"
 FOLLOWING = 20
-"""Calls of each caller that must succeed after the renewal."""
+"""Calls of each client that must succeed after the renewal."""
 
 
 class Locked:
-    """A server behind mutual TLS, and what callers of it have."""
+    """A server behind mutual TLS, and the files of its clients."""
 
     def __init__(self, folder: Path, server: ServerProcess, authority: Authority) -> None:
         self.server = server
@@ -43,7 +43,7 @@ class Locked:
         return context
 
     def rest(self, pair: Pair | None) -> None:
-        """One call on a connection of its own."""
+        """Sends one request on a new connection."""
         connection = http.client.HTTPSConnection(
             self.server.http, timeout=30, context=self.context(pair)
         )
@@ -55,7 +55,7 @@ class Locked:
             connection.close()
 
     def grpc(self, pair: Pair | None) -> None:
-        """Likewise."""
+        """Does the same over gRPC."""
         client = TritonClient(
             "grpc",
             self.server.grpc,
@@ -127,7 +127,7 @@ def test_strangers_do_not_get_in(locked: Locked, who: str) -> None:
     locked.server.wait_for_log(message="refused a TLS handshake", reason=reason[who])
     assert locked.server.metric(failures) == before + 1
     with pytest.raises(TritonError, match="UNAVAILABLE"):
-        locked.grpc(pair)  # which tries more than once
+        locked.grpc(pair)  # which retries
     locked.server.wait_until_metric(lambda found: found > before + 1, failures)
 
 
@@ -156,7 +156,7 @@ def test_a_renewal_under_traffic_fails_no_call(locked: Locked) -> None:
 
 @contextmanager
 def calling(call: Callable[[], None]) -> Iterator[None]:
-    """Calls one time after the other, and on for a while behind the block; none may fail."""
+    """Calls repeatedly, and for a while after the block; no call may fail."""
     failures: list[BaseException] = []
     over = threading.Event()
 

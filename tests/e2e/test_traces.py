@@ -1,4 +1,4 @@
-"""Traces as a collector gets them, of a server that is all in one and of one that is split."""
+"""Traces received by a collector, from a single-process server and from a split one."""
 
 import secrets
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def traced(
 
 
 class Caller:
-    """A caller that traces."""
+    """A client that traces."""
 
     def __init__(self, is_sampled: bool = True) -> None:
         self.trace_id, self.span_id = secrets.token_hex(16), secrets.token_hex(8)
@@ -47,7 +47,7 @@ class Caller:
         self.headers = {"traceparent": f"00-{self.trace_id}-{self.span_id}-{flags}"}
 
     def spans(self, collector: Collector, count: int) -> dict[str, Span]:
-        """Those of its trace by name, once there are so many."""
+        """Returns the spans of its trace by name, once there are that many."""
         found = collector.wait_for(lambda spans: len(self._of(spans)) >= count)
         assert len(self._of(found)) == count
         return {span.name: span for span in self._of(found)}

@@ -55,7 +55,7 @@ publish: {model: gated}
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> str:
-    """The option of a service that knows one caller; her token lies beside the file."""
+    """Returns the option of a service with one known client; its token lies beside the file."""
     (tmp_path / "keys.yaml").write_text(KEYS)
     (tmp_path / "token").write_text(TOKEN)
     return f"--api-keys-file={tmp_path / 'keys.yaml'}"
@@ -63,9 +63,9 @@ def tokens(tmp_path: Path) -> str:
 
 @contextmanager
 def submitted(folder: Path, service: TrainerProcess, allowed_steps: int) -> Iterator[Lines]:
-    """Hands the recipe in by the command line, and yields what that prints as it follows the job.
+    """Submits the recipe by the command line, and yields its output as it follows the job.
 
-    It must end well with the block.
+    It must exit cleanly at the end of the block.
     """
     (folder / "code").mkdir()
     (folder / "code/nets.py").write_text(NETWORK)
@@ -87,14 +87,14 @@ def submitted(folder: Path, service: TrainerProcess, allowed_steps: int) -> Iter
 
 
 def allow(gate: Path, steps: int) -> None:
-    """At one stroke: whoever reads the gate finds a number in it."""
+    """Writes atomically: every reader of the gate finds a number."""
     new = gate.with_suffix(".new")
     new.write_text(str(steps))
     new.replace(gate)
 
 
 def test_rates_are_shared_by_way_of_redis(tmp_path: Path) -> None:
-    """How they are is told by tests/contract/test_shared_rates.py."""
+    """The rules of sharing are tested in tests/contract/test_shared_rates.py."""
     (tmp_path / "keys.yaml").write_text(KEYS.replace("}", ", requests_per_s: 10}"))
     with (
         redis_process(tmp_path) as redis,
@@ -111,7 +111,7 @@ def test_rates_are_shared_by_way_of_redis(tmp_path: Path) -> None:
         while not kept.exists("flambeau:rate:{key:ann requests}"):
             assert time.monotonic() < give_up_at
             api.call("/v1/jobs", authorization=BEARER)
-            time.sleep(0.2)  # more often would be over the rate
+            time.sleep(0.2)  # more often would exceed the rate
         api.stop()
 
 

@@ -1,4 +1,4 @@
-"""Training as a user meets it: real runs, real files, a real kill -9."""
+"""Training as a user runs it: real runs, real files, a real kill -9."""
 
 import json
 import os
@@ -54,7 +54,7 @@ class Held(nn.Module):
 
 
 class Home:
-    """A place to train in: a store and a folder of runs."""
+    """An environment for training: a store and a folder of runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,7 +71,7 @@ class Home:
         return CliRunner().invoke(app, self.arguments(*more))
 
     def live(self, alias: str = "production") -> int:
-        """The version that an alias names."""
+        """Returns the version that an alias names."""
         pointers = self.store.pointers("digits")
         assert pointers is not None
         return pointers.aliases[alias]
@@ -113,7 +113,7 @@ class Child:
             yield line.rstrip("\n")
 
     def end(self, number: signal.Signals | None = None) -> tuple[list[str], str, int]:
-        """Sends a signal if one is given; the rest of both outputs, and the exit code."""
+        """Sends the signal, if given; returns the rest of both outputs, and the exit code."""
         if number is not None:
             self.process.send_signal(number)
         stdout, stderr = self.process.communicate()
@@ -122,7 +122,7 @@ class Child:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Where the recipe that ships was trained once."""
+    """Returns a home in which the default recipe was trained once."""
     home = Home(tmp_path_factory.mktemp("home"))
     with Child(home) as child:
         lines, stderr, code = child.end()
@@ -271,7 +271,7 @@ def test_where_there_is_a_key_what_is_trained_is_signed(home: Home, tmp_path: Pa
 
 
 def hold(child: Child) -> list[str]:
-    """The lines until the child stands still in the middle of a step."""
+    """Returns the lines until the child stops in the middle of a step."""
     seen: list[str] = []
     for line in child.lines():
         if line == "held":

@@ -1,4 +1,4 @@
-"""tritonclient, unchanged: HTTP and gRPC, each synchronous and asyncio, do the same things."""
+"""tritonclient, unchanged: HTTP and gRPC, each synchronous and asyncio, behave alike."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -119,7 +119,7 @@ def test_client_timeout(client: TritonClient) -> None:
     with pytest.raises(TritonError) as caught:
         client.infer("lookup", inputs, client_timeout=0.2)
     assert caught.value.status == "StatusCode.DEADLINE_EXCEEDED"
-    # The abandoned one still runs: this one waits for it, and no later test finds its row.
+    # The abandoned request still runs: this one waits for it, so that later tests are unaffected.
     client.infer("lookup", {"work": np.array([0]), "index": np.array([2])})
 
 

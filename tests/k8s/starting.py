@@ -1,7 +1,7 @@
-"""The pods of overlays as processes here: their images' locks, their arguments, their environment.
+"""The overlays' pods as local processes: their images' locks, their arguments, their environment.
 
-Changed are only what is elsewhere by nature: addresses (all are 127.0.0.1), ports (any that is
-free), paths (below a folder of the test), Redis, the bucket, and the URLs of other people.
+Only location-dependent parts are changed: addresses (all are 127.0.0.1), ports (any free one),
+paths (below a folder of the test), Redis, the bucket, and third-party URLs.
 """
 
 import os
@@ -27,19 +27,19 @@ MODULES = {"gateway": "services.gateway", "inference": "services.inference",
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the processes find around them."""
+    """The environment of the processes."""
 
     folder: Path
-    """In place of `/`; with the files that Secrets and ConfigMaps mount, and a store."""
+    """Folder in place of `/`; with the files that Secrets and ConfigMaps mount, and a store."""
     queue: str
     store: str
-    """URL of a bucket, to which AWS_* lead."""
+    """URL of a bucket, configured by AWS_*."""
     site: Path
     """Our own packages, as the images install them."""
 
 
 def fill(folder: Path) -> None:
-    """Writes what pods mount: keys, certificates, a webhook's secret, the key set, the recipe."""
+    """Writes the files that pods mount: keys, certificates, a webhook's secret, key set, recipe."""
     mounted = folder / "etc/flambeau"
     for name in ("access", "tls", "webhooks", "recipe"):
         (mounted / name).mkdir(parents=True)
@@ -57,13 +57,13 @@ def fill(folder: Path) -> None:
 
 
 def pod_of(overlay: str, name: str) -> Workload:
-    """A pod of an overlay by its name."""
+    """Returns a pod of an overlay by its name."""
     (found,) = (pod for pod in workloads_of(overlay) if pod.name == name)
     return found
 
 
 def workloads_of(overlay: str) -> list[Workload]:
-    """What an overlay runs of ours."""
+    """Returns our workloads in an overlay."""
     from tests.k8s.rendering import workloads
 
     found = workloads(render(f"overlays/{overlay}"))
@@ -77,10 +77,10 @@ def started(
     """Starts a pod's process in its image's environment; kills it in the end.
 
     Args:
-        overlay: that has it.
-        pod: which.
-        around: see there.
-        image: in place of its own.
+        overlay: overlay of the pod.
+        pod: name of the pod.
+        around: environment of the process.
+        image: replacement for its own image.
     """
     python = str(installed(lock_of(image or pod.container["image"])))
     told = [_here(argument, around) for argument in arguments(pod, render(f"overlays/{overlay}"))]
@@ -106,7 +106,7 @@ def started(
 def assert_starts_and_stops(
     overlay: str, pod: Workload, around: Surroundings, image: str = ""
 ) -> None:
-    """It listens and serves what is in the store; SIGTERM ends it with 0."""
+    """Asserts that it listens and serves the store's models, and that SIGTERM ends it with 0."""
     with started(overlay, pod, around, image) as (process, log):
         # Servers log their ports once they are ready; `flambeau serve` prints them.
         log.wait_for(
@@ -121,7 +121,7 @@ def assert_starts_and_stops(
 
 def _program(pod: Workload, around: Surroundings) -> list[str]:
     command = pod.container.get("command")
-    if command is None:  # the image's entry point, which tests/repo/test_images.py holds to this
+    if command is None:  # the image's entry point, which tests/repo/test_images.py checks
         return [
             "-P",
             "-m",

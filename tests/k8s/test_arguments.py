@@ -1,4 +1,4 @@
-"""The arguments of every container are ones that its program takes, and agree with the manifest."""
+"""The arguments of every container are accepted by its program, and agree with the manifest."""
 
 import re
 import shlex
@@ -37,12 +37,12 @@ CONFIGURATIONS: dict[str, type[ServiceSettings]] = {
     "flambeau-trainer": TrainerConfig,
 }
 RUNTIMES = {"flambeau": ("http1", "http"), "flambeau-grpc": ("h2c", "grpc")}
-"""Of KServe: its name for the port that it routes to, and ours."""
+"""KServe's names for the port that it routes to, and ours."""
 LAST_REPLIES_S = 5
-"""What every part takes, after its drain, to write its last replies and to close."""
+"""Seconds of every part after its drain, to write its last responses and to close."""
 MARGIN_S = 5
 OWN_BYTES = 100 * 2**20
-"""What a process that answers callers may take beside what it holds of theirs, and models."""
+"""Memory of a serving process beyond request data and models."""
 WRITTEN = ("choice_file", "needs_file", "engine_cache", "store", "runs_dir")
 READ = (
     "api_keys_file",
@@ -54,7 +54,7 @@ READ = (
 
 
 def settings_of(pod: Workload, overlay: str) -> ServiceSettings:
-    """What the process of a pod would be told."""
+    """Returns the settings of a pod's process."""
     found = arguments(pod, render(overlay))
     if pod.kind == "ClusterServingRuntime":
         assert pod.container["command"] == ["flambeau", "serve"]
@@ -68,7 +68,7 @@ def settings_of(pod: Workload, overlay: str) -> ServiceSettings:
 
 
 def _served(found: list[str]) -> ServerConfig:
-    """What `flambeau serve` would be told."""
+    """Returns the settings of `flambeau serve`."""
     command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
     options = command.make_context("serve", list(found)).params
     pairs = parse_settings(options.pop("set_"))
@@ -187,7 +187,7 @@ def test_what_it_writes_is_mounted_for_writing_and_what_it_reads_is_there(
 
 
 def called(settings: Any) -> list[str]:
-    """URLs of what a process calls beside Redis and its store, by its settings."""
+    """Returns the URLs that a process calls besides Redis and its store, by its settings."""
     hosts = getattr(settings, "webhook_hosts", ())
     told = ("trace_endpoint", "jwt_keys", "payload_sample_store")
     urls = [getattr(settings, name, "") for name in told]

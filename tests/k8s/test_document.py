@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md tells to write is what kustomize takes, and does what it says."""
+"""Kustomize accepts the patches in docs/kubernetes.md, and they have the documented effect."""
 
 import os
 import re
@@ -28,7 +28,7 @@ PATCHES = [block for block in BLOCKS if block.keys() == {"patches"}]
 
 
 def with_patches(block: dict[str, Any], overlay: str, folder: Path) -> list[Object]:
-    """An overlay with the patches of a block of the document, in a namespace of its own."""
+    """Renders an overlay with the patches of a block of the document, in a namespace of its own."""
     above = os.path.relpath(KUBERNETES, folder.resolve())
     whole = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -44,13 +44,13 @@ def with_patches(block: dict[str, Any], overlay: str, folder: Path) -> list[Obje
 
 
 def patching(text: str) -> dict[str, Any]:
-    """The block of the document whose patches hold a text."""
+    """Returns the block of the document whose patches contain a text."""
     (found,) = (block for block in PATCHES if text in str(block))
     return found
 
 
 def let_out(objects: list[Object], name: str) -> set[int]:
-    """The ports that a NetworkPolicy lets out to anywhere."""
+    """Returns the ports that a NetworkPolicy opens for egress to any address."""
     (policy,) = (o for o in of_kind(objects, "NetworkPolicy") if o["metadata"]["name"] == name)
     return {p["port"] for rule in policy["spec"]["egress"] for p in rule["ports"]}
 
@@ -118,7 +118,7 @@ def test_pods_that_use_buckets_may_ask_their_node_for_credentials(tmp_path: Path
 
 
 def test_the_namespace_is_made_by_the_first_command() -> None:
-    """What follows it makes Secrets there, before anything else is applied."""
+    """The following commands create Secrets there, before anything else is applied."""
     commands = re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)[0].splitlines()
     first = commands[0].split("#")[0].split()
     assert first[:3] == ["kubectl", "apply", "-k"]

@@ -1,6 +1,6 @@
-"""The gateways' images hold what the settings of the overlays need: each is started with them.
+"""The gateways' images contain all that the overlays' settings need: each is started with them.
 
-The quick part of the same for all images, `tests/locks`, which `make k8s-validate` runs as well.
+The quick part of this for all images is `tests/locks`, which `make k8s-validate` runs as well.
 """
 
 import pytest

@@ -1,7 +1,7 @@
-"""Every object has the fields that the API knows of its kind, and no others.
+"""Every object has only fields that the API defines for its kind.
 
-The schemas beside this file are parts of those of the custom resources, written by hand. They and
-all objects of the overlays were compared, field by field, with what is generated from the real
+The schemas beside this file are manual excerpts of those of the custom resources. They and all
+objects of the overlays were compared, field by field, with the schemas generated from the real
 ones, and nothing differed: ScaledObject of KEDA 2.10 and 2.16, PodMonitor and PrometheusRule of
 prometheus-operator 0.80, Gateway, HTTPRoute and GRPCRoute (as v1alpha2) of Gateway API 1.0,
 ClusterServingRuntime and InferenceService of KServe 0.21.
@@ -17,7 +17,7 @@ import yaml
 from tests.k8s.rendering import OVERLAYS, Object, of_kind, render
 
 KUBERNETES_VERSIONS = ("1.30", "1.33", "1.36")
-"""The oldest that is promised (a preStop that sleeps), and later ones."""
+"""The oldest supported version (a preStop that sleeps), and later ones."""
 SCHEMAS = {
     schema["properties"]["kind"]["const"]: schema
     for path in sorted((Path(__file__).parent / "schemas").glob("*.yaml"))
@@ -30,13 +30,13 @@ def own_kinds(objects: list[Object]) -> list[Object]:
 
 
 def faults_of_schema(found: Object) -> list[str]:
-    """What a custom resource has that its schema does not allow."""
+    """Returns the fields of a custom resource that its schema does not allow."""
     validator = jsonschema.Draft202012Validator(SCHEMAS[found["kind"]])
     return [error.message for error in validator.iter_errors(found)]
 
 
 def faults_of_kubernetes(found: Object, version: str) -> list[str]:
-    """What a built-in object has that this version of Kubernetes does not know."""
+    """Returns the fields of a built-in object that this version of Kubernetes does not know."""
     kubernetes_validate: Any = pytest.importorskip(
         "kubernetes_validate", reason="`make k8s-validate` installs it"
     )

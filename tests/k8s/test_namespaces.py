@@ -1,6 +1,6 @@
-"""Every overlay works in any namespace: nothing of it keeps the name of another.
+"""Every overlay works in any namespace: none of its objects keeps another namespace's name.
 
-Each is rendered as docs/kubernetes.md tells to, from a folder of one's own that sets `namespace:`.
+Each is rendered as docs/kubernetes.md describes, from a user's folder that sets `namespace:`.
 The alert rules of two namespaces are loaded together, as one Prometheus would, and evaluated.
 """
 
@@ -24,7 +24,7 @@ def overlay(request: pytest.FixtureRequest) -> str:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every string within an object."""
+    """Yields every string within an object."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -36,7 +36,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def named_namespaces(found: Object, services: set[str]) -> set[str]:
-    """The namespaces that an object names as its own: of queries, and of hosts of our Services."""
+    """Returns namespaces that an object names as its own: in queries, and in hosts of Services."""
     names = set()
     for text in texts({key: value for key, value in found.items() if key != "data"}):
         names |= set(re.findall(r'\bnamespace=~?"([^"$]*)"', text))
@@ -83,7 +83,7 @@ def test_what_keda_asks_names_its_namespace() -> None:
 
 
 def load(share: int, started_s: int) -> Series:
-    """What a namespace has to do, so many times as much, and when its gateway has started."""
+    """Returns the load of a namespace, scaled by a factor, and the start time of its gateway."""
     lane = '{model="m",version="1"}'
     return {
         f"flambeau_stream_waiting_requests{lane}": f"{3 * share}x20",
@@ -101,7 +101,7 @@ WANTED = {
     "flambeau": {"requests": 5, "jobs": 2, "refused": 12, "started": 0},
     "elsewhere": {"requests": 50, "jobs": 20, "refused": 120, "started": 1},
 }
-"""Of the queries of each, by trigger, ten minutes after the start of Prometheus."""
+"""Expected results of each query, by trigger, ten minutes after the start of Prometheus."""
 
 
 def test_keda_scales_each_namespace_by_its_own_load_alone(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_rules_are_the_same_in_every_overlay_and_namespace() -> None:
 
 
 def both_rules() -> list[list[dict[str, Any]]]:
-    """The groups of the rules of two namespaces: a Prometheus of the operator loads both."""
+    """Returns the rule groups of two namespaces: a Prometheus of the operator loads both."""
     return [
         of_kind(render_in(namespace, "cpu"), "PrometheusRule")[0]["spec"]["groups"]
         for namespace in NAMESPACES
@@ -158,7 +158,7 @@ def both_rules() -> list[list[dict[str, Any]]]:
 
 
 def within(namespace: str, series: Series) -> dict[str, str]:
-    """The same series with the label that Prometheus gives to pods of a namespace."""
+    """Returns the same series with the label that Prometheus gives to pods of a namespace."""
     label = f'namespace="{namespace}"'
     return {
         name.replace("{", f"{{{label},", 1) if "{" in name else f"{name}{{{label}}}": values
@@ -177,7 +177,7 @@ def test_an_alert_of_one_namespace_neither_fires_nor_is_silenced_in_another(
                 expected(minute, alert, True, namespace=ill),
                 expected(minute, alert, False, namespace=well),
             ))  # fmt: skip
-        # Beside them, what has no such label: one installation outside Kubernetes.
+        # Beside them, series without that label: one installation outside Kubernetes.
         cases.append(case(
             dict(fires) | within("dev", quiet),
             expected(minute, alert, True, namespace=""),

@@ -1,4 +1,4 @@
-"""Who may reach whom: nobody, but for what the parts need. And what scales reads real metrics."""
+"""Network policies deny all but the needed connections, and autoscalers query real metrics."""
 
 import re
 
@@ -103,7 +103,7 @@ def test_what_scales_reads_what_there_is() -> None:
                 if trigger["type"] == "redis-streams":
                     lagging.add(said["stream"])
                     assert said["consumerGroup"] == GROUP
-                    # With no worker gateways accept nothing, so a stream could wake none.
+                    # Without a worker gateways accept no request, so a stream could wake none.
                     assert scaled["spec"]["minReplicaCount"] > 0
                 else:
                     queries.append(said["query"])
@@ -130,8 +130,8 @@ def test_a_query_for_what_no_gateway_can_say_is_found() -> None:
 
 
 def metric_labels() -> dict[str, dict[str, set[str]]]:
-    """By metric, the labels it has, each with the values of a gateway that has just started; and
-    those that Prometheus adds to every pod's."""
+    """Returns labels by metric, each with the values of a freshly started gateway; and the labels
+    that Prometheus adds to every pod's metrics."""
     metrics = Metrics("test")
     RequestAccounting(metrics, Directory(), access_log=False)
     added = {
@@ -151,7 +151,7 @@ def metric_labels() -> dict[str, dict[str, set[str]]]:
 
 
 def faults_of_query(query: str, real: dict[str, dict[str, set[str]]]) -> list[str]:
-    """Metrics that nobody counts, and labels that a query selects on and that they never have."""
+    """Returns unknown metrics, and selected labels that a metric never has."""
     faults = []
     for name, selector in re.findall(r"\b((?:flambeau|process)_\w+)(?:{([^}]*)})?", query):
         if name not in real:

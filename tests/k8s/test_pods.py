@@ -1,4 +1,4 @@
-"""What every pod must have, whichever overlay makes it: limits, probes, no rights, labels."""
+"""Requirements of every pod in every overlay: limits, probes, no privileges, labels."""
 
 import tomllib
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ PARTS = ("ClusterServingRuntime", "Deployment", "StatefulSet")
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 NAME, COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
 VARIANTS = {"gateway": {"", "auth"}, "inference": {"", "cuda"}, "trainer": {""}}
-"""Of images, by what their tags end in: docs/kubernetes.md says how each is built."""
+"""Image variants, by tag suffix: docs/kubernetes.md describes how each is built."""
 MADE_BY_THE_USER = {
     "flambeau-api-keys", "flambeau-edge-tls", "flambeau-queue", "flambeau-samples",
     "flambeau-store", "flambeau-tls", "flambeau-webhooks",
 }  # fmt: skip
-"""Secrets that docs/kubernetes.md tells to make."""
+"""Secrets that docs/kubernetes.md has users create."""
 
 
 @pytest.fixture(params=OVERLAYS)
@@ -63,7 +63,7 @@ def test_a_pod_has_the_rights_of_the_restricted_profile(pods: list[Workload]) ->
 def test_a_pod_has_no_token_of_the_cluster(objects: list[Object], pods: list[Workload]) -> None:
     accounts = {o["metadata"]["name"]: o for o in of_kind(objects, "ServiceAccount")}
     for pod in pods:
-        if pod.kind != "ClusterServingRuntime":  # there it is the InferenceService that says so
+        if pod.kind != "ClusterServingRuntime":  # there the InferenceService sets it
             assert pod.spec["automountServiceAccountToken"] is False, pod.name
             assert accounts[pod.spec["serviceAccountName"]]["automountServiceAccountToken"] is False
     for service in of_kind(objects, "InferenceService"):
@@ -88,7 +88,7 @@ def test_a_part_tells_when_it_has_started_is_ready_and_lives(pods: list[Workload
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = pod.container[kind]
             asked = probe.get("httpGet") or probe.get("tcpSocket")
-            # KServe's runtimes name the one port that is routed to; probes know others by number.
+            # KServe's runtimes name only the routed port; probes use numbers for others.
             known = {*ports, *ports.values(), *([8002] if pod.kind == PARTS[0] else [])}
             assert asked is None or asked["port"] in known, pod.name
         if pod.name == "flambeau-redis":
@@ -171,7 +171,7 @@ def test_a_part_with_many_pods_keeps_most_of_them_and_spreads(
     budgets = {o["metadata"]["name"]: o["spec"] for o in of_kind(objects, "PodDisruptionBudget")}
     for pod in pods:
         if pod.kind in {"Deployment", "StatefulSet"}:
-            # minAvailable would keep a node from being drained where there is one pod.
+            # minAvailable would block the drain of a node with a single pod.
             assert budgets[pod.name]["maxUnavailable"] == 1
         if pod.name in {"flambeau-gateway", "flambeau-inference"}:
             (spread,) = pod.spec["topologySpreadConstraints"]
@@ -191,7 +191,7 @@ def test_an_autoscaler_is_alone_and_the_deployment_leaves_the_number_to_it(
 
 
 def references(value: Any) -> Iterator[tuple[str, str]]:
-    """Every ConfigMap, Secret and claim that an object names, as kind and name."""
+    """Yields every ConfigMap, Secret and claim that an object names, as kind and name."""
     if isinstance(value, list):
         for item in value:
             yield from references(item)

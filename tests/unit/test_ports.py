@@ -1,4 +1,4 @@
-"""What a process says of its health beside its metrics."""
+"""Health endpoints of a process beside its metrics."""
 
 import asyncio
 import socket

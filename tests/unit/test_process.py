@@ -1,4 +1,4 @@
-"""How a server process ends while threads of its models are in native code."""
+"""The end of a server process while threads of its models run native code."""
 
 import subprocess
 import sys

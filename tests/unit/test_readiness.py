@@ -1,4 +1,4 @@
-"""What a process calls ready, by each rule of the setting `readiness`."""
+"""Readiness of a process, by each rule of the setting `readiness`."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Certificates of the ports: what is refused, what is shown, and what becomes of renewed files."""
+"""Certificates of the ports: rejection, display, and renewal."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ EXPIRY = "flambeau_tls_certificate_not_after_timestamp_seconds"
 
 
 class Place:
-    """A server's files, what is made of them, and callers."""
+    """A server's files, the TLS context made of them, and clients."""
 
     def __init__(self, folder: Path, with_clients: bool = False) -> None:
         self.folder = folder
@@ -194,7 +194,7 @@ def test_an_expired_certificate_is_warned_of(
 
 
 def ask(port: int, authority: Authority, pair: Pair | None) -> bytes:
-    """One call on a connection of its own."""
+    """Sends one request on a new connection."""
     key = pair.key.read_bytes() if pair else None
     chain = pair.certificate.read_bytes() if pair else None
     credentials = grpc.ssl_channel_credentials(authority.file.read_bytes(), key, chain)
@@ -205,7 +205,7 @@ def ask(port: int, authority: Authority, pair: Pair | None) -> bytes:
 
 
 def renewals(mutual: Place, port: int) -> None:
-    """What a gRPC server has to keep to, whichever it is."""
+    """Checks the rules of renewal for any gRPC server."""
     assert mutual.clients is not None
     ours, foreign = mutual.clients.issue("ours"), mutual.authority.issue("foreign")
     assert ask(port, mutual.authority, ours) == b"echo"

@@ -99,7 +99,7 @@ def decode_in_slices(
         request: as there.
         raw: as there.
         reserve: reservation of the memory of BYTES elements; also releases raw data outside of the
-                message once no array views it.
+            message once no array views it.
 
     Raises:
         The same, and what `reserve` raises.

@@ -1,7 +1,7 @@
 """Inferences of the gRPC edge, from request message to response.
 
-In: a head, and the message behind it. Out: the response message, or a gRPC status with the error
-message; the trailing metadata of both carry `x-request-id`. Nothing is awaited: `inference.py` calls
+In: a head, and the message behind it. Out: the response, or a gRPC status with the error's
+message; the trailing metadata of both carry `x-request-id`. Nothing awaits: `inference.py` calls
 `decode`, `part` and `fail`.
 """
 
@@ -39,7 +39,7 @@ GRPC = WireProtocol("grpc", "OK", lambda error: error.grpc_code)
 
 TIMEOUT_ROUNDING = 0.01
 """A caller rounds the timeout it sends up to two digits, so its own expires earlier than ours: by
-this fraction, and by the network delay. A cancellation that close to the end counts as a timeout."""
+this fraction, and by the network delay. A cancellation that close to the end is a timeout."""
 NETWORK_DELAY_S = 0.005
 WAY_BACK_S = 0.003
 """With 2 ms, one response in a hundred came too late under overload; the client needs longer over

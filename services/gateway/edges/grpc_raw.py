@@ -1,12 +1,12 @@
 """Reads large inference requests without copying their raw tensors.
 
 protobuf copies every byte of a message twice: into memory of its own, and from there into Python's.
-Of a large message, only what is around the raw tensors goes through it; these are viewed where they
-were received (0.6 MB: 4 µs in place of 33).
+It parses only the rest of a large message; the raw tensors are views of the receive buffer
+(0.6 MB: 4 µs in place of 33).
 
-Rule kept here: what goes through protobuf, which holds the event loop and makes up to 32 bytes of
-one, is limited before it does. Packed `fp32_contents` and `fp64_contents` are bytes of raw tensors,
-so they are viewed, too.
+Rule: the part that protobuf parses is limited first, since parsing blocks the event loop and makes
+up to 32 bytes of one. Packed `fp32_contents` and `fp64_contents` have the bytes of raw tensors, so
+they are viewed, too.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the REST edge. Written for people and tools; nothing here runs a request.
+"""The OpenAPI document of the REST edge, for people and tools; nothing here runs a request.
 
 Source: Open Inference Protocol v2; the published OpenAPI file's defects (literal `$` in paths,
 missing version-less paths, `data` required beside binary data) are not repeated.
@@ -15,11 +15,11 @@ _BINARY = "application/octet-stream"
 
 
 def openapi_document(version: str, *, with_jobs: bool) -> dict[str, Any]:
-    """The whole document.
+    """Builds the document.
 
     Args:
-        version: the server's own version.
-        with_jobs: whether the server keeps jobs, for whose calls there would be nothing but 501.
+        version: version of the server.
+        with_jobs: True if the server keeps jobs; without them, their calls only answer 501.
     """
     return {
         "openapi": "3.1.0",
@@ -156,7 +156,7 @@ def _job_submission(
     refused: dict[str, str],
     unknown: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Where jobs of a model are handed in, and listed if `unknown` says how that fails."""
+    """Describes the submission of a model's jobs, and their list if `unknown` is given."""
     suffix = "Version" if middle else ""
     accepted = _responses("Job", refused)
     accepted["202"] = {**accepted["200"], "description": "Taken in; 200 is for one that had been"}
@@ -295,7 +295,7 @@ _WISHES: dict[str, Any] = {
         "description": "The fastest loaded artifact that gives this is to answer.",
     },
 }
-"""The parameters of a request that say when it is to be answered, and by what."""
+"""Request parameters of its timeout, priority and artifact."""
 
 
 def _schemas() -> dict[str, Any]:

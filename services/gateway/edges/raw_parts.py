@@ -1,6 +1,6 @@
-"""Raw data of outputs, made in slices: large arrays are viewed, elements of BYTES are joined.
+"""Writes raw data of outputs in slices: views large arrays, joins elements of BYTES.
 
-In: an output. Out: the parts of its raw data, one behind the other. Both edges write theirs here.
+In: an output. Out: the parts of its raw data, in order. Both edges write theirs here.
 """
 
 from collections.abc import Iterator
@@ -12,21 +12,21 @@ from services.gateway.sliced_work import Slices
 Part = bytes | memoryview
 
 MIN_VIEWED_BYTES = 32 * 1024
-"""Smaller outputs are cheaper to copy than to send as buffers of their own."""
+"""Smaller outputs are cheaper to copy than to send as separate buffers."""
 _TEXTS_A_SLICE = 2048
-"""Elements of BYTES that are written at once; each takes some 0.3 µs."""
+"""BYTES elements written at once; each takes some 0.3 µs."""
 _TEXT_BYTES_A_SLICE = 256 * 1024
 _NUMBERS_A_SLICE = 4096
-"""Whole numbers that are written at once as typed contents, in some 0.5 ms."""
+"""Integers written at once as typed contents, in some 0.5 ms."""
 
 
 def raw_parts(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part]]:
-    """The raw data of an output.
+    """Writes the raw data of an output.
 
     Args:
-        datatype: of it.
-        array: whose memory is reserved already.
-        reserve: asked for what the elements of BYTES take.
+        datatype: datatype of the output.
+        array: the output, whose memory is reserved already.
+        reserve: reservation of memory for BYTES elements.
 
     Raises:
         BufferFullError: there is no room for them.
@@ -44,7 +44,7 @@ def raw_parts(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part
 
 
 def cuts(flat: Array) -> Iterator[tuple[int, int]]:
-    """Yields the begin and the end of each slice of a flat array that is written at once."""
+    """Yields the start and end of each slice of a flat array that is written at once."""
     if flat.dtype.kind != "O":
         for start in range(0, flat.size, _NUMBERS_A_SLICE):
             yield start, start + _NUMBERS_A_SLICE

@@ -1,10 +1,10 @@
-"""Bytes of the REST edge to a `RestRequest`, and an `InferReply` to bytes: JSON and binary tensors.
+"""Decodes REST bodies to a `RestRequest`, encodes an `InferReply`: JSON and binary tensors.
 
 Source: Open Inference Protocol v2 "Inference", and Triton's binary tensor data extension. A body
 is JSON alone; or, with the header `Inference-Header-Content-Length`, that many bytes of JSON and
 then each binary input's bytes in order; or, with that header 0, the raw bytes of the only input.
 
-Copies: binary inputs view the body; outputs are written once, and large binary ones not even that.
+Copies: binary inputs view the body; outputs are copied once, large binary ones never.
 """
 
 import math
@@ -38,21 +38,21 @@ from services.queueing.records import InferReply, Lane
 
 HEADER_LENGTH = "inference-header-content-length"
 BLOCK_BYTES = 256 * 1024
-"""Pieces of a large answer are joined up to this size: few buffers, and no copy of all of it."""
+"""Pieces of a large response are joined up to this size: few buffers, no full copy."""
 _NO_BINARY = memoryview(b"")
 
 
 class RestBody(msgspec.Struct, frozen=True, gc=False):
-    """An encoded answer."""
+    """An encoded response."""
 
     parts: list[bytes | memoryview]
-    """What to write, in order, none of it empty; memoryviews are of the answer's own arrays."""
+    """Buffers to write, in order, none empty; memoryviews are of the response's own arrays."""
     json_length: int | None
     """Bytes of JSON before the binary data, or None when all is JSON."""
 
     @property
     def length(self) -> int:
-        """Bytes of the whole body."""
+        """Size of the whole body in bytes."""
         return sum(map(len, self.parts))
 
 
@@ -63,17 +63,17 @@ def decode(
     check: Check | None = None,
     reserve: Reserve = int,
 ) -> RestRequest | Slices[RestRequest]:
-    """Reads a request body, or says how to read it in slices if it is large.
+    """Reads a request body; returns slices of the work if it is large.
 
     Args:
-        body: all of it, not compressed; it must not change any more, since binary inputs view it.
+        body: whole body, uncompressed; it must not change any more, since binary inputs view it.
         header_length: value of `Inference-Header-Content-Length`, if given.
-        signature: of the model named in the URL; only a raw body needs it.
-        check: holds the inputs of a large body against the model.
-        reserve: told of the memory that the inputs of a large body need.
+        signature: signature of the model named in the URL; only a raw body needs it.
+        check: check of the inputs of a large body against the model.
+        reserve: reservation of memory for the inputs of a large body.
 
     Raises:
-        InvalidRequestError: whatever is wrong with it, in words.
+        InvalidRequestError: it is invalid; the message says why.
         UnsupportedError: it asks for an extension this server does not offer.
     """
     if header_length is None:
@@ -96,7 +96,7 @@ def decode(
 
 
 def decode_json(head: Buffer) -> RestRequest:
-    """Reads a small body that is JSON alone.
+    """Reads a small JSON body without binary data.
 
     Raises:
         The same as `decode`.
@@ -110,15 +110,15 @@ def decode_json(head: Buffer) -> RestRequest:
 def encode(
     reply: InferReply, request: RestRequest, reserve: Reserve = int
 ) -> RestBody | Slices[RestBody]:
-    """Writes an answer in the form the request asked for, or says how to in slices if it is large.
+    """Encodes a response in the requested form; returns slices of the work if it is large.
 
     Args:
         reply: the model's.
-        request: what it answers.
-        reserve: asked before a large answer is kept.
+        request: the request that it answers.
+        reserve: reservation of memory for a large response.
 
     Raises:
-        InvalidRequestError: an output cannot be said in JSON and was not asked for as binary.
+        InvalidRequestError: JSON cannot hold an output that was not requested as binary.
         BufferFullError: there is no room for it.
     """
     if any(map(is_large, reply.outputs.values())):
@@ -170,7 +170,7 @@ def _add_pieces(
     array: Array,
     reserve: Reserve,
 ) -> Slices[None]:
-    """Writes the elements of a large output behind `text`, which moves to `head` in blocks."""
+    """Writes the elements of a large output after `text`, which moves to `head` in blocks."""
     size = 0
     try:
         for piece in json_pieces(name, datatype, array):
@@ -187,9 +187,9 @@ def _add_pieces(
 
 
 def encode_one(reply: InferReply) -> bytes | None:
-    """What `encode` makes of the usual answer, one output in JSON without an id; in half the time.
+    """Encodes the usual response, one JSON output without an id, in half the time of `encode`.
 
-    One that says which artifact it is of is not usual; None if it is large, and to be made by
+    A response that names its artifact is not usual; returns None if it is large and needs
     `encode`.
 
     Raises:
@@ -247,7 +247,7 @@ def _json_length(value: str, body_length: int) -> int:
 def _decode_raw_body(
     body: Buffer, signature: Signature | None, reserve: Reserve
 ) -> Slices[RestRequest]:
-    """A body that is one tensor: batch of one, its shape from the signature."""
+    """Reads a body that is one tensor: batch of one, its shape from the signature."""
     if signature is None or len(signature.inputs) != 1:
         raise InvalidRequestError("a raw body needs a model with exactly one input")
     spec = signature.inputs[0]

@@ -1,6 +1,6 @@
 """The REST edge: Open Inference Protocol v2 over HTTP, its OpenAPI document and a page to read it.
 
-In: heads of HTTP requests. Out: who answers them: `rest_infer.py` for inference, a Starlette
+In: heads of HTTP requests. Out: their handlers: `rest_infer.py` for inference, a Starlette
 application for everything else. Every error is `{"error": "..."}`.
 """
 
@@ -50,7 +50,7 @@ _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
 
 class RestEdge:
-    """What the HTTP port answers."""
+    """Routes and answers the requests of the HTTP port."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RestEdge:
         page = files("services.gateway.edges").joinpath("docs.html").read_bytes()
         document = orjson.dumps(openapi_document(facts.version, with_jobs=service is not None))
         live = orjson.dumps({"live": True})
-        # What says nothing of the models, and is for everybody.
+        # Open endpoints, which reveal nothing about the models.
         self._open: dict[str, Callable[[], _Said]] = {
             LIVE_PATH: lambda: (200, JSON, live),
             READY_PATH: self._ready,
@@ -82,10 +82,10 @@ class RestEdge:
         self._open_job = asgi_opener(application, reads_bodies=True)
 
     def route(self, head: Head) -> Opener:
-        """Who answers a request.
+        """Finds the handler of a request.
 
         Raises:
-            UnauthenticatedError: nobody; a stranger's body is not waited for.
+            UnauthenticatedError: the client is unauthenticated; its body is not awaited.
             InvalidRequestError: there are two credentials.
         """
         if (say := self._open.get(head.path)) is not None:
@@ -107,10 +107,10 @@ class RestEdge:
         return partial(InferExchange, route)
 
     def _principal(self, request: Request) -> Principal:
-        """Who makes a call.
+        """Identifies the caller of a request.
 
         Raises:
-            UnauthenticatedError: nobody whom this server knows.
+            UnauthenticatedError: the caller is unknown.
         """
         if self._authenticator is None:
             return Principal(None, "")
@@ -127,7 +127,7 @@ class RestEdge:
                 Exception: _our_bug,
             },
         )
-        # A redirect would say where to go in words of the caller's, its Host header.
+        # A redirect's location would come from the caller's Host header.
         application.router.redirect_slashes = False
         return application
 
@@ -177,12 +177,12 @@ class RestEdge:
 
 
 class _BodilessExchange(Exchange):
-    """An answer for which the body does not matter."""
+    """An exchange whose request body is ignored."""
 
     __slots__ = ()
 
     def body_limit(self, max_bytes: int) -> int:
-        """A few KiB, which nobody reads."""
+        """Returns a few KiB, which are ignored."""
         return min(max_bytes, SMALL_BODY_BYTES)
 
 
@@ -191,7 +191,7 @@ _Said = tuple[int, bytes, bytes]
 
 
 class _OpenAnswer(_BodilessExchange):
-    """Answers anybody who asks, and so without the cost of an application and a task."""
+    """An open endpoint's exchange, without the cost of an application and a task."""
 
     __slots__ = ("_say",)
     is_quick = True
@@ -203,13 +203,13 @@ class _OpenAnswer(_BodilessExchange):
         self._say = say
 
     def begin(self, body: Body) -> None:
-        """Answers."""
+        """Sends the response."""
         status, fields, content = self._say()
         self.respond(status, fields, [content])
 
 
 class _NotAllowed(_BodilessExchange):
-    """A path that knows other methods."""
+    """An exchange of a path that has other methods."""
 
     __slots__ = ("_allowed",)
 
@@ -218,7 +218,7 @@ class _NotAllowed(_BodilessExchange):
         self._allowed = allowed
 
     def begin(self, body: Body) -> None:
-        """Refuses."""
+        """Refuses the method."""
         self.respond_error(
             _not_allowed(self.head.method, self.head.path, self._allowed),
             f"allow: {self._allowed}\r\n".encode(),
@@ -226,7 +226,7 @@ class _NotAllowed(_BodilessExchange):
 
 
 def _named(request: Request) -> tuple[str, str]:
-    """The model and version in the URL; no version is the empty string."""
+    """Returns the model and version in the URL; no version is the empty string."""
     return request.path_params["model"], request.path_params.get("version", "")
 
 
@@ -235,7 +235,7 @@ def _json(document: object, status: int = 200) -> Response:
 
 
 def _error_response(error: ServingError) -> Response:
-    """The protocol's error body, under the error's own status."""
+    """Returns the protocol's error body, under the error's own status."""
     response = Response(error_body(error), error.http_status, media_type="application/json")
     if error.retryable:
         response.headers["retry-after"] = str(error.retry_after_s)
@@ -250,12 +250,12 @@ async def _serving_error(_: Request, error: Exception) -> Response:
 
 
 async def _our_bug(_: Request, __: Exception) -> Response:
-    """Whatever we did not foresee; the traceback is in the log, not in the answer."""
+    """Answers an unexpected error; the traceback is in the log, not in the response."""
     return _error_response(ServingError("internal error; the server's log says more"))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """The router's two refusals, 404 and 405, in the protocol's form."""
+    """Answers the router's two refusals, 404 and 405, in the protocol's form."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"]  # `request.url` is partly the caller's Host header
     refusal: ServingError = UnknownPathError(

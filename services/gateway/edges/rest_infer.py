@@ -1,6 +1,6 @@
-"""Inferences of the REST edge, from their whole bodies to their whole answers.
+"""Inferences of the REST edge, from request body to response.
 
-In: a head that names a model, and its body. Out: the protocol's JSON or binary answer, or
+In: a head that names a model, and its body. Out: the protocol's JSON or binary response, or
 `{"error": ...}`. Nothing is awaited: `inference.py` calls `decode`, `part` and `fail`.
 """
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 REST = WireProtocol("rest", "200", lambda error: str(error.http_status))
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
-"""The caller's own limit, from the last byte of the request. HTTP has no standard header for it;
-the unit is in the name because the customary ones differ in nothing else."""
+"""The caller's own timeout, from the last byte of the request. HTTP has no standard header for it;
+the unit is in the name because the customary headers differ only in that."""
 
 WAY_BACK_S = 0.002
 _TIMEOUT = re.compile(r"[0-9]{1,10}(\.[0-9]{1,6})?")
 _HEADER_LENGTH = rest_codec.HEADER_LENGTH.encode()
 _OCTETS = b"content-type: application/octet-stream\r\n"
 _CLIENT_CLOSED = "499"
-"""The status nginx made customary for a caller that went away; it is only ever counted."""
+"""nginx's status for a caller that disconnected; it is only counted."""
 
 
 class RestInferRoute:
-    """All of an inference that its head alone tells; kept with a head that comes again."""
+    """Facts of an inference that its head alone determines; cached with a repeated head."""
 
     __slots__ = (
         "authorization", "encoding", "fault", "given_id", "header_length", "is_plain", "model",
@@ -71,13 +71,13 @@ class RestInferRoute:
         self.encoding = accepted_encoding(head.text("accept-encoding") or "")
         self.timeout_s: float | None = None
         self.fault: ServingError | None = None
-        """What is wrong with the head, told once the body is there: the connection lives on."""
+        """The head's error, sent once the body arrived: the connection stays open."""
         try:
             self.timeout_s = _timeout_s(head.text(TIMEOUT_HEADER))
         except InvalidRequestError as error:
             self.fault = error
         self.is_plain = self.header_length is None and self.fault is None
-        """Whether it says of the body nothing but that it is JSON."""
+        """True if the head describes a plain JSON body."""
 
 
 class InferExchange(Exchange):
@@ -95,18 +95,18 @@ class InferExchange(Exchange):
 
     @property
     def is_over(self) -> bool:
-        """True once it has its answer, or its caller has disconnected."""
+        """True once it is answered, or its caller has disconnected."""
         return self.response is not None
 
     def body_limit(self, max_bytes: int) -> int:
-        """All that the port takes, of those who may infer."""
+        """Returns the port's limit for callers that may infer."""
         route = self._route
         if route.authorization is not None:
             route.authorization.caller(route.model)
         return max_bytes
 
     def begin(self, body: Body) -> None:
-        """Starts the work in its turn."""
+        """Queues the work for its turn of the event loop."""
         self._route.path.admission.turns.begin(self, body, self._connection)
 
     def begin_in_turn(self, body: Body, received_at: float) -> None:
@@ -134,10 +134,10 @@ class InferExchange(Exchange):
         )
         return self._inference
 
-    # What `Inference` calls.
+    # Called by `Inference`.
 
     def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
-        """Reads the JSON, and the binary tensors behind it."""
+        """Decodes the JSON, and the binary tensors behind it."""
         route = self._route
         if route.is_plain and len(body) < MIN_LARGE_BYTES:
             return self._call(rest_codec.decode_json(body), caller)
@@ -185,7 +185,7 @@ class InferExchange(Exchange):
         )
 
     def part(self, reply: InferReply) -> None:
-        """Writes the answer in the form that the request and its head ask for."""
+        """Sends the response in the form that the request and its head ask for."""
         request = self._request
         assert request is not None
         if (

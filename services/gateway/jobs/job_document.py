@@ -1,4 +1,4 @@
-"""A job as JSON: what callers and webhooks receive of it."""
+"""A job as JSON, as callers and webhooks receive it."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -8,7 +8,7 @@ from services.queueing.job_records import Job
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """A job in JSON, without the answer."""
+    """Returns a job as JSON, without its result."""
     found: dict[str, Any] = {
         "id": job.id,
         "model_name": job.lane.model,

@@ -1,6 +1,6 @@
-"""Takes in jobs: what an edge decoded, checked as any request is, goes to where jobs are kept.
+"""Submits jobs: checks a decoded request as any other, and stores it as a job.
 
-In: an `InferCall`, and what a caller may say of a job. Out: a `Job`.
+In: an `InferCall`, and the caller's options of the job. Out: a `Job`.
 """
 
 import hashlib
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from services.queueing.redis_streams.jobs import Jobs
 
 MAX_WAIT_S = 60.0
-"""The longest a caller may wait for a job to be over in one call."""
+"""The longest a caller may wait for a job to finish in one call."""
 LONGEST_WEBHOOK = 2048
 _KEY = re.compile(r"[!-~]{1,255}")
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _WEBHOOK = re.compile(rf"https?://({_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?(?:/[!-~]*)?")
-"""Its host, as RFC 1123 has names; and its port."""
+"""Pattern of a webhook's URL: a host name by RFC 1123, and a port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """What a caller says of a job beside what is to be run."""
+    """A caller's options of a job beside the inference."""
 
     timeout_s: float | None = None
-    """How long it may take; None for as long as the gateway allows."""
+    """Timeout of the job; None for the gateway's limit."""
     idempotency_key: str = ""
-    """A job with the same key is the same job; empty for none."""
+    """Two submissions with the same key are one job; empty for none."""
     webhook: str = ""
-    """URL to tell that it is over; empty for none."""
+    """URL that is called when the job is over; empty for none."""
 
 
 class JobService:
-    """Where jobs are taken in and asked for.
+    """Submits and finds jobs.
 
     Args:
-        admission: checks what is to be run.
-        jobs: where they are kept.
-        max_timeout_s: the longest a job may take.
-        webhook_hosts: hosts that may be told; empty for none.
+        admission: checks of requests.
+        jobs: store of the jobs.
+        max_timeout_s: longest timeout of a job.
+        webhook_hosts: hosts that webhooks may call; empty for none.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class JobService:
     async def submit(
         self, call: InferCall, preference: JobOptions, reserve: Callable[[int], object]
     ) -> tuple[Job, bool]:
-        """Takes in a job.
+        """Submits a job.
 
         Args:
-            call: what is to be run.
-            preference: what the caller says of it besides.
-            reserve: asked before the large outcome is fetched of a job that is over already.
+            call: the inference to run.
+            preference: the caller's options of the job.
+            reserve: reservation of memory for the large result of a job that is over already.
 
         Returns:
-            The job, and whether it is new.
+            The job, and True if it is new.
 
         Raises:
             ServingError: the request breaks a rule of the model, or of jobs; too many wait; or
-                they cannot be kept at present.
+                they cannot be stored at present.
         """
         if self._admission.draining:
             raise ShuttingDownError("this server is shutting down; send the job to another")
@@ -102,10 +102,10 @@ class JobService:
 
 
 def check_job(principal: Principal, job_id: str) -> None:
-    """Refuses a job of a model that the principal may not ask: an id begins with the model's name.
+    """Refuses a job of a model that the principal may not use: an id starts with its model's name.
 
     Raises:
-        UnknownJobError: as of a job that is not there.
+        UnknownJobError: the same error as for a missing job.
     """
     caller = principal.caller
     if caller is not None and not caller.may("infer", job_id.rpartition(".")[0]):
@@ -113,7 +113,7 @@ def check_job(principal: Principal, job_id: str) -> None:
 
 
 def _own_key(call: InferCall, key: str) -> str:
-    """An idempotency key that no other caller can have, where callers are known."""
+    """Returns an idempotency key that no other authenticated caller can have."""
     if call.caller is None or not key:
         return key
     return hashlib.sha256(f"{call.caller.name} {key}".encode()).hexdigest()
@@ -123,11 +123,11 @@ def check_webhook(url: str, hosts: tuple[str, ...]) -> None:
     """Refuses a webhook that may not be called.
 
     Args:
-        url: the caller's.
-        hosts: those that may be called; one that begins with a dot means all below it.
+        url: the caller's URL.
+        hosts: allowed hosts; one that begins with a dot means all its subdomains.
 
     Raises:
-        InvalidRequestError: it is no such URL, or its host is not among them.
+        InvalidRequestError: the URL is invalid, or its host is not among them.
     """
     found = _WEBHOOK.fullmatch(url)
     if found is None or len(url) > LONGEST_WEBHOOK or int(found[2] or 0) > 65_535:

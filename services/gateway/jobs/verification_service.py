@@ -1,10 +1,10 @@
-"""Takes in verifications: one at a time, and everybody who asks for the same one shares it.
+"""Runs verifications: one at a time, shared by all callers that ask for the same version.
 
-In: a model and a version, and a function that proves them, on this machine or a worker's. Out: how
-far it is, and in the end a certificate.
+In: a model and a version, and a function that verifies them, on this machine or a worker's. Out:
+the progress, and in the end a certificate.
 
-Rules kept here: strangers ask for none, and are not told who may (operators have docs); a second
-version is refused while the first is verified, for what is served has the machine before both.
+Rules: unauthenticated clients are refused without a reason (operators have docs); a second version
+is refused while the first is verified, since serving has priority on the machine over both.
 """
 
 import asyncio
@@ -28,43 +28,43 @@ VerifyFor = Literal["nobody", "this_machine"]
 MAX_WAIT_S = 10.0
 """The longest a caller may wait in one call."""
 MAX_WAITING = 4
-"""Calls that may wait at once; those beyond get an answer at once."""
+"""Calls that may wait at once; further ones are answered at once."""
 KEPT = 8
-"""Verifications that are over and can still be asked for."""
+"""Finished verifications that can still be queried."""
 
 REFUSED = "this server takes no verifications from you; ask its operator"
-"""Not what would have been right: operators know where to look."""
+"""Does not name the permission that is missing: operators have the docs."""
 _LOCAL_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
-"""How gRPC names callers on this machine."""
+"""Prefixes of gRPC peer names on this machine."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Verification:
-    """One that runs, or ran."""
+    """A running or finished verification."""
 
     id: str
     asked: tuple[str, int | None]
-    """The model, and the version as it was asked for."""
+    """The model, and the version as requested."""
     artifact: str = ""
     done: int = 0
     total: int = 0
     outcome: Verified | ServingError | None = None
     """None while it runs."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and made anew, at every step."""
+    """Set, and replaced, at every step."""
 
     def step(self) -> None:
-        """Tells everybody who waits."""
+        """Wakes all waiting callers."""
         self.changed.set()
         self.changed = asyncio.Event()
 
 
 class VerificationService:
-    """Where verifications are asked for. Runs on the event loop.
+    """Begins and finds verifications. Runs on the event loop.
 
     Args:
-        verify: proves a version.
-        allowed: who may ask.
+        verify: function that verifies a version.
+        allowed: callers that may ask.
     """
 
     def __init__(self, verify: Verify, allowed: VerifyFor) -> None:
@@ -76,11 +76,11 @@ class VerificationService:
         self._waiting = 0
 
     def check(self, peer: str, *, is_known: bool = False) -> None:
-        """Refuses strangers.
+        """Refuses callers without permission.
 
         Args:
-            peer: the caller, as gRPC names it.
-            is_known: whether it has shown a credential, whose scope `manage` then decides.
+            peer: gRPC's name of the caller.
+            is_known: True if it has sent a credential, whose scope `manage` then decides.
 
         Raises:
             ForbiddenError: it may not ask.
@@ -90,10 +90,10 @@ class VerificationService:
         raise ForbiddenError(REFUSED)
 
     def begin(self, model: str, version: str) -> Verification:
-        """Begins one, or gives the one of the same version that runs.
+        """Begins a verification, or returns the running one of the same version.
 
         Raises:
-            InvalidRequestError: the version is no number.
+            InvalidRequestError: the version is not a number.
             OverloadedError: another version is being verified.
         """
         if version and not (version.isascii() and version.isdecimal() and len(version) < 10):
@@ -118,10 +118,10 @@ class VerificationService:
         return begun
 
     def find(self, verification_id: str) -> Verification:
-        """One that was begun before.
+        """Returns a verification that was begun before.
 
         Raises:
-            UnknownJobError: it is not known, or not any more.
+            UnknownJobError: it is unknown, or no longer kept.
         """
         found = self._kept.get(verification_id)
         if found is None:
@@ -132,7 +132,7 @@ class VerificationService:
         return found
 
     async def wait(self, verification: Verification, seconds: float) -> None:
-        """Waits for its next step, or until the time is over."""
+        """Waits for its next step, for at most `seconds`."""
         if verification.outcome is not None or seconds <= 0 or self._waiting >= MAX_WAITING:
             return
         self._waiting += 1

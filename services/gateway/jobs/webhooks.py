@@ -1,13 +1,12 @@
-"""Tells callers that their jobs are over.
+"""Calls webhooks when jobs are over.
 
-In: tellings that are due. Out: a signed HTTP POST each; one that is not confirmed with a 2xx status
-is tried again later.
+In: due notifications. Out: a signed HTTP POST each; one without a 2xx status is retried later.
 
 The body is the job as GET /v2/jobs/ID gives it, without its result. Headers and signature are those
 of the Standard Webhooks specification: `webhook-id`, `webhook-timestamp` and `webhook-signature`,
 an HMAC-SHA256 over `id.timestamp.body`.
 
-Rules kept here: no redirect is followed, and only hosts are called that the configuration names.
+Rules: no redirect is followed, and only hosts that the configuration names are called.
 """
 
 import asyncio
@@ -39,9 +38,9 @@ logger = logging.getLogger("flambeau.webhooks")
 
 LOOK_EVERY_S = 0.5
 TIMEOUT_S = 10.0
-"""How long a host may take to answer."""
+"""Timeout of a call."""
 AT_ONCE = 32
-"""Calls under way; each has a thread meanwhile."""
+"""Concurrent calls; each occupies a thread."""
 SECRET_PREFIX = b"whsec_"
 
 
@@ -72,20 +71,20 @@ def read_secret(file: str) -> bytes:
 
 
 def signature(secret: bytes, webhook_id: str, timestamp: int, body: bytes) -> str:
-    """The value of `webhook-signature`."""
+    """Returns the value of `webhook-signature`."""
     signed = b"%b.%d.%b" % (webhook_id.encode(), timestamp, body)
     return f"v1,{base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()}"
 
 
 class Webhooks:
-    """Tells, on and on.
+    """Delivers webhooks in a loop.
 
     Args:
-        queue: of what is due.
-        jobs: where the jobs are kept.
-        models: whose jobs there may be.
-        secret: to sign with.
-        hosts: that may be called.
+        queue: queue of due notifications.
+        jobs: store of the jobs.
+        models: models that may have jobs.
+        secret: secret of the signature.
+        hosts: hosts that may be called.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Webhooks:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Tells whatever is due, until cancelled; outlives any fault of Redis."""
+        """Delivers due notifications until cancelled; survives any fault of Redis."""
         try:
             while True:
                 room = AT_ONCE - len(self._calls)
@@ -146,7 +145,7 @@ class Webhooks:
             logger.warning("a webhook may be told twice", extra=facts)
 
     def _post(self, job: Job, telling: Telling) -> int:
-        """Calls once. Returns the status, or 1 if nothing was answered."""
+        """Calls once. Returns the status, or 1 without a response."""
         body = orjson.dumps(job_document(job))
         now = int(time.time())
         headers = {
@@ -162,10 +161,10 @@ class Webhooks:
                 return int(reply.status)
         except urllib.error.HTTPError as error:
             return error.code
-        except (OSError, http.client.HTTPException, ValueError):  # it may answer with anything
+        except (OSError, http.client.HTTPException, ValueError):  # the host may send anything
             return 1
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follows none: it could lead anywhere."""
+        """Follows no redirect: it could lead to any host."""

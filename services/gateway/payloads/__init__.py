@@ -1,1 +1,1 @@
-"""Samples of requests and answers, as an operator asks for them."""
+"""Samples of requests and responses, as an operator configures them."""

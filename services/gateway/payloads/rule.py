@@ -1,4 +1,4 @@
-"""What may be sampled of a model's requests, and which rule applies: a part of the settings."""
+"""Rules for sampling a model's requests, and their selection: a part of the settings."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -11,31 +11,31 @@ from model_store.samples.payload_sample import PARTS, SampleLimits
 from model_store.strict import StrictModel
 
 LINE_BYTES_PER_BYTE = 2
-"""So much a sample is at most as JSON: base64 takes 4/3, and the rest of it is small."""
+"""Largest ratio of a sample's JSON to its bytes: base64 takes 4/3, and the rest is small."""
 
 
 class PayloadRule(StrictModel):
-    """Of the models whose names fit one pattern."""
+    """The sampling rule of models whose names match one pattern."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     share: float = Field(default=0.01, gt=0, le=1)
     """The share of requests that is sampled; 1 for all that the rate allows."""
     max_per_minute: float = Field(default=60.0, gt=0, le=600_000)
-    """Samples a minute that each gateway takes of one model at most."""
+    """Most samples a minute that each gateway takes of one model."""
     max_sample_bytes: int = Field(default=64 * 2**10, ge=1024, le=4 * 2**20)
-    """Bytes of values in one sample, inputs and outputs together; of a tensor that does not fit
-    beside smaller ones there are statistics alone. Raise it for images: copying 4 MiB takes the
+    """Bytes of values in one sample, inputs and outputs together; a tensor that does not fit beside
+    smaller ones is sampled as statistics alone. Raise it for images: copying 4 MiB takes the
     event loop some tenths of a millisecond."""
     kept_mib: int = Field(default=64, ge=1, le=2**20)
-    """What may lie in the store of one model; the oldest samples leave first."""
+    """Most MiB of samples that the store keeps for one model; the oldest are deleted first."""
     kept_days: float = Field(default=7.0, gt=0, le=3650)
-    """How long a sample is kept at most; lower it where the law or a promise says so."""
+    """Longest retention of a sample, in days; lower it where a law or a policy requires it."""
     keep: Literal["shapes", "statistics", "numbers", "everything"] = "numbers"
-    """What is kept of tensors: names, datatypes and shapes; besides, statistics; or the values of
-    all but BYTES; or those as well, which are text that people wrote, or files of theirs."""
+    """Kept parts of tensors: names, datatypes and shapes; also statistics; or the values of all
+    but BYTES; or those as well, which are text that people wrote, or their files."""
     redact: tuple[str, ...] = ()
-    """Inputs and outputs of which only datatype and shape are kept: names or patterns."""
+    """Names or patterns of inputs and outputs of which only datatype and shape are kept."""
 
     @model_validator(mode="after")
     def _holds_some(self) -> "PayloadRule":
@@ -49,16 +49,16 @@ class PayloadRule(StrictModel):
         return self
 
     def limits(self) -> SampleLimits:
-        """What the store keeps."""
+        """Returns the limits of the store."""
         return SampleLimits(
             kept_bytes=self.kept_mib * 2**20, kept_for=timedelta(days=self.kept_days)
         )
 
     def redacts(self, name: str) -> bool:
-        """Whether nothing of an input or output may be told but its datatype and shape."""
+        """Returns True if only the datatype and shape of an input or output may be kept."""
         return any(fnmatchcase(name, pattern) for pattern in self.redact)
 
 
 def rule_of(rules: Mapping[str, PayloadRule], model: str) -> PayloadRule | None:
-    """The rule of a model: that of the first pattern its name fits; None if it fits none."""
+    """Returns the rule of the first pattern that a model's name matches; None if none does."""
     return next((rule for pattern, rule in rules.items() if fnmatchcase(model, pattern)), None)

@@ -1,14 +1,14 @@
-"""Samples payloads: what some requests were asked and answered, for people to look at.
+"""Samples payloads: inputs and outputs of some requests, for inspection.
 
-In: requests that are let in, and their outcomes, on the event loop. Out: lines, to a model store,
+In: admitted requests, and their outcomes, on the event loop. Out: lines, to a model store,
 from a thread of its own.
 
-Rules kept here:
-- a caller has its answer before its request is looked at, and none fails for being sampled;
-- what is copied on the loop has a limit, and so has what waits; the rest is dropped and counted,
-  never waited for;
-- only what has run, or ran out of time, is sampled: names, datatypes and shapes are the
-  signature's then, and no name that a caller made up becomes a folder.
+Rules:
+- a caller gets its response before its request is sampled, and sampling fails no request;
+- the bytes copied on the event loop and the waiting samples are limited; the rest is dropped and
+  counted, never awaited;
+- only requests that ran, or timed out, are sampled: their names, datatypes and shapes are the
+  signature's, and no name that a caller made up becomes a folder.
 """
 
 import contextlib
@@ -43,19 +43,19 @@ logger = logging.getLogger("flambeau.samples")
 
 WRITE_EVERY_S = 5.0
 WRITE_TO_BUCKET_EVERY_S = 60.0
-"""A bucket cannot append: each time, the newest file goes there and back."""
+"""A bucket cannot append: each write downloads and uploads the newest file."""
 RETAIN_EVERY_S = 600.0
-"""How often the store is looked through for samples that are too old."""
+"""Interval of the search for expired samples in the store."""
 MAX_WAITING_BYTES = 32 * 2**20
 MAX_WAITING = 1024
-"""Values, and samples, that wait to be written; the next are dropped."""
+"""Values, and samples, that wait to be written; further ones are dropped."""
 WRITE_AT_ONCE_BYTES = 4 * 2**20
 LAST_WRITE_S = 3.0
-"""How long the end of the process waits for what is left."""
+"""Time that the shutdown of the process waits for the remaining samples."""
 
 
 class Taken(NamedTuple):
-    """A request to be written down."""
+    """A sampled request to be written."""
 
     lane: Lane
     artifact: str
@@ -71,7 +71,7 @@ class Taken(NamedTuple):
     outputs: list[TakenTensor]
 
     def line(self) -> bytes:
-        """As it is written."""
+        """Returns the line of the sample."""
         return PayloadSample(
             time=datetime.fromtimestamp(self.ended_at - self.duration_s, UTC),
             request_id=self.request_id,
@@ -89,14 +89,14 @@ class Taken(NamedTuple):
 
 
 class PayloadSampler:
-    """Of one gateway.
+    """The sampler of one gateway.
 
     Args:
-        rules: by patterns of models' names; the first that fits a model is its rule.
-        storage: where samples go.
-        directory: what is served.
-        samples: counts those that are written, by `model` and `version`.
-        dropped: counts those that are not, by `reason`.
+        rules: rules by patterns of model names; the first match is a model's rule.
+        storage: store of the samples.
+        directory: models that are served.
+        samples: counter of written samples, by `model` and `version`.
+        dropped: counter of dropped samples, by `reason`.
     """
 
     def __init__(
@@ -114,19 +114,19 @@ class PayloadSampler:
         self._samples = samples
         self._dropped = {reason: dropped.labels(reason) for reason in UNSAMPLED}
         self._of_model: dict[str, tuple[PayloadRule | None, Bucket | None]] = {}
-        """Of models that are served, what `_rule` has found."""
+        """Results of `_rule` for served models."""
         self._waiting: deque[Taken] = deque()
         largest = max(rule.max_sample_bytes for rule in rules.values())
         self._max_waiting = min(MAX_WAITING, max(2, MAX_WAITING_BYTES // largest))
         self._wake, self._is_over, self._is_failing = threading.Event(), False, False
 
     def watch(self, call: InferCall, inference: Inference, answered: Done) -> Done:
-        """Who is to be called with the outcome of a request: its caller, and then the sampler.
+        """Returns a callback for a request's outcome: it calls the caller, and then the sampler.
 
         Args:
             call: the request.
-            inference: its own.
-            answered: the caller.
+            inference: inference of the request.
+            answered: callback of the caller.
         """
         return partial(self._answered, call, inference, answered)
 
@@ -136,12 +136,12 @@ class PayloadSampler:
         answered(outcome)
         try:
             self._look(call, inference, outcome)
-        except Exception:  # nothing that is odd in a request may harm its batch-mates
+        except Exception:  # an odd request must not harm others of its batch
             self._dropped["failed"].inc()
             logger.exception("a request could not be sampled")
 
     def _look(self, call: InferCall, inference: Inference, outcome: Outcome) -> None:
-        """Samples a request if its rule says so, and chance."""
+        """Samples a request at random, as its rule says."""
         served = None
         if isinstance(outcome, InferReply):
             lane = outcome.lane
@@ -191,7 +191,7 @@ class PayloadSampler:
         )
 
     def _artifact(self, lane: Lane) -> str:
-        """The artifact that runs in a lane; empty if it is not served any more."""
+        """Returns the artifact that runs in a lane; empty if it is no longer served."""
         served = self._served(lane.model, str(lane.version))
         if served is None:
             return ""
@@ -213,7 +213,7 @@ class PayloadSampler:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Writes as long as the block lasts, and what is left at its end."""
+        """Writes samples inside the context, and the remaining ones at its end."""
         thread = threading.Thread(target=self._work, name="samples", daemon=True)
         thread.start()
         try:
@@ -224,7 +224,7 @@ class PayloadSampler:
             thread.join(LAST_WRITE_S)
 
     def _work(self) -> None:
-        """The thread."""
+        """Runs the writing thread."""
         retain_at = time.monotonic()
         while not self._is_over:
             if time.monotonic() >= retain_at:
@@ -235,7 +235,7 @@ class PayloadSampler:
             self._write()
 
     def _write(self) -> None:
-        """Writes all there is, some at once."""
+        """Writes all waiting samples, in groups."""
         while self._waiting:
             lines: dict[Lane, list[bytes]] = {}
             size = 0
@@ -243,7 +243,7 @@ class PayloadSampler:
                 taken = self._waiting.popleft()
                 try:
                     line = taken.line()
-                except Exception:  # what a model answers may be odd, and is not to end it all
+                except Exception:  # an odd output must not end all sampling
                     self._dropped["failed"].inc()
                     logger.exception("a sample could not be written down")
                     continue
@@ -257,7 +257,7 @@ class PayloadSampler:
         assert limits is not None
         try:
             self._writer.append(lane.model, lines, limits)
-        except Exception as error:  # whatever a store says must not end all sampling
+        except Exception as error:  # a store's error must not end all sampling
             self._dropped["store_failed"].inc(len(lines))
             self._tell(error)
         else:
@@ -275,7 +275,7 @@ class PayloadSampler:
         return rule.limits() if rule is not None else None
 
     def _tell(self, error: Exception) -> None:
-        """A line when the store begins to fail; counts say the rest."""
+        """Logs a line when the store begins to fail; counters cover the rest."""
         if not self._is_failing:
             self._is_failing = True
             logger.warning("samples cannot be kept", extra={"reason": str(error)})

@@ -1,7 +1,7 @@
-"""What a sample takes of tensors while they are there, and what is made of it later.
+"""Copies parts of tensors for a sample on the event loop, and formats them later.
 
-In: the tensors of one request, on the event loop. Out: copies of so much of them as the rule
-allows, and no more than it allows; of these, in another thread, what is written.
+In: the tensors of one request, on the event loop. Out: copies of at most the parts that the rule
+allows; in another thread, the written form of these.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from model_store.tensors import Array
 from services.gateway.payloads.rule import PayloadRule
 
 MAX_ELEMENTS_OF_STATISTICS = 4096
-"""Of a tensor that is too large to be copied, so many elements, evenly spread, stand for all."""
+"""Evenly spread elements that represent a tensor too large to be copied."""
 MAX_TEXTS = 16_384
-"""BYTES elements of a tensor that is not too large: they are counted one by one."""
+"""Most BYTES elements of a tensor that is not too large: they are counted one by one."""
 _LENGTH_BYTES = 4
-"""Before each BYTES element in the raw form."""
+"""Size of the length prefix of each BYTES element in the raw form."""
 
 
 class NamedTensor(NamedTuple):
-    """A tensor as a request or a reply has it."""
+    """A tensor of a request or a reply."""
 
     name: str
     datatype: str
@@ -30,18 +30,18 @@ class NamedTensor(NamedTuple):
 
 
 class TakenTensor(NamedTuple):
-    """What is left of it for a sample."""
+    """The parts of a tensor copied for a sample."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     left_out: LeftOut | None
-    """Why its values will not be in the sample."""
+    """The reason for which its values are not sampled."""
     elements: Array | None
-    """A copy: of all elements; or, for statistics, of some or all; None for nothing."""
+    """A copy of all elements; or, for statistics, of some or all; None for no copy."""
 
     def sampled(self) -> SampledTensor:
-        """What is written of it."""
+        """Returns the written form."""
         if self.left_out is None:
             assert self.elements is not None
             return with_values(self.name, self.datatype, self.elements)
@@ -58,7 +58,7 @@ class TakenTensor(NamedTuple):
 
 
 def take(rule: PayloadRule, tensors: Sequence[NamedTensor]) -> list[TakenTensor]:
-    """Copies what a rule allows, the smallest tensors first. Returns them in their own order."""
+    """Copies the allowed parts, the smallest tensors first. Returns them in the order given."""
     limit = room = rule.max_sample_bytes
     sizes = [_raw_bytes(tensor, limit) for tensor in tensors]
     taken: dict[int, TakenTensor] = {}
@@ -81,7 +81,7 @@ def take(rule: PayloadRule, tensors: Sequence[NamedTensor]) -> list[TakenTensor]
 
 
 def _left_out(rule: PayloadRule, tensor: NamedTensor) -> LeftOut | None:
-    """Why no values may be kept, however few they are."""
+    """Returns the reason for which no values may be kept, however few."""
     if rule.redacts(tensor.name):
         return "redacted"
     if rule.keep in ("shapes", "statistics"):
@@ -90,7 +90,7 @@ def _left_out(rule: PayloadRule, tensor: NamedTensor) -> LeftOut | None:
 
 
 def _raw_bytes(tensor: NamedTensor, limit: int) -> int:
-    """Bytes of a tensor in the raw form; of BYTES that are plainly beyond a limit, at least so."""
+    """Returns the raw bytes of a tensor; for BYTES clearly over a limit, a lower bound."""
     array = tensor.array
     if array.dtype != np.object_:
         return array.nbytes
@@ -101,7 +101,7 @@ def _raw_bytes(tensor: NamedTensor, limit: int) -> int:
 
 
 def _some(tensor: NamedTensor) -> Array | None:
-    """Elements evenly spread; none where that takes a copy of all, or they may be of any size."""
+    """Returns evenly spread elements; None if that copies all, or their size is unbounded."""
     array = tensor.array
     if array.dtype == np.object_ or not array.flags.c_contiguous:
         return None

@@ -1,8 +1,8 @@
-"""Bodies of HTTP/1 requests while they arrive: of a known length, or in chunks.
+"""Receives bodies of HTTP/1 requests: of a known length, or chunked.
 
 In: pieces, cut anywhere. Out: the whole body, still in its Content-Encoding. A body of a known
-length is received straight into the memory it stays in (10 MB: a quarter of the CPU that
-collecting and joining pieces takes), and takes memory as its bytes arrive, not as it announces.
+length is received straight into its final buffer (10 MB: a quarter of the CPU that
+collecting and joining pieces takes), and takes memory as its bytes arrive, not as announced.
 """
 
 import re
@@ -15,26 +15,26 @@ from services.gateway.wire.loop_turns import COPY_SHIFT
 Body = bytes | bytearray | memoryview
 
 SMALL_BODY_BYTES = 8 * 1024
-"""Of requests that need none, and of those that everybody may send."""
+"""Limit for requests that need no body, and for those of open endpoints."""
 MIN_VIEWED_BYTES = 32 * 1024
-"""A part of what was read that is at least so large, half of a read, is viewed and not copied."""
+"""A part of a read of at least this size, half of a read, is viewed and not copied."""
 
 _FIRST_BYTES = 4 * 1024
-"""Of memory, for a body of which nothing is here."""
+"""First allocation for a body that has not begun to arrive."""
 _GROWTH = 4
 _WHOLE_FROM_BYTES = 256 * 1024
 PAGE_BYTES = 2 * 2**20
-"""What the system provides at a time, where it has huge pages."""
+"""Size of the pages that the system provides, where it has huge pages."""
 _MAX_LINE_BYTES = 1024
 """A chunk's size with its extensions, or one trailer."""
 _MAX_TRAILER_BYTES = 8 * 1024
 _LINES_AT_ONCE = 64
-"""Between chunks and behind them, that are read before others have their turn: some 100 µs."""
+"""Lines between and behind chunks that are read in one turn: some 100 µs."""
 LINE_US = 2
 _LINE_SHIFT = 6
 _MANY_CHUNKS = 4096
 _LEAST_CHUNK_BYTES = 16
-"""On average, in a body of many chunks: each costs as much as 8 KiB of content."""
+"""Least average size of many chunks: each costs as much as 8 KiB of content."""
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _EXTENSION = rb";%b(?:=(?:%b|\"[\t !#-\[\]-~\x80-\xff]*\"))?" % (_TOKEN, _TOKEN)
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:%b)*\r\n" % _EXTENSION)
@@ -42,7 +42,7 @@ _TRAILER = re.compile(rb"%b:[\t -~\x80-\xff]*\r\n" % _TOKEN)
 
 
 def part_of(data: bytes, start: int, end: int) -> bytes | memoryview:
-    """A part of bytes that were read; a small one as a copy, which does not keep all of them."""
+    """Returns a part of read bytes; a small one as a copy, which does not keep all alive."""
     if end - start < MIN_VIEWED_BYTES:
         return data[start:end]
     return memoryview(data)[start:end]
@@ -69,11 +69,11 @@ class SizedBody:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is there."""
+        """True once the whole body has arrived."""
         return self.received_bytes == self._size
 
     def room(self, at_most: int) -> memoryview:
-        """Where the next bytes belong; `received` then says how many came."""
+        """Returns the buffer for the next bytes; call `received` with their number."""
         start = self.received_bytes
         if start == len(self.content):
             self._grow(start)
@@ -98,7 +98,7 @@ class SizedBody:
         return more
 
     def feed(self, data: bytes, position: int) -> int:
-        """Takes its bytes from `data[position:]`; returns the position behind them."""
+        """Consumes its bytes from `data[position:]`; returns the position behind them."""
         taken = data[position : position + self._size - self.received_bytes]
         end = self.received_bytes + len(taken)
         if end > len(self.content):
@@ -108,7 +108,7 @@ class SizedBody:
         return position + len(taken)
 
     def _grow(self, least: int) -> None:
-        """Makes room for more than so many bytes.
+        """Grows the buffer beyond `least` bytes.
 
         The whole of it has its memory once `_WHOLE_FROM_BYTES` are here: it is left as it is found,
         so that the system provides a page when its first byte comes. Steps up to the end would be
@@ -130,11 +130,11 @@ class SizedBody:
 
 
 def paged(in_page: int, size: int) -> int:
-    """Bytes of memory that the system has provided to a buffer, where it does by `PAGE_BYTES`.
+    """Returns the resident bytes of a buffer, where the system provides `PAGE_BYTES` at a time.
 
     Args:
-        in_page: where in a page the buffer begins.
-        size: of what was written, from its beginning.
+        in_page: offset of the buffer in its first page.
+        size: bytes written, from its beginning.
     """
     return -(-(in_page + size) // PAGE_BYTES) * PAGE_BYTES - in_page if size else 0
 
@@ -152,11 +152,11 @@ class ChunkedBody:
         self._trailer_left = _MAX_TRAILER_BYTES
         self._chunks = self._copied_us = 0
         self.lines = 0
-        """Read so far; long ones count for several."""
+        """Lines read so far; long ones count for several."""
 
     @property
     def work_us(self) -> int:
-        """What lines and moves of what has come took until now, beside reading."""
+        """Time spent so far on lines and on moving received bytes, beside reading."""
         return LINE_US * self.lines + self._copied_us
 
     @property
@@ -166,15 +166,15 @@ class ChunkedBody:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory of the body in bytes."""
         return self.content.__alloc__()
 
     def feed(self, data: bytes, position: int) -> int:
-        """Takes bytes from `data[position:]`, perhaps not all; returns the position behind them.
+        """Consumes bytes from `data[position:]`, perhaps not all; returns the position behind them.
 
         Raises:
             PayloadTooLargeError: it is over the limit.
-            InvalidRequestError: these are no chunks.
+            InvalidRequestError: the chunks are malformed.
         """
         last = self.lines + _LINES_AT_ONCE
         while not self.complete and position < len(data) and self.lines < last:
@@ -234,7 +234,7 @@ class ChunkedBody:
 
 
 def too_large(max_bytes: int) -> PayloadTooLargeError:
-    """The error of a body over the limit, compressed or not."""
+    """Returns the error of a body over the limit, compressed or not."""
     if max_bytes <= SMALL_BODY_BYTES:
         words = "the limit of what this path reads; send none"
     else:

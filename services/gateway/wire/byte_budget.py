@@ -1,17 +1,17 @@
-"""The bytes of callers that one process holds, over all its ports.
+"""Budget of the bytes that one process buffers for its callers, over all ports.
 
-In: connections that take bytes and give them back. Out: room, or a refusal.
+In: connections that charge and release bytes. Out: room, or a refusal.
 
-Rules kept here:
+Rules:
 - bytes are charged when they are held, never when they are announced;
-- when the budget is full, connections that wait for their peer make room, the slowest first: those
-  that send an unfinished request, or do not read an answer, at the fewest bytes a second;
+- when the budget is full, connections that wait for their peer are shed, the slowest first: those
+  that send an unfinished request, or do not read a response, at the fewest bytes a second;
 - a connection is judged only after `GRACE_S`, so that a request that has just begun is not slow;
 - the last part of the budget (`RESERVED_PART`) is for holders of at most `SMALL_BYTES`, and half of
   that for those of at most `TINY_BYTES`, so that small requests pass while larger ones fill the
   rest.
 
-docs/adr/0037 says why the slowest, and how it was measured.
+docs/adr/0037 has the reason and the measurement.
 """
 
 import asyncio
@@ -21,28 +21,28 @@ from services.errors import BufferFullError
 from services.gateway.wire.freed_memory import FreedMemory
 
 GRACE_S = 1.0
-"""A connection's rate over less than this says nothing: its first packets may be on their way."""
+"""Least time to measure a connection's rate: its first packets may still be in transit."""
 SMALL_BYTES = 64 * 1024
-"""One read of a connection; a holder of at most so much may use the reserved part."""
+"""One read of a connection; a holder of at most this size may use the reserved part."""
 TINY_BYTES = 4 * 1024
 """More than the usual request takes."""
 SHARES = 4
 RESERVED_PART = 8
 """An eighth of the budget is reserved."""
 _FREED_PART = 32
-"""Room is made for this part of the budget beyond what was asked for, so that a flood of small
-pieces does not have all connections compared for each."""
+"""Extra room made, as a part of the budget, so that a flood of small pieces does not compare all
+connections for each."""
 _GIVEN_BACK_PART = 8
-"""Memory goes back to the system when this part of the budget was held and has been freed."""
+"""Freed memory is returned to the system once this part of the budget was held and freed."""
 _RETRY_S = 0.1
-"""After a search that found no slow connection, the next one: a search looks at all of them."""
+"""Pause after a search that found no slow connection: a search visits all of them."""
 
 
 class Holder(Protocol):
-    """A connection that holds bytes, as far as the budget deals with it."""
+    """A connection that holds bytes, as the budget uses it."""
 
     def pace(self, now: float) -> float | None:
-        """The bytes a second that its peer has moved since the connection began to wait for it.
+        """Returns the peer's bytes a second since the connection began to wait for it.
 
         Args:
             now: the event loop's time.
@@ -52,23 +52,23 @@ class Holder(Protocol):
         """
 
     def shed(self, error: BufferFullError) -> None:
-        """Refuses what waits for the peer, and gives its bytes back, before it returns."""
+        """Refuses the work that waits for the peer, and releases its bytes before it returns."""
 
 
 class ByteBudget:
     """One budget; it belongs to the event loop.
 
     Args:
-        limit_bytes: of everything together.
-        grace_s: how long a connection may wait for its peer before it is judged.
-        freed: gives back what was held; one for a part of the budget by default.
+        limit_bytes: total limit.
+        grace_s: time that a connection may wait for its peer before it may be shed.
+        freed: returner of freed memory; by default one for a part of the budget.
 
     Attributes:
         limit_bytes: as given.
         grace_s: as given.
-        held_bytes: charged now. Where it is hot, callers add and subtract here themselves; whoever
-            has made it larger than `small_limit_bytes` calls `has_room_for`.
-        small_limit_bytes: for holders of more than `TINY_BYTES`.
+        held_bytes: bytes charged now. Hot paths add and subtract here themselves; a caller that
+            makes it larger than `small_limit_bytes` calls `has_room_for`.
+        small_limit_bytes: limit for holders of more than `TINY_BYTES`.
         share_bytes: that one connection may hold of answers that its peer has not read, and begin
             another, and of messages that are not whole.
         waiting: connections that may wait for their peer; they add and remove themselves.
@@ -93,14 +93,14 @@ class ByteBudget:
         self._freed = freed or FreedMemory(limit_bytes // _GIVEN_BACK_PART, limit_bytes)
 
     def take(self, size: int, holder_bytes: int = 0) -> None:
-        """Charges bytes that are held from now on.
+        """Charges bytes that a holder takes.
 
         Args:
-            size: how many.
-            holder_bytes: what their holder has been charged for before.
+            size: number of bytes.
+            holder_bytes: bytes charged to the holder before.
 
         Raises:
-            BufferFullError: there is no room for them, nor could any be made; nothing is charged.
+            BufferFullError: there is no room, nor could any be made; nothing is charged.
         """
         self.held_bytes += size
         if self.held_bytes > self._large_limit_bytes and not self.has_room_for(holder_bytes + size):
@@ -109,9 +109,9 @@ class ByteBudget:
         self._freed.look(self.held_bytes)
 
     def has_room_for(self, holder_bytes: int) -> bool:
-        """Whether a holder of so many bytes, which are charged already, may keep them.
+        """Returns True if a holder may keep `holder_bytes`, which are charged already.
 
-        Room is made for it if there is none.
+        Sheds connections if there is no room.
         """
         limit = self.limit_bytes
         if holder_bytes > SMALL_BYTES:
@@ -121,7 +121,7 @@ class ByteBudget:
         return self.held_bytes <= limit or self.make_room(limit)
 
     def full(self) -> BufferFullError:
-        """The refusal of what there is no room for."""
+        """Returns the error of a full budget."""
         return BufferFullError(
             f"this server holds {self.held_bytes} bytes of requests and answers, and "
             f"{self.limit_bytes} is the limit (max_buffered_bytes); retry later, send smaller "
@@ -129,21 +129,21 @@ class ByteBudget:
         )
 
     def give(self, size: int) -> None:
-        """Gives back what was charged."""
+        """Releases charged bytes."""
         self.held_bytes -= size
 
     def look_for_freed(self) -> None:
-        """Gives memory back to the system if much was held and is no more."""
+        """Returns memory to the system if much was held and has been freed."""
         self._freed.look(self.held_bytes)
 
     def make_room(self, limit: int) -> bool:
-        """Sheds the slowest connections until what is held is below a limit.
+        """Sheds the slowest connections until the held bytes are below a limit.
 
         Args:
-            limit: in bytes.
+            limit: limit in bytes.
 
         Returns:
-            Whether it is.
+            True if they are.
         """
         now = asyncio.get_running_loop().time()
         if now >= self._next_search:

@@ -1,12 +1,12 @@
-"""Content-Encoding: requests are decompressed within one limit, answers compressed on demand.
+"""Content-Encoding: decompresses requests within one limit, compresses responses on demand.
 
-zlib holds the event loop for about 10 ms a megabyte but not the interpreter's lock, so whatever is
-large goes to a thread, a slice at a time: between slices the budget is charged for what came out,
-and other bodies have their turn.
+zlib takes about 10 ms a megabyte without the interpreter lock, so large bodies are processed in a
+thread, a slice at a time: between slices the budget is charged for the output, and other bodies
+have their turn.
 
-One thread does it for all ports of a process. A second one starves the event loop: CPython makes a
-thread give up the lock only if it had it for 5 ms without a break, and two threads that hand it to
-each other between calls of zlib never do. Four of them held the loop for 30 to 50 ms.
+One thread serves all ports of a process. A second one starves the event loop: CPython makes a
+thread release the lock only if it had it for 5 ms without a break, and two threads that pass it to
+each other between calls of zlib never do. Four of them blocked the loop for 30 to 50 ms.
 """
 
 import asyncio
@@ -32,32 +32,32 @@ from services.gateway.wire.byte_budget import ByteBudget
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 
 MIN_COMPRESSED_BYTES = 1024
-"""Smaller answers cost more to compress than to send."""
+"""Smaller responses cost more to compress than to send."""
 INFLATE_SHIFT = 8
-"""To make 256 plain bytes takes 1 µs."""
+"""Decompressing 256 plain bytes takes 1 µs."""
 INLINE_BYTES = 64 * 1024
-"""What is larger, before or after, is left to a thread."""
+"""Larger bodies, before or after, are processed in the thread."""
 
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 _WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 _NEVER = re.compile(r"q=0(\.0*)?")
-"""The weight by which a caller says that it cannot read an encoding."""
+"""Weight of an encoding that a caller cannot read."""
 _MAX_ACCEPT_BYTES = 1024
-"""Of a list of encodings; a longer one, whose 64 KiB would take 60 ms, is not read."""
+"""Longest list of encodings; a longer one, whose 64 KiB would take 60 ms, is ignored."""
 _SLICE_BYTES = 1024 * 1024
-"""Of output: some 2 to 10 ms of a thread, beside which its way to the event loop is short."""
+"""Output of a slice: some 2 to 10 ms of the thread; the hop to the event loop is short."""
 _INPUT_BYTES = 64 * 1024
 _OUTPUT_BYTES = 64 * 1024
-"""Of one call of zlib: small enough that the allocator uses the same memory for the next one."""
+"""Output of one zlib call: small enough that the allocator reuses its memory for the next."""
 
 _UNWANTED = ServingError("the caller has gone")
-"""The outcome of a body that nobody waits for, which nobody sees."""
+"""Outcome of an abandoned body, which is never delivered."""
 
 T = TypeVar("T")
 
 
 class Inflation:
-    """One body that is being decompressed, never to more than the limit.
+    """The decompression of one body, never to more than the limit.
 
     Args:
         body: compressed.
@@ -65,8 +65,8 @@ class Inflation:
         max_bytes: the limit.
 
     Attributes:
-        size: bytes that have come out.
-        is_over: whether that is all.
+        size: bytes of output so far.
+        is_over: True once the output is complete.
 
     Raises:
         InvalidRequestError: another encoding.
@@ -93,7 +93,7 @@ class Inflation:
         self.is_over = False
 
     def take(self) -> memoryview:
-        """Takes the output away; nothing of it is held here afterwards."""
+        """Returns the output and drops its own reference."""
         plain, self._room, self._body = self._room[: self.size], memoryview(b""), memoryview(b"")
         if self._pages is not None:
             start = -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -104,13 +104,13 @@ class Inflation:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the output takes until it is taken."""
+        """Memory of the output until it is taken."""
         if self._pages is None:
             return len(self._room)
         return paged(self._in_page, self.size)
 
     def step(self, at_most: int) -> None:
-        """Goes on, for about so many bytes.
+        """Decompresses about `at_most` more bytes.
 
         Raises:
             PayloadTooLargeError: more than the limit came out.
@@ -145,7 +145,7 @@ class Inflation:
             self.is_over = True
 
     def _add(self, out: bytes) -> None:
-        """Puts output behind what is there.
+        """Appends output.
 
         The room for all that may come is taken at once and left as it is found, so that the system
         provides a page when its first byte comes, and takes all of them back at the end. Pages are
@@ -168,7 +168,7 @@ class Inflation:
 
 
 def _large_pages(size: int) -> mmap.mmap:
-    """Memory that the system provides as it is written, `PAGE_BYTES` at a time where it can."""
+    """Maps memory that the system provides on write, by `PAGE_BYTES` where it can."""
     room = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # of a system without large pages
@@ -177,7 +177,7 @@ def _large_pages(size: int) -> mmap.mmap:
 
 
 def decompress(body: Body, encoding: str, max_bytes: int) -> memoryview:
-    """Undoes `gzip` or `deflate` at once, never producing more than the limit.
+    """Decompresses `gzip` or `deflate` at once, never to more than the limit.
 
     Raises:
         PayloadTooLargeError: more would come out.
@@ -191,7 +191,7 @@ def decompress(body: Body, encoding: str, max_bytes: int) -> memoryview:
 
 @lru_cache(maxsize=256)
 def accepted_encoding(accept_encoding: str) -> str:
-    """The encoding to answer in; empty for none.
+    """Returns the encoding of the response; empty for none.
 
     Args:
         accept_encoding: the header's value.
@@ -204,20 +204,20 @@ def accepted_encoding(accept_encoding: str) -> str:
 
 
 def compress(parts: Sequence[bytes | memoryview], encoding: str) -> list[bytes]:
-    """Compresses an answer with `gzip` or `deflate`, fast rather than small."""
+    """Compresses a response with `gzip` or `deflate`, fast rather than small."""
     stream = zlib.compressobj(level=1, wbits=_WINDOWS[encoding])
     return [*map(stream.compress, parts), stream.flush()]
 
 
 class _Decompression:
-    """One body's way through the thread, a slice at a time.
+    """Decompresses one body in the thread, a slice at a time.
 
     Nothing of it refers to itself: what it holds, and whoever waits for it, is free when it ends.
 
     Args:
         inflation: of the body.
         budget: charged for what comes out.
-        is_wanted: asked between slices.
+        is_wanted: check between slices.
         done: takes the plain body, or why there is none.
         run: has a thread do the first, and the loop take its result to the second.
     """
@@ -239,7 +239,7 @@ class _Decompression:
         self._charged_bytes = 0
 
     def go_on(self) -> None:
-        """Has a thread make the next slice."""
+        """Submits the next slice to the thread."""
         self._run(self._step, self._stepped)
 
     def _step(self) -> ServingError | None:
@@ -296,7 +296,7 @@ class CompressionThread:
             encoding: as in `decompress`.
             max_bytes: as in `decompress`.
             budget: charged for what comes out, until `done` is called.
-            is_wanted: asked between slices; if not, nothing more comes out.
+            is_wanted: checked between slices; False stops the decompression.
             done: takes the plain body, or why there is none.
         """
         if len(body) <= INLINE_BYTES:
@@ -318,14 +318,14 @@ class CompressionThread:
         encoding: str,
         done: Callable[[list[bytes]], None],
     ) -> None:
-        """Runs `compress` on an answer of any size."""
+        """Runs `compress` on a response of any size."""
         if sum(map(len, parts)) <= INLINE_BYTES:
             done(compress(parts, encoding))
         else:
             self._run(lambda: compress(parts, encoding), done)
 
     def close(self) -> None:
-        """Takes nothing more; what runs is not waited for."""
+        """Accepts no more work; does not wait for running work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, work: Callable[[], T], done: Callable[[T], None]) -> None:

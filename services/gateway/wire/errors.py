@@ -1,4 +1,4 @@
-"""What only HTTP itself can refuse, as leaves of the tree in `services/errors.py`.
+"""Errors of HTTP itself, as leaves of the tree in `services/errors.py`.
 
 InvalidRequestError
 ├── HeadTooLargeError           431 RESOURCE_EXHAUSTED  request line and headers
@@ -29,7 +29,7 @@ class TooManyConnectionsError(OverloadedError):
 
 
 def too_slow(limit_s: float, what: str = "request") -> ReceiveTimeoutError:
-    """The refusal of a request, or of a message, that takes too long to arrive."""
+    """Returns the error of a request or message that takes too long to arrive."""
     return ReceiveTimeoutError(
         f"the {what} did not arrive within {limit_s:g} s (receive_timeout_s); "
         "send it faster or in smaller batches"
@@ -37,7 +37,7 @@ def too_slow(limit_s: float, what: str = "request") -> ReceiveTimeoutError:
 
 
 def too_many_connections(limit: int) -> TooManyConnectionsError:
-    """The refusal of a connection beyond the limit."""
+    """Returns the error of a connection beyond the limit."""
     return TooManyConnectionsError(
         f"{limit} connections are open here, the limit (max_connections); "
         "retry later or add servers"

@@ -1,7 +1,7 @@
-"""Memory that was freed goes back to the system.
+"""Returns freed memory to the system.
 
-malloc keeps what lies below a piece in use. After a flood of small messages that was 550 MiB, which
-large bodies cannot use: a flood of those would come on top.
+malloc keeps freed memory below a block in use. After a flood of small messages that was 550 MiB,
+which large bodies cannot use: a flood of those would add to it.
 """
 
 import asyncio
@@ -14,17 +14,17 @@ from collections.abc import Callable
 from services.resident_memory import resident_bytes
 
 PAUSE_S = 0.5
-"""Between two calls: a server whose callers send large messages asks for the same memory again."""
+"""Pause between two calls: a server of large messages allocates the same memory again."""
 LOOK_S = 0.01
-"""Between two looks at the process's memory, of some 20 µs each."""
+"""Interval of reading the process's memory, of some 20 µs each."""
 _SHORT_PAUSES = 4
-"""Where memory is short, between two calls: so many times what the last took."""
+"""Pause between two calls if memory is short, as a multiple of the last call's duration."""
 _SHORT_PART = 4
-"""Where memory is short, this part of what is worth a call at other times is."""
+"""Fraction of the usual threshold of a call that applies if memory is short."""
 
 
 def give_back() -> None:
-    """Has the C library do it, if it is one that can: 0.1 ms for each MiB (malloc_trim(3))."""
+    """Calls malloc_trim(3) if the C library has it: 0.1 ms for each MiB."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
@@ -35,7 +35,7 @@ def _own_resident_bytes() -> int:
 
 
 class FreedMemory:
-    """Has memory given back that the process keeps beyond what is held.
+    """Returns memory that the process keeps beyond the held bytes.
 
     What the process has besides, such as its models, is taken to be the least that there was since
     memory was last given back.
@@ -43,10 +43,10 @@ class FreedMemory:
     Args:
         least_bytes: of freed memory that are worth it, once as many have been held.
         limit_bytes: of what is held and what is freed, before memory is short.
-        give_back: run in a thread.
-        resident: what the process has in RAM.
-        pause_s: between two runs while memory is not short.
-        look_s: between two looks at what the process has.
+        give_back: function that runs in a thread.
+        resident: function that returns the process's resident bytes.
+        pause_s: pause between two runs while memory is not short.
+        look_s: pause between two reads of the process's memory.
     """
 
     __slots__ = (
@@ -80,10 +80,10 @@ class FreedMemory:
         return self._running is not None and not self._running.done()
 
     def look(self, held_bytes: int) -> None:
-        """Gives memory back, in a thread, if enough of it is free and the last time was long ago.
+        """Returns memory, in a thread, if enough is free and the last run was long ago.
 
         Args:
-            held_bytes: now.
+            held_bytes: bytes held now.
         """
         self._most = max(self._most, held_bytes)
         if self._most < self._least_bytes // _SHORT_PART or self.is_running:

@@ -1,4 +1,4 @@
-"""Turns of the event loop: how much of one goes to what connections have sent.
+"""Turns of the event loop: limits the work of one turn on received input.
 
 In: connections that have more to do than their part of a turn. Out: their next turn, in order.
 
@@ -6,7 +6,7 @@ A read may hold hundreds of requests, thousands of chunks or a head of 64 KiB, a
 connection up to 32 reads in one turn. Without a limit, four connections that pipelined held up
 their neighbours for 3.4 s.
 
-Rules kept here:
+Rules:
 - work is counted in what it takes on the machine of `make bench`, in microseconds, so that the same
   bytes are always cut at the same places;
 - a connection works for `WORK_AT_ONCE_US` in a turn, and is then not read until its next one;
@@ -39,18 +39,18 @@ before it can be told to wait."""
 COPY_SHIFT = 13
 """To move 8 KiB that have outgrown their memory takes 1 µs, and much more where memory is new."""
 SMALL_READ_BYTES = 2048
-"""What a call of a neighbour's takes; more is a large one's."""
+"""Size of a usual call; a larger read belongs to a large one."""
 READ_US = 40
-"""What a connection that is read again will take in this turn: so many of them are, and no more."""
+"""Assumed work of a connection that is read again in this turn; it limits their number."""
 _ASKED_AT_US = WORK_AT_ONCE_US // 2
 """A turn with less work is not worth a call to count anew."""
 
 
 class Waiting(Protocol):
-    """A connection that has more to do."""
+    """A connection with more work."""
 
     def take_turn(self, work_us: int) -> None:
-        """Goes on, for so much work or a little more."""
+        """Continues, for `work_us` or a little more."""
 
 
 class LoopTurns:
@@ -72,22 +72,22 @@ class LoopTurns:
 
     @property
     def is_busy(self) -> bool:
-        """Whether this turn is long: much was done in it, or connections wait for the next."""
+        """True if this turn is long: much was done in it, or connections wait for the next."""
         return self._asked
 
     def count(self, work_us: int) -> None:
-        """Counts work that was done."""
+        """Counts finished work."""
         worked_us = self.worked_us = self.worked_us + work_us
         if worked_us >= _ASKED_AT_US and not self._asked:
             self._ask()
 
     def wait(self, connection: Waiting, *, is_fresh: bool, is_small: bool = False) -> None:
-        """Has a connection go on in a later turn.
+        """Schedules a connection for a later turn.
 
         Args:
             connection: not waiting yet.
-            is_fresh: whether it has not worked in this turn.
-            is_small: whether little of it was read.
+            is_fresh: True if it has not worked in this turn.
+            is_small: True if little of it was read.
         """
         fresh = self._small if is_small else self._fresh
         (fresh if is_fresh else self._waiting).append(connection)
@@ -103,7 +103,7 @@ class LoopTurns:
         return bool(self._small or self._fresh or self._waiting)
 
     def _begin(self) -> None:
-        """A new turn."""
+        """Begins a new turn."""
         self._asked = False
         self.number += 1
         self.worked_us = 0

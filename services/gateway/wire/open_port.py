@@ -1,4 +1,4 @@
-"""A port of the gateway, whatever is spoken on it: its limits, its connections, its start and end.
+"""A port of the gateway for any protocol: its limits, its connections, its start and stop.
 
 The protocol's own part is a kind of `OpenPort`, with what its connections share, and a kind of
 connection, which ends itself when it has lasted too long or is asked to.
@@ -29,7 +29,7 @@ from services.ports import BACKLOG
 from services.telemetry.metrics import Metrics
 
 LINGER_S = 2.0
-"""How long a peer may take to read why its connection ends, and to hang up."""
+"""Time for a peer to read the reason of the close, and to disconnect."""
 ACCEPTED_A_TURN = 16
 """Connections that one turn of a busy loop takes, some 60 µs each. libuv takes one (since 1.46): of
 200 callers at once, the last waited for 200 turns, each as long as `loop_turns.py` lets it be."""
@@ -37,7 +37,7 @@ TLS_ACCEPTED_A_TURN = 64
 """The same where each costs some 25 µs until its first message is whole."""
 ACCEPT_AGAIN_S = 0.1
 TLS_CONNECTION_BYTES = 24 * 1024
-"""What OpenSSL and the loop keep of a connection that is open."""
+"""Memory of OpenSSL and the loop for an open connection."""
 _MAX_SWEEP_S = 1.0
 _SWEEP_TURN_S = 0.001
 
@@ -51,18 +51,18 @@ class PortLimits:
     max_connections: int
     """Connections open at once; the next one is refused."""
     keep_alive_timeout_s: float
-    """How long a connection may stay open without a request."""
+    """Time that an idle connection stays open."""
     receive_timeout_s: float
-    """How long a request may take to arrive, from its first byte to its last; and how long a peer
+    """Longest time for a request to arrive, from its first byte to its last; and for which a peer
     may take to read nothing of what is written to it."""
     max_age_s: float = 0
     """After it, with a tenth of chance, a connection of gRPC takes no new calls; 0 for never."""
     grace_s: float = 0
-    """How long calls under way may then still take."""
+    """Time for calls in flight to finish after that."""
 
 
 class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
-    """Common base of all kinds of connections; a port's server asks this of each."""
+    """Common base of all kinds of connections, as a port's server uses them."""
 
     __slots__ = (
         "_budget", "_closing", "_held_bytes", "_moved_bytes", "_read_paused", "_since",
@@ -90,7 +90,7 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
 
     @abc.abstractmethod
     def sweep(self) -> None:
-        """Ends what has lasted too long."""
+        """Enforces timeouts."""
 
     def sweep_unsent(self, now: float, limit_s: float) -> None:
         """Gives up a peer that takes nothing of what is written, or does not hang up at the end."""
@@ -102,7 +102,7 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
 
     @abc.abstractmethod
     def close_if_idle(self) -> None:
-        """Closes, at once or when what is in flight has its answer."""
+        """Closes, at once or after the responses in flight."""
 
     def abort(self) -> None:
         """Drops the connection and everything in flight on it."""
@@ -111,7 +111,7 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
         self._transport.abort()
 
     def pause_writing(self) -> None:
-        """The peer does not read; neither do we."""
+        """Pauses reading: the peer does not read."""
         self._write_paused = True
         self._since = self._now()
         self._unsent_bytes = self._transport.get_write_buffer_size()
@@ -184,25 +184,25 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
         self.abort()
 
     def _forget_held(self) -> None:
-        """Gives all back: the connection is lost, or will be at once."""
+        """Releases all bytes: the connection is lost, or will be at once."""
         self._budget.waiting.discard(self)
         self._budget.held_bytes -= self._held_bytes
         self._held_bytes = 0
 
     @abc.abstractmethod
     def _set_reading(self) -> None:
-        """Reads, or does not, as the state asks."""
+        """Starts or stops reading, as the state requires."""
 
     @abc.abstractmethod
     def take_turn(self, work_us: int) -> None:
-        """Goes on with what was read, for so much work or a little more."""
+        """Continues with read input, for `work_us` or a little more."""
 
     def _wait_turn(self, turns: LoopTurns, *, is_fresh: bool, size: int = READ_BYTES) -> None:
-        """Goes on in a later turn of the loop; nothing is read until then.
+        """Continues in a later turn of the loop; nothing is read until then.
 
         Args:
             turns: of the loop.
-            is_fresh: whether the connection has not worked in this turn.
+            is_fresh: True if the connection has not worked in this turn.
             size: of what was read and waits.
         """
         if not self._waits_turn:
@@ -233,18 +233,18 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
 
 
 class OpenPort:
-    """State that all connections of one port share.
+    """State shared by all connections of one port.
 
     Attributes:
         limits: never changed.
-        read_buffer: where every connection reads; emptied before the next one does.
+        read_buffer: shared read buffer; a connection empties it before the next one reads.
         connections: all that are open.
         now: the event loop's time, renewed by the server's timer.
-        stopping: whether connections end with their next answer.
+        stopping: True if connections close after their next response.
         empty: set while no connection is open.
         compression: of large bodies, shared with other ports.
         turns: of the loop, shared with other ports.
-        metrics: where refusals are counted.
+        metrics: counters of refusals.
         budget: of the bytes that the process holds, shared with other ports.
         connection_bytes: charged for each connection, whatever it holds.
     """
@@ -275,13 +275,13 @@ class OpenPort:
         self.now = asyncio.get_running_loop().time()
 
     def opened(self, connection: OpenConnection) -> None:
-        """A connection was made."""
+        """Registers a new connection."""
         self.connections.add(connection)
         self.budget.held_bytes += self.connection_bytes
         self.empty.clear()
 
     def closed(self, connection: OpenConnection) -> None:
-        """A connection was lost."""
+        """Removes a lost connection."""
         self.connections.discard(connection)
         self.budget.held_bytes -= self.connection_bytes
         if not self.connections:
@@ -293,10 +293,10 @@ class OpenPort:
 
 
 class PortServer:
-    """Listens, watches over the connections of a port, stops in peace.
+    """Listens, supervises the connections of a port, and stops gracefully.
 
     Args:
-        port: what they share.
+        port: state that the connections share.
         connect: makes one.
         tls: with it, the port speaks TLS.
     """
@@ -326,7 +326,7 @@ class PortServer:
         self._sweep_s = min(_MAX_SWEEP_S, *(time_s / 4 for time_s in times_s if time_s))
 
     async def start(self, listening: socket.socket) -> None:
-        """Begins to answer on a bound socket, which from now on belongs to the server."""
+        """Starts serving on a bound socket, which the server then owns."""
         self._sweep()
         listening.setblocking(False)
         self._socket = listening
@@ -338,12 +338,12 @@ class PortServer:
             self._listening = await loop.create_server(self._taken, sock=listening, backlog=BACKLOG)
 
     def _accept(self, handshakes: TlsHandshakes) -> None:
-        """Takes some of those who wait for TLS."""
+        """Accepts some of the sockets that wait for TLS."""
         try:
             for _ in range(TLS_ACCEPTED_A_TURN):
                 handshakes.take(self._socket.accept()[0])
         except BlockingIOError:
-            return  # nobody waits
+            return  # no socket waits
         except OSError:  # too many files are open, and whoever waits goes on to wait
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._socket)
@@ -371,14 +371,14 @@ class PortServer:
             opening.exception()  # of a peer that has gone: its own affair
 
     def part(self) -> None:
-        """Closes each connection with its next answer, which says so; takes new ones as before."""
+        """Closes each connection after its next response, which says so; accepts new ones."""
         self._port.stopping = True
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new connection, closes idle ones, and answers what is in flight.
+        """Accepts no new connection, closes idle ones, and answers requests in flight.
 
         Args:
-            grace_s: after it, whatever is still open is dropped.
+            grace_s: time after which open connections are dropped.
         """
         port = self._port
         if self._listening is not None:

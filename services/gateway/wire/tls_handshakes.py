@@ -1,11 +1,11 @@
-"""How TLS begins on a port: few handshakes at once, none before its first message is whole.
+"""TLS handshakes of a port: few at once, none before its first message is complete.
 
 In: sockets that were accepted. Out: connections whose handshake is done.
 
 OpenSSL takes memory for what a ClientHello claims to be (128 KiB), and keeps it until the peer goes
 on: 9,000 peers that sent 25 bytes each took 1.4 GB of a server that knew of none of them.
 
-Rules kept here:
+Rules:
 - a peer that says nothing, or not all of its first message, costs a socket: the kernel tells when
   so many bytes are there, and they are looked at where they lie;
 - what is no ClientHello of one record is refused: those of clients take 300 bytes to 2 KB, and a
@@ -34,7 +34,7 @@ from services.gateway.wire.byte_budget import ByteBudget
 
 MAX_RUNNING = 1024
 HANDSHAKE_BYTES = 64 * 1024
-"""What one takes until it is over; measured: 53 KiB."""
+"""Memory of a running handshake; measured: 53 KiB."""
 GRACE_S = 0.5
 """For those that run as a port stops; a handshake takes one or two ways to the peer and back."""
 LONGEST_S = 10.0
@@ -74,8 +74,8 @@ class TlsHandshakes:
         tls: of the port.
         connect: makes the protocol of a connection, once its handshake is done.
         max_waiting: sockets that may wait for their peer, or for others' handshakes.
-        refused: told of each that is given up.
-        budget: of the bytes that the process holds.
+        refused: callback for each aborted handshake.
+        budget: budget of the bytes that the process buffers.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class TlsHandshakes:
         self._tls, self._connect = tls, connect
         self._max_waiting, self._refused, self._budget = max_waiting, refused, budget
         self._silent: dict[socket.socket, _Peer] = {}
-        """Whose first message is not whole, the oldest first."""
+        """Peers whose first message is incomplete, the oldest first."""
         self._ready: deque[_Peer] = deque()
-        """Whose handshake may begin, the oldest first."""
+        """Peers whose handshake may begin, the oldest first."""
         self._running: dict[asyncio.Task[Any], _Peer] = {}
         """The oldest first."""
         self._turn_asked = False
@@ -107,7 +107,7 @@ class TlsHandshakes:
         asyncio.get_running_loop().add_reader(taken, self._look, taken)
 
     def sweep(self) -> None:
-        """Gives up who has taken too long."""
+        """Aborts handshakes that took too long."""
         now = time.monotonic()
         waiting = (*self._silent.values(), *self._ready)
         late = [peer for peer in waiting if now - peer.since > LONGEST_S]
@@ -117,7 +117,7 @@ class TlsHandshakes:
         self._ask_turn()
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new ones, and lets those that run end in their time."""
+        """Accepts no new handshakes, and lets running ones finish within `grace_s`."""
         for peer in (*self._silent.values(), *self._ready):
             self._forget(peer)
         if self._running:
@@ -132,7 +132,7 @@ class TlsHandshakes:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def _look(self, taken: socket.socket) -> None:
-        """Looks at what has come, and leaves it in the socket."""
+        """Peeks at received bytes, and leaves them in the socket."""
         peer = self._silent[taken]
         wanted = peer.size or _RECORD_HEAD_BYTES + _MESSAGE_HEAD_BYTES
         try:
@@ -222,14 +222,14 @@ class TlsHandshakes:
 
 
 def _bytes_in(taken: socket.socket) -> int:
-    """The number of bytes that a socket has for us."""
+    """Returns the number of bytes that a socket has received."""
     found = array("i", [0])
     fcntl.ioctl(taken, termios.FIONREAD, found)
     return found[0]
 
 
 def _begins_tls(data: bytes) -> bool:
-    """Whether bytes are the head of a record that holds all of a ClientHello."""
+    """Returns True if bytes are the head of a record with a complete ClientHello."""
     size = int.from_bytes(data[3:5], "big")
     message = int.from_bytes(data[6:9], "big")
     return (

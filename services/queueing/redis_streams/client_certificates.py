@@ -1,13 +1,13 @@
-"""What connections to Redis show, and measure it by: the files of its URL, as they are now.
+"""Certificates of connections to Redis: client certificate and CA files of its URL, kept current.
 
 In: the files that the URL of the queue names. Out: the class of redis-py's connections that uses
 them, and when they expire.
 
 redis-py reads the files once for each of its connections, which are connected again and again.
-Rules kept here:
-- whoever connects after a renewal uses the new files; a connection that is open stays as it is;
-- files that cannot be used stop the start; later they change nothing, and that is logged, counted;
-- unchanged files are not read again: what is made of them is the same for all connections.
+Rules:
+- new connections after a renewal use the new files; open connections are unchanged;
+- unusable files stop the start; later they change nothing, and that is logged and counted;
+- unchanged files are not read again: all connections share one TLS context.
 """
 
 import logging
@@ -40,7 +40,7 @@ _FOLDERS = ("ssl_ca_path",)
 
 
 class ClientCertificates:
-    """The files of one URL.
+    """The certificate files of one URL.
 
     Args:
         url: `rediss://…`, as redis-py takes it.
@@ -69,7 +69,7 @@ class ClientCertificates:
             metrics.not_after.labels(expiring.use).set_function(expiring.newest_s)
 
     def renewing(self, kind: type[SSLConnection]) -> type[SSLConnection]:
-        """A class of connections that are made with the newest files."""
+        """Returns a class of connections that use the newest files."""
         newest = self._newest
 
         class Renewing(kind):  # type: ignore[misc, valid-type]
@@ -81,7 +81,7 @@ class ClientCertificates:
         return Renewing
 
     def _newest(self, asked: RedisSSLContext) -> ssl.SSLContext:
-        """What to connect with.
+        """Returns the TLS context of new connections.
 
         Raises:
             OSError: the files cannot be used, and never could.
@@ -135,7 +135,7 @@ class _Expiring:
         self._expiry_s = read_certificates(file, setting)[1]
 
     def newest_s(self) -> float:
-        """When the first of what lies there now expires; what cannot be read changes nothing."""
+        """Returns the first expiry of the file's certificates; unreadable ones change nothing."""
         with self._lock:
             mark = mark_of(self._file)
             if mark != self._mark:

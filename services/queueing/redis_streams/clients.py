@@ -1,7 +1,7 @@
-"""Connections to Redis or Valkey, whichever way it is set up.
+"""Connections to Redis or Valkey: a single server, Sentinel or a cluster.
 
-In: a URL. Out: clients that never repeat a command by themselves: whether one may be sent again is
-known only where it is sent, since a repeated XADD would be a second request.
+In: a URL. Out: clients that never retry a command by themselves: only the sender knows if a retry
+is safe, since a repeated XADD would be a second request.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ SCHEMES = (
     "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
 )  # fmt: skip
 COMMAND_TIMEOUT_S = 1.0
-"""How long Redis may take to answer; after that it counts as out of reach."""
+"""Timeout of a command; after it Redis counts as unreachable."""
 SLOWEST_BYTES_S = 10e6
-"""What is long has more time: so many bytes a second are worth waiting for."""
+"""Slowest transfer in bytes a second: long commands and replies have more time."""
 LONGEST_S = 10.0
-"""How long something of unknown length may take to come."""
+"""Timeout of a reply of unknown length."""
 BLOCK_S = 1.0
-"""How long one blocking command waits inside Redis."""
+"""Time that one blocking command waits inside Redis."""
 SENTINEL_PORT = 26379
 _BEHIND_COMMAND = " of pipeline caused error: "
 
@@ -45,7 +45,7 @@ class QueueUrlError(ValueError):
 
 
 class Trip:
-    """Commands that travel together. Each succeeds or fails for itself."""
+    """A pipeline of commands. Each succeeds or fails independently."""
 
     def __init__(self, pipeline: Any, timeout_s: float) -> None:
         self._pipeline = pipeline
@@ -60,7 +60,7 @@ class Trip:
         """Sends them all.
 
         Args:
-            raise_on_error: whether the first error is raised; else each is the command's result.
+            raise_on_error: True to raise the first error; else each is the command's result.
 
         Raises:
             RedisError: Redis is out of reach.
@@ -86,11 +86,11 @@ class Commands:
         self._timeout_s = timeout_s
 
     async def send(self, *command: Any, **how_to_read: Any) -> Any:
-        """Sends one command and returns what it gave.
+        """Sends one command and returns its result.
 
         Args:
             command: its words.
-            how_to_read: what redis-py has to know of the answer.
+            how_to_read: redis-py's options for parsing the reply.
 
         Raises:
             RedisError: Redis is out of reach, or the command failed.
@@ -99,7 +99,7 @@ class Commands:
         return await _in_time(execution, self._timeout_s + _travel_s(command))
 
     async def fetch(self, key: str) -> bytes | None:
-        """The bytes under a key, which may be many; None if there are none.
+        """Returns the bytes under a key, which may be many; None if there are none.
 
         Raises:
             RedisError: Redis is out of reach.
@@ -108,7 +108,7 @@ class Commands:
         return found
 
     def trip(self) -> Trip:
-        """Begins a trip."""
+        """Begins a pipeline."""
         return Trip(self._client.pipeline(transaction=False), self._timeout_s)
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class RedisClients:
         self._kind = scheme.partition("+")[2]
         self._plain_url = f"{scheme.partition('+')[0]}://{rest}"
         self.url = redacted(url)
-        """For logs: without its password."""
+        """The URL without its password, for logs."""
         self.outage = Outage(self.url)
         """Told by all parts of the process that ask this Redis."""
         self._tls: ClientCertificates | None = None
@@ -151,7 +151,7 @@ class RedisClients:
 
     @property
     def has_slots(self) -> bool:
-        """Whether keys of different slots lie on different servers, out of one script's reach."""
+        """True if keys of different slots are on different servers, beyond one script."""
         return self._kind == "cluster"
 
     def tell_certificates(self, metrics: TlsMetrics) -> None:
@@ -160,16 +160,16 @@ class RedisClients:
             self._tls.tell(metrics)
 
     def open(self) -> Commands:
-        """A client for commands that answer at once."""
+        """Opens a client for commands that answer at once."""
         return Commands(self._open_client(), COMMAND_TIMEOUT_S)
 
     def open_blocking(self) -> Commands:
-        """A client for commands that wait up to `BLOCK_S` inside Redis."""
+        """Opens a client for commands that wait up to `BLOCK_S` inside Redis."""
         return Commands(self._open_client(), BLOCK_S + COMMAND_TIMEOUT_S)
 
     @contextlib.asynccontextmanager
     async def subscribed(self, pattern: str) -> AsyncIterator[AsyncIterator[tuple[str, bytes]]]:
-        """Messages on channels: the channel of each, and what it says.
+        """Yields messages of channels: the channel and the content of each.
 
         Raises:
             RedisError: Redis is out of reach, now or while a message is waited for.
@@ -185,7 +185,7 @@ class RedisClients:
                 await client.aclose()
 
     async def scan(self, pattern: str) -> AsyncIterator[str]:
-        """The names of all keys like a pattern.
+        """Yields the names of all keys that match a pattern.
 
         Raises:
             RedisError: Redis is out of reach.
@@ -243,7 +243,7 @@ class RedisClients:
 
 
 def redacted(url: str) -> str:
-    """A URL without what may be a password: that of its user, and its query."""
+    """Removes the password and the query of a URL."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return "***"
@@ -272,7 +272,7 @@ def _as_redis_errors() -> Iterator[None]:
 
 
 async def _in_time(execution: Awaitable[Any], timeout_s: float) -> Any:
-    """What an execution gives; its failures are redis-py's usual errors."""
+    """Awaits a result within a timeout; failures are redis-py's usual errors."""
     try:
         async with asyncio.timeout(timeout_s):
             return await execution
@@ -292,7 +292,7 @@ def _options() -> dict[str, Any]:
 
 
 def _own_words(error: RedisError) -> str:
-    """What Redis says; redis-py puts the command before it, with keys and all, and a tuple's marks.
+    """Returns Redis' own message; redis-py prefixes the command with its keys, as a tuple.
 
     Callers get to see it.
     """

@@ -1,6 +1,6 @@
-"""The requests that ended the workers that ran them, for a person to look at.
+"""Dead letters: requests whose workers died, kept for inspection.
 
-In: a Redis, and the id of a letter. Out: what it was; or it goes back to its stream, or away.
+In: a Redis, and the id of a letter. Out: its request; or it is requeued or deleted.
 """
 
 import re
@@ -24,7 +24,7 @@ class NoSuchLetterError(LookupError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One request that ended its workers."""
+    """One request whose workers died."""
 
     id: str
     lane: Lane
@@ -34,7 +34,7 @@ class DeadLetter:
     stream: str
     address: str
     payload: bytes
-    """The request, or the key under which it lies."""
+    """The request, or the key of its payload."""
 
 
 class DeadLetters:
@@ -46,7 +46,7 @@ class DeadLetters:
         self._revive = Script("revive")
 
     async def all(self) -> list[DeadLetter]:
-        """The oldest `SHOWN_AT_ONCE` of each lane.
+        """Returns the oldest `SHOWN_AT_ONCE` of each lane.
 
         Raises:
             RedisError: Redis is out of reach.
@@ -57,7 +57,7 @@ class DeadLetters:
         return letters
 
     async def find(self, letter_id: str) -> DeadLetter:
-        """The letter of an id.
+        """Returns the letter of an id.
 
         Raises:
             NoSuchLetterError: there is none.
@@ -69,7 +69,7 @@ class DeadLetters:
         raise NoSuchLetterError(f"no dead letter has the id '{letter_id}'; list shows them")
 
     async def request(self, letter: DeadLetter) -> InferRequest:
-        """What was asked.
+        """Returns the request of a letter.
 
         Raises:
             WireError: it cannot be read, or was large and has expired.
@@ -84,7 +84,7 @@ class DeadLetters:
         return await load_request(large, letter.lane, 0.0, alone=False)
 
     async def retry(self, letter: DeadLetter, timeout_s: float) -> bool:
-        """Puts a letter back on its stream. Returns whether it was still there.
+        """Puts a letter back on its stream. Returns True if it was still there.
 
         A job is queued once more; the caller of a request has had its error, so the outcome of
         that is dropped.
@@ -106,7 +106,7 @@ class DeadLetters:
         )  # fmt: skip
 
     async def drop(self, letter: DeadLetter) -> bool:
-        """Forgets a letter. Returns whether it was still there.
+        """Deletes a letter. Returns True if it was still there.
 
         Raises:
             RedisError: Redis is out of reach.

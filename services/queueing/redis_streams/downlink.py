@@ -1,4 +1,4 @@
-"""What the lanes of one worker share, and a request that one of them holds."""
+"""State that the lanes of one worker share, and a request that a lane holds."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ lane has room for one of the largest requests, two lanes for one each."""
 
 
 class HoldingLane(Protocol):
-    """The lane that holds a request, as far as others use it."""
+    """The interface of the lane that holds a request."""
 
     @property
     def lane(self) -> Lane:
@@ -44,13 +44,13 @@ class Held:
 
     Attributes:
         stream: the number of its stream; 1 is the lane's first.
-        gateway: who asked for it.
-        number: what the gateway calls it.
+        gateway: gateway that sent it.
+        number: number of it at the gateway.
         taken_at: `time.monotonic()` second.
-        suspect: whether it runs alone, because a worker died with it.
-        payload_key: where its payload lies, if it is large.
+        suspect: True if it runs alone, because a worker died with it.
+        payload_key: key of its payload, if it is large.
         payload_bytes: that it takes of the worker's room for large payloads.
-        outcome_key: where its outcome lies, if that is large.
+        outcome_key: key of its outcome, if that is large.
         state: of a job, once it is over.
         entry: in this process's own queue.
     """
@@ -76,7 +76,7 @@ class Held:
 
 @dataclass(slots=True, kw_only=True)
 class Downlink:
-    """What the lanes of one worker share.
+    """State that the lanes of one worker share.
 
     Attributes:
         redis: for commands that do not block.
@@ -86,10 +86,10 @@ class Downlink:
         clock_s: Redis' clock less `time.monotonic()`, as far as is known.
         gateways: those that were heard of, and how often in a row they did not seem alive.
         metrics: of the process.
-        outage: told of faults of Redis.
+        outage: tracker of faults of Redis.
         suspect: the one that runs, if any.
         silent_at: when Redis did not answer last; a `time.monotonic()` second.
-        is_clogged: whether more outcomes wait to be handed over than can be kept here.
+        is_clogged: True if more outcomes wait for delivery than this process can hold.
         leaving_bytes: of large outcomes that are on their way to Redis.
         keeping: held by the lane that mentions what it holds and takes over what others left (only
             one suspect runs), or that leaves something to others.
@@ -114,13 +114,13 @@ class Downlink:
     reading: Places = field(default_factory=Places)
 
     def is_gone(self, gateway: str) -> bool:
-        """Whether a gateway has died: one look is not enough, for Redis may have forgotten it."""
+        """Returns True if a gateway died: one check is not enough, Redis may have lost it."""
         return self.gateways.get(gateway, 0) >= GONE_AFTER_LOOKS
 
 
 @dataclass(frozen=True, slots=True)
 class LaneLoad:
-    """How a lane stands, in Redis as a whole."""
+    """Load of a lane over all workers, from Redis."""
 
     waiting: int
     """Requests that no worker has taken."""

@@ -1,15 +1,15 @@
-"""What all workers together serve. Pure.
+"""Merges the announcements of all workers into one view of served versions. Pure.
 
 In: an announcement of each worker. Out: the versions gateways may send requests to, and which one
 of each model is live.
 
-Rules kept here:
+Rules:
 - a version is ready as soon as one worker has it ready;
 - an artifact can be asked for as soon as one worker has it loaded beside its default one;
 - where workers have chosen different default ones, all of them together count as one, as accurate
   and as fast as the worst of them; none of them has the name that it is known by;
-- a model goes over to another version when every worker that serves the model has gone over, or
-  cannot: until then all of them keep the old one, and none stands idle.
+- a model switches to another version when every worker that serves the model has switched, or
+  cannot: until then all of them keep the old one, and none is idle.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ _BY_RANK: tuple[State, ...] = ("ready", "loading", "unloaded", "failed")
 
 
 class AnnouncedArtifact(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker says of one artifact of a version that it has loaded."""
+    """A worker's announcement of one loaded artifact."""
 
     name: str
     precision: str
@@ -37,13 +37,13 @@ class AnnouncedArtifact(msgspec.Struct, frozen=True, array_like=True):
     row_ms: float
     """Milliseconds a row at its best batch size, measured at load."""
     is_default: bool
-    """Whether it answers what asks for no artifact."""
+    """True if it answers requests without an artifact."""
     row_s: float = 0.0
     """Of one that is not the default, as in `AnnouncedVersion`."""
 
 
 class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker says of one version."""
+    """A worker's announcement of one version."""
 
     model: str
     version: int
@@ -54,7 +54,7 @@ class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
     platform: str
     artifact: str
     row_s: float
-    """Seconds by which each request that waits delays the next here; 0 while nobody knows."""
+    """Seconds by which each request that waits delays the next here; 0 if unknown."""
     artifacts: tuple[AnnouncedArtifact, ...] = ()
     """Those that are loaded."""
     semver: str = ""
@@ -62,36 +62,36 @@ class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker says of itself."""
+    """The announcement of a worker."""
 
     worker: str
     started: bool
-    """Whether it has read the store through for the first time."""
+    """True once it has read the whole store."""
     versions: tuple[AnnouncedVersion, ...]
     live: dict[str, tuple[int, int]]
     """By model: the pointers' generation, and the version it has ready as that generation wants."""
     fault: str = ""
-    """Why it cannot serve its store, or lacks a model that it is to serve; empty if neither."""
+    """Reason for which it cannot serve its store or lacks a model; empty if neither."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """What all workers together serve."""
+    """The versions that all workers together serve."""
 
     versions: dict[Lane, ServedVersion]
     live: dict[str, int]
     row_s: dict[Lane, float]
     """As in `AnnouncedVersion`, with all workers at it."""
     started: bool
-    """Whether any worker is."""
+    """True if any worker is started."""
     workers: dict[str, tuple[str, ...]]
-    """By model: who has a version of it, in any state."""
+    """By model: workers with a version of it, in any state."""
     faults: tuple[str, ...] = ()
-    """What workers say of their stores, each once."""
+    """Faults of workers' stores, each once."""
 
 
 def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVersion:
-    """A version as it is announced.
+    """Returns the announcement of a version.
 
     Args:
         served: the version, with the artifacts that may be asked for.
@@ -122,7 +122,7 @@ def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVe
 
 
 def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
-    """Puts together what each worker says."""
+    """Merges the announcements of all workers."""
     by_lane: dict[Lane, list[AnnouncedVersion]] = defaultdict(list)
     for announcement in announcements:
         for version in announcement.versions:
@@ -169,7 +169,7 @@ def _together(lane: Lane, said: Sequence[AnnouncedVersion]) -> ServedVersion:
 
 
 def _artifacts(lane: Lane, ready: Sequence[AnnouncedVersion]) -> tuple[ServedArtifact, ...]:
-    """What can be asked for: the default one first."""
+    """Returns the artifacts that can be requested, the default one first."""
     by_lane: dict[Lane, list[AnnouncedArtifact]] = {lane: []}
     for version in ready:
         for known in version.artifacts:
@@ -189,7 +189,7 @@ def _artifacts(lane: Lane, ready: Sequence[AnnouncedVersion]) -> tuple[ServedArt
 
 
 def _live(model: str, announcements: Sequence[Announcement]) -> int:
-    """The version of a model that requests without one get."""
+    """Returns the live version of a model."""
     serving = [a for a in announcements if model in a.live]
     target = max(a.live[model] for a in serving)
     behind = [
@@ -201,7 +201,7 @@ def _live(model: str, announcements: Sequence[Announcement]) -> int:
 
 
 def _failed(announcement: Announcement, model: str, version: int) -> bool:
-    """Whether a worker cannot serve a version."""
+    """Returns True if a worker cannot serve a version."""
     return any(
         said.model == model and said.version == version and said.state == "failed"
         for said in announcement.versions

@@ -1,7 +1,7 @@
-"""Jobs: requests nobody waits for. They outlive every process but Redis.
+"""Jobs: asynchronous requests. They outlive every process but Redis.
 
-In: a request that was checked, and the number of a job. Out: what is known of the job, and its
-outcome once it is over.
+In: a checked request, or the number of a job. Out: the record of the job, and its outcome once it
+is over.
 
 A job is an entry of its lane's job stream, as a request is one of a lane's other streams; its
 return address says that the outcome is kept (`finish_job.lua`) and not sent. It may run twice, and
@@ -77,12 +77,12 @@ Reserve = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """What a gateway allows."""
+    """Limits of a gateway for jobs."""
 
     max_waiting: int
     """Jobs that may wait for one version."""
     result_ttl_s: int
-    """How long a result is kept."""
+    """Retention of a result."""
 
 
 class Jobs:
@@ -94,7 +94,7 @@ class Jobs:
         self._redis = clients.open()
         self._submit, self._cancel = Script("submit_job"), Script("cancel_job")
         self._waiting: dict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
-        """Who waits for a job, by the channel and the number that will name it."""
+        """Events of waits for jobs, by the channel and the number that will name the job."""
         self._may_wait = True
         self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._writing, self._reading = Places(), Places()
@@ -108,17 +108,17 @@ class Jobs:
         idempotency_key: str = "",
         webhook: str = "",
     ) -> tuple[str, bool]:
-        """Takes in a job.
+        """Submits a job.
 
         Args:
             request: checked; its own deadline does not count.
-            timeout_s: how long the job may take.
+            timeout_s: timeout of the job.
             asked_for: the version its caller named, and the artifact; empty for none.
             idempotency_key: the caller's; a job with the same one is the same job.
-            webhook: where to tell that it is over; empty for nowhere.
+            webhook: URL to call when it is over; empty for none.
 
         Returns:
-            The job's id, and whether it is new.
+            The job's id, and True if it is new.
 
         Raises:
             ConflictError: the key was used for something else.
@@ -162,11 +162,11 @@ class Jobs:
     async def _payload(
         self, request: InferRequest, large_key: str, timeout_s: float
     ) -> tuple[bytes, "Hash"]:
-        """What travels of a request, and a digest of what it asks for, whatever its own id.
+        """Returns the payload of a request, and a digest of its content without its id.
 
         Args:
             request: of the job.
-            large_key: where its tensors are left, if it is large.
+            large_key: key for its tensors, if it is large.
             timeout_s: of the job.
         """
         digest = sha256()
@@ -184,11 +184,11 @@ class Jobs:
         return encode_reference(large_key), digest
 
     async def find(self, job_id: str, reserve: Reserve | None = int) -> Job:
-        """What is known of a job.
+        """Returns the record of a job.
 
         Args:
             job_id: of it.
-            reserve: asked before a large outcome is fetched; None to do without it.
+            reserve: reservation of memory for a large outcome; None to omit the outcome.
 
         Raises:
             UnknownJobError: there is none, or its result is no longer kept.
@@ -203,7 +203,7 @@ class Jobs:
             return await self._job(job_id, flat, time_us, reserve)
 
     async def wait(self, job_id: str, timeout_s: float, reserve: Reserve = int) -> Job:
-        """The same, once it is over or so much time has passed.
+        """Returns the same, once the job is over or the timeout has passed.
 
         Raises:
             UnknownJobError, QueueUnavailableError, ServingError: as `find`.
@@ -227,12 +227,12 @@ class Jobs:
                 del self._waiting[name]
 
     def stop_waiting(self) -> None:
-        """Answers everybody who waits for a job with what is known of it, from now on."""
+        """Answers all waits for jobs at once with the current record, from now on."""
         self._may_wait = False
         self._wake_all()
 
     async def cancel(self, job_id: str, reserve: Reserve = int) -> Job:
-        """Ends a job that is not over; one that is stays as it is.
+        """Cancels a job that is not over; a finished one is unchanged.
 
         Raises:
             UnknownJobError, QueueUnavailableError, ServingError: as `find`.
@@ -250,7 +250,7 @@ class Jobs:
         return await self.find(job_id, reserve)
 
     async def of_model(self, model: str) -> list[Job]:
-        """A model's jobs, the newest first, `LISTED_AT_ONCE` at most; without their outcomes.
+        """Returns a model's jobs, newest first, at most `LISTED_AT_ONCE`; without outcomes.
 
         Raises:
             QueueUnavailableError: Redis is out of reach.
@@ -273,7 +273,7 @@ class Jobs:
         return jobs
 
     async def run(self) -> None:
-        """Hears which jobs are over, until cancelled; outlives any fault of Redis."""
+        """Listens for finished jobs until cancelled; survives any fault of Redis."""
         try:
             while True:
                 try:

@@ -1,4 +1,4 @@
-"""The names of everything in Redis.
+"""Names of all keys and channels in Redis.
 
 All keys of a model share a hash tag, so that a cluster keeps them in one slot and one script may
 touch them all; so do all keys of one gateway, and those of the fleet.
@@ -10,30 +10,30 @@ ROOT = "flambeau"
 GROUP = "workers"
 """The consumer group of every stream."""
 HANDED_BACK = "handed-back"
-"""The consumer that holds what a worker took, did not begin, and left for another."""
+"""Consumer of requests that a worker took, did not begin, and returned."""
 
 FLEET_KEYS = (f"{ROOT}:{{fleet}}:workers", f"{ROOT}:{{fleet}}:announcements")
 """Sorted set of the workers, each with the microsecond until which it counts; and a hash of what
 each of them serves."""
 REQUESTS_LIVE_S = 86_400
 JOBS_LIVE_S = 30 * 86_400
-"""How long what waits in a lane lies there when nobody serves it."""
+"""Expiry of a lane's waiting requests when no worker serves it."""
 JOB = "job"
 """Stands for the gateway in the return address of a job: its outcome is kept, and not sent."""
 NOBODY = "nobody"
 """Stands for the gateway in the return address of what a person runs again: its caller has had an
 answer, so its outcome is dropped."""
 CANCELLED_CHANNELS = f"{ROOT}:*:cancelled"
-"""The pattern of the channels on which gateways name requests nobody waits for."""
+"""Pattern of the channels on which gateways publish cancelled requests."""
 
 
 def version_text(lane: Lane) -> str:
-    """How a lane is named among those of its model: `3`, or `3@onnx-int8` for one artifact."""
+    """Returns a lane's name within its model: `3`, or `3@onnx-int8` for one artifact."""
     return f"{lane.version}@{lane.artifact}" if lane.artifact else str(lane.version)
 
 
 def lane_of(model: str, text: str) -> Lane:
-    """The lane that `version_text` names so."""
+    """Parses a name of `version_text` to its lane."""
     version, _, artifact = text.partition("@")
     return Lane(model, int(version), artifact)
 
@@ -44,11 +44,11 @@ class LaneKeys:
     Attributes:
         workers: sorted set of who serves it, each with the microsecond until which it counts.
         streams: its requests, a stream for each priority, the highest first; or its jobs.
-        payload: what the keys of large payloads begin with.
-        cancelled: channel on which gateways name requests nobody waits for.
+        payload: prefix of the keys of large payloads.
+        cancelled: channel on which gateways publish cancelled requests.
         dead: stream of the requests that ended their workers.
-        lives_s: how long all of it lies there when nobody serves the lane.
-        jobs: whether these are of its jobs.
+        lives_s: expiry of all its keys when no worker serves the lane.
+        jobs: True for the keys of its jobs.
     """
 
     __slots__ = ("cancelled", "dead", "jobs", "lives_s", "payload", "streams", "workers")
@@ -66,7 +66,7 @@ class LaneKeys:
         self.lives_s = JOBS_LIVE_S if jobs else REQUESTS_LIVE_S
 
     def job_payload(self, number: int) -> str:
-        """Where the payload of a job lies, if it is large."""
+        """Returns the key of a job's payload, if it is large."""
         return f"{self.payload}:{number:016x}"
 
 
@@ -88,47 +88,47 @@ class JobKeys:
         self.finished = f"{self._tag}:finished"
 
     def job(self, number: int) -> str:
-        """Hash of all that is known of a job."""
+        """Returns the key of a job's hash."""
         return f"{self._tag}:job:{number:016x}"
 
     def outcome(self, number: int, attempt: str) -> str:
-        """Where the outcome of a job lies, if it is large."""
+        """Returns the key of a job's outcome, if it is large."""
         return f"{self._tag}:job-outcome:{number:016x}:{attempt}"
 
     def same(self, idempotency_key: str) -> str:
-        """Which job was submitted with an idempotency key."""
+        """Returns the key that maps an idempotency key to its job."""
         return f"{self._tag}:job-key:{idempotency_key}"
 
 
 FINISHED_CHANNELS = f"{ROOT}:*:finished"
-"""The pattern of the channels that name jobs that are over."""
+"""Pattern of the channels on which finished jobs are published."""
 
 
 def replies_key(gateway: str) -> str:
-    """The list on which a gateway gets its outcomes."""
+    """Returns the key of the list of a gateway's outcomes."""
     return f"{ROOT}:{{{gateway}}}:replies"
 
 
 def large_reply_key(gateway: str, number: int, attempt: str) -> str:
-    """Where an outcome lies that is too large for the list."""
+    """Returns the key of an outcome that is too large for the list."""
     return f"{ROOT}:{{{gateway}}}:reply:{number}:{attempt}"
 
 
 def large_replies_key(gateway: str) -> str:
-    """Sorted set of the keys under which large outcomes of a gateway lie, each with its bytes."""
+    """Returns the key of a sorted set: keys of a gateway's large outcomes with their bytes."""
     return f"{ROOT}:{{{gateway}}}:large-replies"
 
 
 def verifications_key(worker: str) -> str:
-    """The list of what a worker is asked to verify."""
+    """Returns the key of the list of a worker's verification requests."""
     return f"{ROOT}:{{{worker}}}:verifications"
 
 
 def verification_replies_key(gateway: str, name: str) -> str:
-    """The list on which a gateway hears of one verification."""
+    """Returns the key of the list of messages on one verification."""
     return f"{ROOT}:{{{gateway}}}:verification:{name}"
 
 
 def alive_key(gateway: str) -> str:
-    """There as long as the gateway says so."""
+    """Returns the key of a gateway's heartbeat."""
     return f"{ROOT}:{{{gateway}}}:alive"

@@ -1,10 +1,10 @@
-"""Requests and replies that are too large for one command of Redis: in a list, piece by piece.
+"""Stores requests and replies too large for one Redis command in a list, piece by piece.
 
 In: the pieces that `wire.py` makes of a record. Out: the record again. The bytes of its tensors
 come first, and behind them the record without them, which says how many there are. An empty piece
 means nothing.
 
-Rules kept here:
+Rules:
 - neither the event loop nor Redis is busy with one record for longer than with a few pieces;
 - a list is forgotten after its time, however far its writer came;
 - what an older version has left as one string is read, too.
@@ -47,25 +47,25 @@ from services.queueing.redis_streams.wire import (
 )
 
 PIECES_AT_ONCE = 2
-"""In one command; it takes Redis and the event loop less than a millisecond."""
+"""Pieces in one command, which takes Redis and the event loop less than a millisecond."""
 RECORDS_AT_ONCE = 2
 """Large records that a process writes at once, and reads at once, and as many again of those over
 `MEDIUM_BYTES`."""
 MEDIUM_BYTES = 8 * 2**20
 """Records up to this size do not wait for larger ones."""
 TEXT_BYTES = 48
-"""What an element of BYTES takes beside its own bytes."""
+"""Memory of a BYTES element beside its own bytes."""
 UNFINISHED_LIVE_MS = 60_000
-"""How long a list lies there that has not its last piece, since its last one came."""
+"""Expiry of an incomplete list, since its latest piece."""
 Push = Callable[[list[Piece], int], Awaitable[object]]
 
 
 async def leave(pieces: Iterator[Piece], lives_ms: int, push: Push) -> None:
-    """Leaves a record in Redis.
+    """Writes a record to Redis.
 
     Args:
         pieces: of it.
-        lives_ms: how long it lies there once it is whole.
+        lives_ms: expiry of the record once it is complete.
         push: appends some of them to a list, and lets it live for so many milliseconds from then.
 
     Raises:
@@ -161,7 +161,7 @@ async def _array(tensor: TensorRecord, data: memoryview) -> Array:
 async def find_request(
     redis: Commands, key: str, lane: Lane
 ) -> tuple[RequestRecord, LargeTensors] | None:
-    """The request under a key, without its tensors; None if it has expired.
+    """Returns the request under a key, without its tensors; None if it has expired.
 
     Raises:
         WireError: there is something else.
@@ -203,10 +203,10 @@ async def load_outcome(
     """Fetches the outcome under a key; None if it has expired.
 
     Args:
-        redis: where it lies.
-        key: where.
+        redis: client of the Redis that stores it.
+        key: key of the outcome.
         lane: that gave it.
-        reserve: asked before its tensors are fetched.
+        reserve: reservation of memory before its tensors are fetched.
 
     Raises:
         RedisError: Redis is out of reach.
@@ -230,7 +230,7 @@ async def load_outcome(
 
 
 async def length_of(redis: Commands, key: str) -> float:
-    """The most bytes of the record under a key; infinite for what an older version left.
+    """Returns an upper bound of a record's bytes; infinite for one of an older version.
 
     Raises:
         RedisError: Redis is out of reach.
@@ -268,7 +268,7 @@ class Places:
         self._large = asyncio.Semaphore(large)
 
     def of(self, size: float) -> asyncio.Semaphore:
-        """Where a record of so many bytes waits for its place."""
+        """Returns the semaphore for a record of this size."""
         return self._medium if size <= MEDIUM_BYTES else self._large
 
 
@@ -289,7 +289,7 @@ class Room:
         self._freed = asyncio.Event()
 
     async def take(self, lane: Lane, size: int) -> None:
-        """Waits until there is room for a request of a lane."""
+        """Reserves room for a request of a lane; waits until there is enough."""
         while not self._has_room(lane, size):
             self._freed.clear()
             await self._freed.wait()
@@ -308,7 +308,7 @@ class Room:
         self._taken[lane] += size
 
     def give(self, lane: Lane, size: int) -> None:
-        """Gives room back."""
+        """Releases room."""
         self._taken[lane] -= size
         if not self._taken[lane]:
             del self._taken[lane]

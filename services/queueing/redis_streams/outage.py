@@ -1,9 +1,9 @@
-"""Whether Redis can be reached, as one process tells it.
+"""Tracks and logs the reachability of Redis for one process.
 
 In: each answer of Redis, and each fault, from any part of the process. Out: a log line when Redis
 is first out of reach, one every `AGAIN_S` while it stays so, and one when it answers again.
 
-Rule kept here: Redis answers again once there has been no fault for `QUIET_S`. Of a cluster one
+Rule: Redis answers again once there has been no fault for `QUIET_S`. Of a cluster one
 server may answer while another does not.
 """
 
@@ -14,32 +14,32 @@ from collections.abc import Callable
 logger = logging.getLogger("flambeau.queue")
 
 AGAIN_S = 30.0
-"""How often the log says that Redis is still out of reach."""
+"""Interval of log lines while Redis is unreachable."""
 QUIET_S = 3.0
 """Longer than a blocking command waits for Redis: what fails again and again fails within it."""
 
 
 class Outage:
-    """Tells of one Redis.
+    """Tracks the outages of one Redis.
 
     Args:
-        url: where it is, without its password.
+        url: URL of Redis, without its password.
         clock: seconds, by a clock that only goes forward.
 
     Attributes:
-        why: where Redis is, which setting says so, and what failed; empty while it answers.
+        why: URL of Redis, its setting, and the failure; empty while it answers.
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url
         self._clock = clock
         self._answers: bool | None = None
-        """None until it has been asked."""
+        """None until the first command."""
         self._failed_at = self._told_at = 0.0
         self.why = ""
 
     def failed(self, error: Exception) -> None:
-        """Notes that Redis did not answer."""
+        """Records that Redis did not answer."""
         self._failed_at = self._clock()
         self.why = unreachable_reason(self._url, error)
         if self._answers is not False or self._failed_at - self._told_at >= AGAIN_S:
@@ -47,7 +47,7 @@ class Outage:
             logger.error("the queue is out of reach", extra={"reason": self.why})
 
     def answered(self) -> None:
-        """Notes that Redis answered."""
+        """Records that Redis answered."""
         if self._answers is True:
             return
         if self._answers is None or self._clock() - self._failed_at >= QUIET_S:
@@ -56,11 +56,11 @@ class Outage:
 
 
 def unreachable_reason(url: str, error: Exception) -> str:
-    """Why Redis cannot be reached, and what to do, in words.
+    """Returns a message with the reason of an outage and the remedy.
 
     Args:
-        url: where it should be, without its password.
-        error: what was met there.
+        url: URL of Redis, without its password.
+        error: error of the connection.
     """
     met = (str(error) or type(error).__name__).rstrip(".")
     return f"{url}: {met}; start Redis there, or set --queue to where it runs"

@@ -3,11 +3,11 @@
 In: requests on the streams of the lanes that are open here. Out: the same requests in this
 process's own queue, and their outcomes on the lists of the gateways that sent them.
 
-Rules kept here:
-- a request leaves its stream only after its outcome has been handed over: what a worker held when
-  it died is taken over by another, and may so run twice;
-- what was asked for by a gateway that has died is dropped;
-- outcomes wait for as long as Redis is out of reach.
+Rules:
+- a request leaves its stream only after its outcome has been delivered: another worker claims the
+  requests of a worker that died, so they may run twice;
+- requests of a gateway that has died are dropped;
+- outcomes wait for as long as Redis is unreachable.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ KEEP_EVERY_S = 1.0
 FORGET_AFTER_LOOKS = 600
 """A gateway that has been gone for so many looks, about a second each, has left nothing."""
 REPLIES_LIVE_S = 60
-"""Outcomes that nobody fetches are forgotten."""
+"""Expiry of outcomes that no gateway fetches."""
 LARGE_REPLIES_BYTES = 128 * 2**20
 """Of large outcomes that one gateway has not fetched."""
 FETCHED_WITHIN_S = 10.0
@@ -71,7 +71,7 @@ JOB_OUTCOMES_LIVE_S = 3600
 
 
 class RedisReceiver:
-    """Takes requests in for the lanes of one worker process.
+    """Receives requests for the lanes of one worker process.
 
     Args:
         clients: of the Redis that the gateways write to.
@@ -96,7 +96,7 @@ class RedisReceiver:
         )
         self._answer_script, self._finish_job = Script("answer"), Script("finish_job")
         self._lanes: dict[str, ReceivingLane] = {}
-        """By the channel that names what nobody waits for; two of each lane: requests and jobs."""
+        """By the channel of cancelled requests; two of each lane: requests and jobs."""
         self._keep_pieces, self._take_room = Script("keep_pieces"), Script("take_room")
         self._attempts = itertools.count(1)
         self._writing = Places()
@@ -113,7 +113,7 @@ class RedisReceiver:
         self._draining = False
 
     def open(self, lane: Lane, intake: WorkerIntake) -> None:
-        """Lets requests for a lane in, from anywhere."""
+        """Admits requests for a lane, from all gateways."""
         self._queue.open(lane, intake)
         self._downlink.metrics.expect_stream(lane.model, lane.version)
         for jobs in (False, True):
@@ -140,12 +140,12 @@ class RedisReceiver:
             receiving.leave_in(LINGER_S)
 
     def serves(self, lane: Lane) -> bool:
-        """Whether requests for a lane may come."""
+        """Returns True if requests for a lane may arrive."""
         receiving = self._lanes.get(LaneKeys(lane).cancelled)
         return receiving is not None and receiving.serving
 
     def loads(self, *, jobs: bool) -> dict[Lane, LaneLoad]:
-        """How the requests of the open lanes stand, or their jobs, as of a second ago."""
+        """Returns the load of the open lanes by requests, or jobs, as of a second ago."""
         return {
             receiving.lane: receiving.load
             for receiving in self._lanes.values()
@@ -154,7 +154,7 @@ class RedisReceiver:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Lanes may be open inside; outlives any fault of Redis."""
+        """Serves open lanes inside the context; survives any fault of Redis."""
         try:
             async with self._tasks:
                 chores = [
@@ -168,7 +168,7 @@ class RedisReceiver:
             await self._redis.close()
 
     async def drain(self) -> None:
-        """Takes nothing more, leaves to others what has not begun, and answers the rest."""
+        """Stops taking requests, returns those not begun to other workers, answers the rest."""
         self._draining = True
         for receiving in self._lanes.values():
             receiving.hand_back()
@@ -177,7 +177,7 @@ class RedisReceiver:
             await self._quiet.wait()
 
     def abandon(self) -> None:
-        """Ends the drain: what has not reached this process's own queue is left to others."""
+        """Ends the drain: requests not yet in this process's own queue go to other workers."""
         for receiving in self._lanes.values():
             receiving.abandon()
 
@@ -194,7 +194,7 @@ class RedisReceiver:
         self._quiet.set()
 
     async def _keep(self) -> None:
-        """Says again and again that this worker lives, and looks after what dead ones left."""
+        """Sends heartbeats of this worker, and claims the requests of dead ones, in a loop."""
         while True:
             await self._keep_each(
                 self._look_for_gone_gateways,
@@ -230,7 +230,7 @@ class RedisReceiver:
                 del gateways[gateway]
 
     async def _hear_cancels(self) -> None:
-        """Drops what its callers have cancelled; what is not heard of runs for nothing."""
+        """Drops cancelled requests; one whose message is lost still runs."""
         while True:
             try:
                 async with self._clients.subscribed(CANCELLED_CHANNELS) as messages:
@@ -351,7 +351,7 @@ class RedisReceiver:
             self._quiet.set()
 
     def _pack(self) -> list[tuple[Held, bytes]]:
-        """What the next trip carries: one outcome, and more while they are not many bytes."""
+        """Returns the next pipeline's outcomes: one, and more up to a limit of bytes."""
         count, room = 0, AT_ONCE_BYTES
         while count < len(self._outbox) and room > 0:
             room -= len(self._outbox[count][1])
@@ -403,7 +403,7 @@ class RedisReceiver:
         return later
 
     def _leaves_at_once(self, held: Held) -> bool:
-        """Whether a request leaves its stream by the script that hands over its outcome."""
+        """Returns True if the script that delivers its outcome also removes the request."""
         return not (self._clients.has_slots or held.payload_key)
 
 
@@ -429,7 +429,7 @@ def _bytes_of(reply: InferReply) -> int:
 
 
 def _state_of(outcome: Outcome | None) -> str:
-    """What becomes of a job with this outcome."""
+    """Returns the state of a job with this outcome."""
     if isinstance(outcome, InferReply):
         return "done"
     return "expired" if isinstance(outcome, DeadlineExceededError) else "failed"
@@ -465,4 +465,4 @@ def _cancel_all(lane: ReceivingLane, addresses: bytes) -> None:
 
 
 def _nothing() -> None:
-    """Nobody asked to be told."""
+    """Callback for a close that needs none."""

@@ -1,11 +1,11 @@
-"""One lane as a worker sees it: requests are taken from its streams, run here, and answered.
+"""The worker's side of one lane: takes requests from its streams, runs and answers them.
 
-Rules kept here:
-- no more is taken than runs at once, and one batch more;
-- every so often the lowest priority is served first, so that none starves;
+Rules:
+- a lane takes only the requests that run at once, and one batch more;
+- the lowest priority is periodically served first, so that none starves;
 - a request whose worker died while it held it is a suspect: it runs alone, and no other suspect
   beside it. When its worker dies again, it goes to the dead letters, and its caller gets an error;
-- what nobody waits for is not run: out of time by Redis' clock, or cancelled.
+- requests that are cancelled, or expired by Redis' clock, do not run.
 """
 
 import asyncio
@@ -32,33 +32,33 @@ from services.queueing.redis_streams.wire import WireError, decode_request
 logger = logging.getLogger("flambeau.queue")
 
 LOWEST_FIRST_EVERY = 8
-"""Of so many takes, one begins with the lowest priority."""
+"""Takes of which one begins with the lowest priority."""
 COUNTS_FOR_S = 5
-"""A worker that has said nothing for so long is dead."""
+"""Time without a heartbeat after which a worker is dead."""
 ABANDONED_S = COUNTS_FOR_S + 1
 """What its worker has not mentioned for so long is another's. A worker that died counts as dead by
 then, so that what was lost on its way to a living one can be told from it."""
 MENTION_AFTER_S = 1.0
-"""What a worker holds for longer is mentioned."""
+"""Age from which a held request is renewed in Redis."""
 TAKE_OVER_AT_ONCE = 16
 MAX_DEAD_LETTERS = 1000
 DEAD_LETTERS_LIVE_S = 7 * 86_400
 LINGER_S = 3.0
-"""How long a lane that closes still lets requests in: gateways must hear that it leaves."""
+"""Time that a closing lane still admits requests: gateways must learn that it closes."""
 RETRY_S = 0.2
 """Pause after a fault of Redis."""
 STREAM_IS_GONE = ("NOGROUP", "UNBLOCKED")
-"""How the errors begin that say so: Redis has forgotten, or somebody has deleted."""
+"""Prefixes of the errors of a stream that Redis lost or a client deleted."""
 
 
 class ReceivingLane:
     """The requests of one lane that this process holds.
 
     Args:
-        downlink: what all lanes of this process share.
+        downlink: state that all lanes of this process share.
         lane: which; it is open in the process's own queue.
         keys: of its requests, or of its jobs.
-        intake: who runs what is taken.
+        intake: intake that runs the taken requests.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class ReceivingLane:
         self.lane = lane
         self.keys = keys
         self.serving = False
-        """Whether gateways may send requests, because Redis knows of this worker."""
+        """True if gateways may send requests, because Redis knows of this worker."""
         self._answering: dict[Held, int] = {}
-        """Whose large outcomes are on their way to Redis, each with its bytes."""
+        """Requests whose large outcomes are being sent to Redis, with their bytes."""
         self.load = LaneLoad(0, 0, 0.0)
         self._known = False
-        """Whether Redis knows of the lane, as far as was heard."""
+        """True if Redis is known to have the lane."""
         self._downlink = downlink
         self._intake = intake
         self._script_keys = (self.keys.workers, *self.keys.streams)
@@ -81,7 +81,7 @@ class ReceivingLane:
         self._bury_script = Script("bury")
         self._held: dict[tuple[str, int], Held] = {}
         self._given_up: list[Held] = []
-        """What was not done when the process had to end."""
+        """Requests that were unfinished when the process had to end."""
         self._fetching: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._takes = 0
@@ -89,7 +89,7 @@ class ReceivingLane:
         self._handing_back = False
 
     async def run(self, blocking: Commands) -> None:
-        """Takes requests until told to stop, then waits until all it holds are answered.
+        """Takes requests until stopped, then waits until all held ones are answered.
 
         Args:
             blocking: a client of this lane's own.
@@ -123,12 +123,12 @@ class ReceivingLane:
         asyncio.get_running_loop().call_later(delay_s, self._leave)
 
     def hand_back(self) -> None:
-        """Takes nothing more, and leaves to others what has not begun."""
+        """Stops taking requests, and returns those not begun to other workers."""
         self._leaving = self._handing_back = True
         self._changed.set()
 
     def abandon(self) -> None:
-        """Leaves to others what has not reached this process's own queue."""
+        """Returns requests not yet in this process's own queue to other workers."""
         for held in list(self._held.values()):
             if held.entry is None:
                 self._forget(held)
@@ -155,19 +155,19 @@ class ReceivingLane:
         return True
 
     def cancel(self, gateway: str, number: int) -> None:
-        """Nobody waits for a request any more; one that is not here changes nothing."""
+        """Cancels a request; one that is not held changes nothing."""
         held = self._held.get((gateway, number))
         if held is not None:
             self._drop(held)
 
     def cancel_gone(self) -> None:
-        """Drops what gateways asked for that have died."""
+        """Drops requests of gateways that have died."""
         for held in list(self._held.values()):
             if self._downlink.is_gone(held.gateway):
                 self._drop(held)
 
     async def keep(self) -> None:
-        """Says that this worker serves the lane and what it holds; takes over what others left.
+        """Renews this worker's lane and held requests; claims abandoned ones.
 
         Raises:
             RedisError: Redis is out of reach.
@@ -209,7 +209,7 @@ class ReceivingLane:
             await self._bury(stream, stream_id, fields)
 
     def _room(self) -> int:
-        """How many more may be held."""
+        """Returns the number of further requests that may be held."""
         intake = self._intake
         downlink = self._downlink
         if downlink.is_clogged or (self._answering and downlink.leaving_bytes > CLOGGED_BYTES):

@@ -1,13 +1,13 @@
-"""What workers serve, told to everybody through Redis.
+"""Registry in Redis of the versions that workers serve.
 
-In: what this process's directory says, in a worker. Out: the directory, in a gateway; and in both
-which version of each model is live.
+In: in a worker, its directory. Out: in a gateway, the directory; and in both, the live version of
+each model.
 
-Rules kept here:
-- a worker that says nothing for `COUNTS_FOR_S` serves nothing;
+Rules:
+- a worker without a heartbeat for `COUNTS_FOR_S` serves nothing;
 - a version whose last worker has gone stays known, and is not ready: its requests get 503 and not
   404, unless other workers say that the model goes on without it;
-- while Redis is out of reach nothing changes.
+- while Redis is unreachable nothing changes.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ logger = logging.getLogger("flambeau.fleet")
 
 LOOK_EVERY_S = 0.5
 COUNTS_FOR_S = 5
-"""A worker that has said nothing for so long serves nothing."""
+"""Time without a heartbeat after which a worker serves nothing."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Announcement).decode
 
 
 class FleetWatch:
-    """Reads what the workers say.
+    """Reads the announcements of the workers.
 
     Args:
         clients: of the Redis that they say it to.
         changed: called with what they serve, whenever that has changed.
-        metrics: told how many there are, and how many were lost.
+        metrics: metrics of the workers present and lost.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FleetWatch:
         """The last change there was; nothing says so at first."""
 
     async def run(self) -> None:
-        """Looks again and again until cancelled; outlives any fault of Redis."""
+        """Polls until cancelled; survives any fault of Redis."""
         try:
             while True:
                 with contextlib.suppress(RedisError):
@@ -68,7 +68,7 @@ class FleetWatch:
             await self._redis.close()
 
     async def look(self) -> None:
-        """Looks once.
+        """Polls once.
 
         Raises:
             RedisError: Redis is out of reach.
@@ -91,17 +91,17 @@ class FleetWatch:
 
 
 class Announcer:
-    """Says what this worker serves.
+    """Announces the versions that this worker serves.
 
     Args:
         clients: of the Redis to say it to.
         worker: its name.
-        directory: what it serves.
-        serves: whether requests for a lane would reach it.
+        directory: versions that it serves.
+        serves: function that returns True if requests for a lane would reach it.
 
     Attributes:
-        started: whether the store has been read through.
-        heard: whether Redis took in what was last said.
+        started: True once the whole store has been read.
+        heard: True if Redis stored the last announcement.
         row_s: by lane, seconds by which each request that waits delays the next here.
         fault: why this worker cannot serve its store, or lacks a model; empty if neither.
     """
@@ -127,13 +127,13 @@ class Announcer:
         self.fault = ""
 
     def go_live(self, lane: Lane, generation: int) -> None:
-        """Says that this worker is ready to make a version live, as the pointers want."""
+        """Announces that this worker is ready to make a version live, as the pointers require."""
         if self._live.get(lane.model) != (generation, lane.version):
             self._live[lane.model] = (generation, lane.version)
             self._soon.set()
 
     async def run(self) -> None:
-        """Says it again and again until cancelled, then that nothing is served any more."""
+        """Announces in a loop until cancelled, and then the end of service."""
         try:
             while True:
                 try:
@@ -172,15 +172,15 @@ class Announcer:
 
 
 class FleetDirectory:
-    """Keeps a gateway's directory and queue as the workers say.
+    """Applies the workers' announcements to a gateway's directory and queue.
 
     Args:
-        directory: what may be asked for.
-        queue: where the lanes are open.
-        intake_of: who takes the requests of a lane.
+        directory: directory of the gateway.
+        queue: queue with the open lanes.
+        intake_of: function that returns the intake of a lane.
 
     Attributes:
-        started: whether any worker has read its store through.
+        started: True once any worker has read its whole store.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class FleetDirectory:
         self.started = False
 
     def apply(self, view: FleetView) -> None:
-        """Takes over what the workers say."""
+        """Applies the announcements."""
         directory = self._directory
         self.started = self.started or view.started
         models = {lane.model for lane in view.versions}
@@ -225,7 +225,7 @@ class FleetDirectory:
 
 
 def make_live(directory: Directory, view: FleetView) -> None:
-    """Makes the versions live that the fleet has gone over to, as far as they are known here."""
+    """Makes the versions live that the fleet has switched to, if they are known here."""
     known = {served.lane for served in directory.all_versions()}
     for model, version in view.live.items():
         lane = Lane(model, version)
@@ -242,7 +242,7 @@ def _lanes_of(served: ServedVersion | None) -> list[Lane]:
 
 
 def _unserved(served: ServedVersion) -> ServedVersion:
-    """A version whose last worker has gone."""
+    """Returns a version without workers."""
     reason = "no worker serves it at present; try again"
     return ServedVersion(lane=served.lane, state="unloaded", reason=reason)
 

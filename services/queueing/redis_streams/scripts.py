@@ -1,4 +1,4 @@
-"""What Redis must do in one step: the Lua files beside this one, each with its keys at its head."""
+"""Lua scripts that Redis runs atomically: files beside this one, each with its keys at its head."""
 
 import hashlib
 from collections.abc import Sequence

@@ -3,11 +3,11 @@
 In: entries of a lane, as a worker of this process would get them. Out: the same requests on the
 lane's streams; their outcomes, when they come back, finish the entries.
 
-Rules kept here:
-- an outcome nobody waits for is dropped: a request may run twice, when its worker seems dead or
-  Redis lost it, and is answered once;
+Rules:
+- an outcome of an answered request is dropped: a request may run twice, if its worker seems dead
+  or Redis lost it, and is answered once;
 - a request that Redis confirmed and lost (a failover, a restart without its file) is sent again;
-- as long as Redis is out of reach, requests are refused at once (503).
+- while Redis is unreachable, requests are refused at once (503).
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from services.queueing.redis_streams.wire import decode_outcome, reference_in
 
 REPLIES_AT_ONCE = 128
 ANSWERS_AT_ONCE = 32
-"""Outcomes handed over in one turn of the event loop, which is to be free again within 1 ms."""
+"""Outcomes delivered in one turn of the event loop, which must be free again within 1 ms."""
 ALIVE_S = 5
-"""A gateway that has said nothing for so long is gone, and what it asked for is dropped."""
+"""Time without a heartbeat after which a gateway is dead, and its requests are dropped."""
 SAY_ALIVE_EVERY_S = 1.0
 LOOK_FOR_LOST_EVERY_S = 2.0
 RETRY_S = 0.2
 """Pause after a fault of Redis."""
 NUMBER = struct.Struct(">Q")
-"""What an outcome begins with: the number of its request."""
+"""Prefix of an outcome: the number of its request."""
 
 
 class RedisSender:
@@ -46,7 +46,7 @@ class RedisSender:
         clients: of the Redis that the workers read from.
         gateway: a name no other process has, without blanks.
         max_depth: the most requests a lane may hold in Redis.
-        unreached: told why, as long as Redis has never answered.
+        unreached: callback for the reason, as long as Redis has never answered.
     """
 
     def __init__(
@@ -66,30 +66,30 @@ class RedisSender:
             refusal=unreachable("it has not been asked yet"),
         )
         self.reached = asyncio.Event()
-        """Set once Redis has answered for the first time."""
+        """Set at the first answer of Redis."""
         # One large answer at a time: its memory is charged only once it is here.
         self._reading = Places(1)
         self._fetching: set[asyncio.Task[None]] = set()
-        """Of large outcomes."""
+        """Tasks that fetch large outcomes."""
         self._alive_script = Script("alive")
         self._replies, self._alive = replies_key(gateway), alive_key(gateway)
         self._large_replies = large_replies_key(gateway)
 
     @property
     def up(self) -> bool:
-        """True if Redis answered when it was asked last."""
+        """True if Redis answered the last command."""
         return self._uplink.refusal is None
 
     def lane(self, lane: Lane) -> SendingLane:
-        """The intake of a lane."""
+        """Returns the intake of a lane."""
         return SendingLane(self._uplink, lane)
 
     def learn(self, row_s: Mapping[Lane, float]) -> None:
-        """Known seconds by which each request in a lane delays the next."""
+        """Returns the known seconds by which each request in a lane delays the next."""
         self._uplink.row_s = row_s
 
     async def run(self) -> None:
-        """Receives outcomes until cancelled; outlives any fault of Redis."""
+        """Receives outcomes until cancelled; survives any fault of Redis."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._say_alive())
@@ -99,7 +99,7 @@ class RedisSender:
             await self._leave()
 
     def _heard(self, error: RedisError | None) -> None:
-        """Notes whether Redis answered, and tells of it."""
+        """Records whether Redis answered, and reports changes."""
         if error is None:
             self._uplink.refusal = None
             self._outage.answered()
@@ -160,7 +160,7 @@ class RedisSender:
         await self._drop([key])
 
     async def _drop(self, keys: list[str]) -> None:
-        """Deletes large outcomes that have been fetched, or that nobody waits for."""
+        """Deletes large outcomes that were fetched or abandoned."""
         with contextlib.suppress(RedisError):  # then they are forgotten a little later
             trip = self._redis.trip()
             trip.add("UNLINK", *keys)
@@ -186,7 +186,7 @@ class RedisSender:
                         await lane.send_lost_again()
 
     async def _leave(self) -> None:
-        """Gives up whatever is still under way."""
+        """Aborts all work in flight."""
         for fetching in list(self._fetching):
             fetching.cancel()
         with contextlib.suppress(RedisError):

@@ -1,12 +1,12 @@
-"""One lane as a gateway sees it: entries go in, and run elsewhere.
+"""The gateway's side of one lane: sends entries to Redis, where workers take them.
 
-Rules kept here:
-- all that is ready goes in one trip, and one trip of a lane is under way at a time: the more there
-  is, the more a trip carries;
-- what Redis does not confirm is refused at once (503); should its answer come all the same, it is
-  dropped;
-- an entry that dies leaves its stream, and the worker that may have it is told;
-- a large payload is in Redis before its entry travels, and keeps no other entry waiting.
+Rules:
+- all ready entries go in one round trip, and a lane has one round trip in flight at a time: under
+  load, each carries more;
+- a request that Redis does not confirm is refused at once (503); if its outcome comes all the same,
+  it is dropped;
+- a dead entry leaves its stream, and the worker that may have it is notified;
+- a large payload is in Redis before its entry is sent, and delays no other entry.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ AT_ONCE = 256
 AT_ONCE_BYTES = 4 * 2**20
 """After so many bytes a trip takes no more: Redis does nothing else meanwhile."""
 PAYLOAD_GRACE_S = 60
-"""How much longer such a payload lies there than its request has."""
+"""Time that a large payload outlives its request's deadline."""
 
 
 _Packet = tuple[Entry, str]
@@ -59,10 +59,10 @@ class Sent:
     Attributes:
         number: no other request of this gateway has it.
         stream: the number of its stream; 1 is the lane's first.
-        payload_key: where its payload lies, if it is large.
+        payload_key: key of its payload, if it is large.
         stream_id: None until Redis has confirmed it, and once its outcome has come.
-        missed: how often it was looked for and not found.
-        again: whether it had been accepted, and Redis forgot it.
+        missed: number of checks that did not find it.
+        again: True if it had been accepted, and Redis lost it.
     """
 
     number: int
@@ -77,14 +77,14 @@ class Sent:
 
 @dataclass(slots=True, kw_only=True)
 class Uplink:
-    """What the lanes of one gateway share.
+    """State that the lanes of one gateway share.
 
     Attributes:
         redis: for commands that do not block.
         gateway: its name.
         max_depth: the most requests a lane may hold in Redis.
         row_s: by lane, seconds by which each request in it delays the next, where that is known.
-        heard: told of each trip whether Redis answered it.
+        heard: callback for the success or failure of each round trip.
         refusal: why nothing may be sent at present, or None.
         writing: places for large payloads that are left.
         unanswered: by number, what was sent and has no outcome yet.
@@ -102,7 +102,7 @@ class Uplink:
 
 
 class SendingLane:
-    """An intake whose entries run elsewhere."""
+    """An intake whose requests run in other processes."""
 
     def __init__(self, uplink: Uplink, lane: Lane) -> None:
         self.lane = lane
@@ -112,7 +112,7 @@ class SendingLane:
         self._enqueue, self._missing = Script("enqueue"), Script("missing")
         self._outbox: deque[_Packet] = deque()
         self._lost: deque[Entry] = deque()
-        """What was accepted and is in Redis no more, until the next look."""
+        """Accepted requests that Redis lost, until the next check."""
         self._again: deque[_Packet] = deque()
         """Of that, what is to be sent now."""
         self._leaving: set[asyncio.Task[None]] = set()
@@ -134,14 +134,14 @@ class SendingLane:
         self._put(entry, again=False)
 
     def discard(self, entry: Entry, reason: str) -> None:
-        """Takes back an entry that died; one that has not left yet never does."""
+        """Withdraws a dead entry; one that was not sent yet is never sent."""
         sent = self._forget(entry)
         if sent is not None and sent.stream_id is not None:
             self._withdrawn.append(sent)
             self._depart()
 
     def answered(self, sent: Sent, outcome: Outcome) -> None:
-        """An outcome has come back."""
+        """Handles an outcome."""
         self._forget(sent.entry)
         if isinstance(outcome, ServingError):
             sent.entry.refuse(outcome)
@@ -149,7 +149,7 @@ class SendingLane:
             sent.entry.finish(outcome)
 
     async def send_lost_again(self) -> None:
-        """Sends again what was confirmed and is in Redis no more, though nothing came back.
+        """Sends confirmed requests again that Redis lost before their outcome came.
 
         An outcome on its way looks the same, so a request must be missed twice.
 
@@ -260,7 +260,7 @@ class SendingLane:
                 sent.entry.refuse(self._refusal(result, sent.entry))
 
     def _pack(self) -> tuple[list[Sent], list[object]]:
-        """What the next trip carries: its requests, and the script's arguments."""
+        """Returns the next round trip's requests, and the script's arguments."""
         uplink = self._uplink
         trip: list[Sent] = []
         arguments: list[object] = []
@@ -304,7 +304,7 @@ class SendingLane:
             uplink.heard(error)  # their deadlines end them
 
     def _refusal(self, result: object, entry: Entry) -> ServingError:
-        """Why Redis did not take an entry."""
+        """Returns the error of an entry that Redis did not accept."""
         uplink, lane = self._uplink, self.lane
         if result == b"closed":
             return ModelNotReadyError(f"no worker serves model {lane} at present; try again")
@@ -328,10 +328,10 @@ class SendingLane:
 
 
 def _is_unsure(result: object) -> bool:
-    """Whether a request may have got into Redis although that was not confirmed."""
+    """Returns True if a request may be in Redis although that was not confirmed."""
     return isinstance(result, RedisError) and not isinstance(result, OutOfMemoryError)
 
 
 def unreachable(reason: str) -> QueueUnavailableError:
-    """What is refused while Redis cannot be reached."""
+    """Returns the error of requests while Redis is unreachable."""
     return QueueUnavailableError(f"the queue is out of reach ({reason}); retry later")

@@ -1,13 +1,13 @@
-"""Verifications that a gateway has a worker do.
+"""Verifications that a gateway delegates to a worker.
 
-In, at a gateway: a model and a version. In, at a worker: what gateways ask of it, on a list of its
-own. Out: how far it is, on a list of the question's own, and in the end a certificate or an error.
+In, at a gateway: a model and a version. In, at a worker: requests of gateways, on a list of its
+own. Out: the progress, on a list of the request's own, and in the end a certificate or an error.
 
-Rules kept here:
+Rules:
 - a worker verifies one version at a time, and all who ask for the same one share it;
 - while it does it says so every second: a gateway that hears nothing for `SILENT_S` takes the
   worker for dead, and says so (503); asked again, another worker does it;
-- a list that nobody reads is not written to for ever, and is forgotten.
+- a list without a reader is not written to for ever, and expires.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ logger = logging.getLogger("flambeau.verification")
 
 SAY_EVERY_S = 1.0
 SILENT_S = 5.0
-"""A worker from which nothing was heard for so long is taken for dead."""
+"""Time without a message after which a worker counts as dead."""
 RETRY_S = 0.2
 """Pause after a fault of Redis."""
 REPLIES_LIVE_MS = 60_000
 UNREAD = 64
-"""Messages in a list by which it is known that nobody reads it any more."""
+"""Messages in a list that show that it has no reader any more."""
 
 
 class _Asked(msgspec.Struct, array_like=True, frozen=True):
@@ -80,12 +80,12 @@ _decode_said: Callable[[bytes], _Step | _Done | _Failed] = msgspec.msgpack.Decod
 
 
 class FleetVerifier:
-    """A gateway's end: has one of a model's workers verify.
+    """The gateway's side: delegates a verification to one of a model's workers.
 
     Args:
         clients: of the Redis that the workers read from.
         gateway: its name.
-        directory: what the workers serve.
+        directory: versions that the workers serve.
         timeout_s: the longest one verification may take.
 
     Attributes:
@@ -146,7 +146,7 @@ class FleetVerifier:
     async def _heard(
         self, redis: Commands, replies: str, worker: str, progress: Progress
     ) -> Verified:
-        """What the worker finds; listens until then."""
+        """Waits for the worker's result, and returns it."""
         heard_at, trouble = time.monotonic(), "it says nothing any more"
         while time.monotonic() < heard_at + SILENT_S:
             try:
@@ -172,7 +172,7 @@ class FleetVerifier:
 
 @dataclass(slots=True, kw_only=True)
 class _Running:
-    """What a worker verifies."""
+    """A running verification of a worker."""
 
     asked: tuple[str, int | None]
     replies: set[str]
@@ -183,7 +183,7 @@ class _Running:
 
 
 class VerificationReceiver:
-    """A worker's end: verifies what gateways ask of it.
+    """The worker's side: runs the verifications that gateways request.
 
     Args:
         clients: of the Redis that the gateways write to.
@@ -198,7 +198,7 @@ class VerificationReceiver:
         self._running: _Running | None = None
 
     async def run(self) -> None:
-        """Takes in what is asked until cancelled; outlives any fault of Redis."""
+        """Accepts verification requests until cancelled; survives any fault of Redis."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:

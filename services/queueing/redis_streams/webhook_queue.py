@@ -1,9 +1,9 @@
-"""Jobs whose callers are to be told, until they have been told or given up on.
+"""Queue of webhook deliveries, until each succeeded or its retries are exhausted.
 
 In: the streams that `finish_job.lua` and `cancel_job.lua` write to. Out: the ids of jobs that are
 due, each to one gateway at a time.
 
-Rules kept here: what is being told stays in its stream until it is confirmed, so a gateway that
+Rules: what is being told stays in its stream until it is confirmed, so a gateway that
 dies is succeeded by another; the more often a telling failed, the longer the pause before the next.
 """
 
@@ -27,7 +27,7 @@ LOOKED_AT = 100
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """One job whose caller is to be told now."""
+    """One webhook delivery that is due now."""
 
     job_id: str
     stream: str
@@ -37,12 +37,12 @@ class Telling:
 
     @property
     def is_last(self) -> bool:
-        """Whether there is no other try after this."""
+        """True if no other try follows."""
         return self.tries >= len(PAUSES_S)
 
 
 class WebhookQueue:
-    """What one gateway takes of the tellings.
+    """One gateway's consumer of the webhook deliveries.
 
     Args:
         redis: a client for commands that do not block.
@@ -55,11 +55,11 @@ class WebhookQueue:
         self._grouped: set[str] = set()
 
     async def due(self, models: Iterable[str], most: int) -> list[Telling]:
-        """Takes what is due of some models.
+        """Takes due deliveries of some models.
 
         Args:
             models: their names.
-            most: how many to take.
+            most: largest number to take.
 
         Raises:
             RedisError: Redis is out of reach.
@@ -80,7 +80,7 @@ class WebhookQueue:
         return found
 
     async def told(self, telling: Telling) -> None:
-        """Forgets a telling: it was heard, or given up on.
+        """Removes a delivery that succeeded or has no retries left.
 
         Raises:
             RedisError: Redis is out of reach.
@@ -95,7 +95,7 @@ class WebhookQueue:
         await self._redis.close()
 
     async def _take(self, model: str, stream: str, most: int) -> list[Telling]:
-        """What is due of one model: what failed before, and what is new."""
+        """Takes due deliveries of one model: failed ones, and new ones."""
         found = await self._again(model, stream, most)
         if len(found) == most:
             return found
@@ -108,7 +108,7 @@ class WebhookQueue:
         return found
 
     async def _again(self, model: str, stream: str, most: int) -> list[Telling]:
-        """What failed before, once its pause is over; whichever gateway tried."""
+        """Takes failed deliveries whose pause is over, of any gateway."""
         found: list[Telling] = []
         after = "-"
         while True:

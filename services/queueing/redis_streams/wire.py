@@ -4,7 +4,7 @@ In: the records of `services.queueing.records`. Out: MessagePack, and the record
 too large to travel through a stream is written in pieces: the bytes of its tensors, and at last
 the record without them (`large_records.py`).
 
-Rules kept here: decoding runs no code of the sender's and views a tensor's bytes where they lie;
+Rules: decoding runs no code of the sender's and views a tensor's bytes where they lie;
 an error arrives as the class it left as, or, where the reader does not know that, as its root.
 """
 
@@ -30,7 +30,7 @@ from services.tracing.context import TraceContext
 
 
 class WireError(ServingError):
-    """Bytes that are none of these records: another version's, or not from us at all."""
+    """Undecodable bytes: of another version, or of another sender."""
 
 
 class TensorRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -71,7 +71,7 @@ class _Error(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
 
 
 UNREADABLE = (msgspec.MsgspecError, TensorError, UnicodeDecodeError)
-"""What decoding raises; text that is not UTF-8 is no error of msgspec's."""
+"""Exceptions of decoding; msgspec has no error for text that is not UTF-8."""
 
 INLINE_BYTES = 256 * 1024
 """Of tensors; larger ones travel in pieces."""
@@ -86,7 +86,7 @@ _decode_outcome = msgspec.msgpack.Decoder(ReplyRecord | _Error | str).decode
 
 
 def encode_reference(key: str) -> bytes:
-    """What travels instead of something large: the key under which it lies."""
+    """Encodes the key of a large record, which is sent in its place."""
     return _encode(key)
 
 
@@ -109,7 +109,7 @@ def bytes_of(arrays: Mapping[str, Array]) -> float:
 
 
 def reference_in(data: bytes | memoryview) -> str:
-    """The key under which an outcome lies; empty if it is none, or here itself."""
+    """Returns the key of a stored outcome; empty if the outcome is inline."""
     try:
         found = _decode_outcome(data)
     except UNREADABLE:
@@ -144,10 +144,10 @@ def decode_request(data: bytes, lane: Lane, deadline: float, alone: bool) -> Inf
     """Decodes a request, whose arrays view `data`; or the key under which it lies.
 
     Args:
-        data: what `encode_request` or `encode_reference` gave.
+        data: result of `encode_request` or `encode_reference`.
         lane: whose queue it came from.
         deadline: `time.monotonic()` second of this process.
-        alone: whether it must not share a batch.
+        alone: True if it must not share a batch.
 
     Raises:
         WireError: it is neither.
@@ -194,7 +194,7 @@ def request_of(
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
-    """Encodes what a worker answers, or the error that refuses the request; all but its lane."""
+    """Encodes a worker's reply without its lane, or the error of the request."""
     if isinstance(outcome, ServingError):
         return _encode(_Error(type(outcome).__name__, str(outcome)))
     return _encode(_reply_record(outcome, _tensors(outcome.outputs)))
@@ -238,7 +238,7 @@ def reply_record(data: bytes | memoryview) -> ReplyRecord | ServingError | str:
 
 
 def reply_of(found: ReplyRecord, outputs: dict[str, Array], lane: Lane) -> InferReply:
-    """The reply of a record."""
+    """Returns the reply of a record."""
     return InferReply(
         lane=lane,
         outputs=outputs,
@@ -264,7 +264,7 @@ def error_of_kind(kind: str, message: str) -> ServingError:
 
     Args:
         kind: the name of its class; the root of the tree stands for one that is not known here.
-        message: what it said.
+        message: message of the error.
     """
     return _ERRORS.get(kind, ServingError)(message)
 

@@ -1,4 +1,4 @@
-"""The file of keys: what is in it, what is refused, and that a command changes it as a whole."""
+"""The key file: contents, rejected contents, and atomic changes by a command."""
 
 import contextlib
 import stat

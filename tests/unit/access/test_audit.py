@@ -1,4 +1,4 @@
-"""The audit log: its file is for its owner alone, and no line is lost."""
+"""The audit log: its file is readable by its owner only, and no line is lost."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from services.telemetry.line_allowance import LineAllowance
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Path]:
-    """An open audit log, under the mask that makes files readable for all."""
+    """Opens an audit log, under a umask that makes files readable for all."""
     mask = os.umask(0o022)
     (tmp_path / "logs").mkdir()
     path = tmp_path / "logs" / "audit.jsonl"

@@ -1,4 +1,4 @@
-"""Who is let in: keys and tokens, right and wrong, and files that change while it runs."""
+"""Authentication: keys and tokens, valid and invalid, and files that change while it runs."""
 
 import asyncio
 import functools
@@ -41,7 +41,7 @@ from tests.fixtures.http_listener import QuietHandler, http_listener
 
 
 def access(**settings: Any) -> AccessSettings:
-    """Settings, and all others as they are unless given."""
+    """Returns the default settings with the given replacements."""
     return AccessSettings(**settings)
 
 
@@ -280,13 +280,13 @@ def test_nothing_that_a_source_holds_ends_the_watch(
 
 
 class Provider(QuietHandler):
-    """Hands out a key set, and counts."""
+    """Serves a key set, and counts requests."""
 
     protocol_version = "HTTP/1.1"
     keys = b""
     asked = 0
     raw = b""
-    """All of an answer, if it is to be none that HTTP knows."""
+    """Complete raw response, if it is to be invalid HTTP."""
 
     def do_GET(self) -> None:
         type(self).asked += 1

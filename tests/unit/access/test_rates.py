@@ -1,4 +1,4 @@
-"""Buckets, and what tenants who share a server may take."""
+"""Rate limiters, and the shares of tenants on one server."""
 
 import time
 

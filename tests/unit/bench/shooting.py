@@ -1,4 +1,4 @@
-"""What the tests of the clients share: one request and how it ends, and a server for it."""
+"""Helpers for tests of the clients: one request with its outcome, and a server for it."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ async def shoot(shooter: Shooter, number: int = 0) -> tuple[Outcome, bytes]:
 
 @contextlib.asynccontextmanager
 async def listening(handle: Handler) -> AsyncIterator[str]:
-    """A server that handles its connections so, each until its peer leaves; gives its address."""
+    """Runs a server with this connection handler; yields its address."""
     handlers: list[asyncio.Task[None] | None] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

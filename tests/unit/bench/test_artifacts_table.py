@@ -1,4 +1,4 @@
-"""The table of artifacts: what is tried for each family, and a reason for every hole."""
+"""The table of artifacts: attempted exports for each family, and a reason for every gap."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The client over gRPC: against a server that others wrote, and one that ends its connections."""
+"""The gRPC client: against a third-party server, and one that closes its connections."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ from tests.unit.bench.shooting import listening, shoot
 from tests.unit.gateway.wire.http2_wire import message
 
 LARGE = bytes(range(256)) * 2000
-"""More than a window and many frames."""
+"""Larger than a window and many frames."""
 Handler = Callable[[bytes, "aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 Scripted = Callable[[asyncio.StreamWriter, int, int], None]
 
@@ -47,7 +47,7 @@ def asks(*bodies: bytes) -> list[Ask]:
 async def asking(
     handler: Handler, *bodies: bytes, timeout_s: float | None = None
 ) -> AsyncIterator[GrpcShooter]:
-    """A client of grpcio's server."""
+    """Opens a client of grpcio's server."""
     server = aio.server()
     method = grpc.unary_unary_rpc_method_handler(handler)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s.S", {"M": method}),))
@@ -152,7 +152,7 @@ async def test_nobody_there_is_a_failure() -> None:
 
 
 class ScriptedServer:
-    """Calls a script for each call that is whole, with its stream and its number in all."""
+    """Calls a script for each complete call, with its stream and its sequence number."""
 
     def __init__(self, script: Scripted) -> None:
         self._script = script

@@ -1,4 +1,4 @@
-"""What the benchmarks make of what they saw: overload, swaps, soak, lengths."""
+"""Figures that the benchmarks derive from observations: overload, swaps, soak, lengths."""
 
 import math
 from array import array
@@ -23,7 +23,7 @@ A, R, E, F = Outcome.ANSWERED, Outcome.REFUSED, Outcome.EXPIRED, Outcome.FAILED
 
 
 def shots_of(*ended: tuple[float, float, Outcome, int]) -> Shots:
-    """Of (sent at, took, outcome, tag)."""
+    """Builds shots from (sent at, took, outcome, tag)."""
     sent, took, outcomes, tags = zip(*ended, strict=True)
     return Shots(array("d", sent), array("d", took), array("b", outcomes), array("q", tags))
 

@@ -1,4 +1,4 @@
-"""What `wrk` and `h2load` print, as figures; output as the programs gave it."""
+"""Parsing the output of `wrk` and `h2load`; outputs are genuine."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The open loop: when requests leave, whatever becomes of the ones before, and what is written."""
+"""The open loop: send times, independent of earlier responses, and the records."""
 
 import asyncio
 import itertools

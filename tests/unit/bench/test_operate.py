@@ -1,4 +1,4 @@
-"""What the benchmark of metrics, keys and traces makes of its rounds."""
+"""Figures that the benchmark of metrics, keys and traces derives from its rounds."""
 
 import pytest
 
@@ -23,7 +23,7 @@ TOGETHER, TRACES = "metrics, tracing off and keys together", "traces of 1 %"
 
 
 def one_round(*rates: float, failed: int = 0) -> dict[str, LoadFigures]:
-    """A round with so many requests a second of each server, which a core does in a second."""
+    """Returns a round with these request rates, each on one full core."""
     return {
         name: LoadFigures(
             server=name, requests_per_second=rate, cpu_us=1e6 / rate, least_cpu_us=1e6 / rate,
@@ -89,6 +89,6 @@ def test_who_is_first_in_a_round_is_last_in_the_next(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_to_count_nothing_is_there() -> None:
-    """Else the server would count under another name, and the benchmark compare like with like."""
+    """Otherwise the server would count under another name, and the cost would seem to be zero."""
     missing = [(o, name) for o, names in INSTEAD.items() for name in names if not hasattr(o, name)]
     assert missing == []

@@ -1,4 +1,4 @@
-"""The messages written by hand, and answers compared with torch's."""
+"""Messages with our own encoding, and outputs compared with torch's."""
 
 import numpy as np
 import pytest

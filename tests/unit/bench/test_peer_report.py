@@ -42,7 +42,7 @@ def report(*figures: Figure) -> PeerReport:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """Cells by the first one of their line; of several such lines, the first."""
+    """Returns cells by the first one of their line; of several such lines, the first."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.startswith("|"):

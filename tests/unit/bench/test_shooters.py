@@ -1,4 +1,4 @@
-"""The clients: what they make of a server that answers slowly, in pieces, wrongly or not at all."""
+"""The clients, against a server that answers slowly, in pieces, wrongly or not at all."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ class Server:
 
         Args:
             replies: pieces of one answer each; the last is repeated.
-            ends_after: a connection is closed after so many answers.
+            ends_after: number of responses after which a connection is closed.
         """
 
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

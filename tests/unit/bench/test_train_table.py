@@ -1,4 +1,4 @@
-"""The table of families: which recipes are in it, and what it says of weights that differ."""
+"""The table of families: its recipes, and its report on weights that differ."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ FIGURES = Figures(
 
 
 def row(**changed: Any) -> Row:
-    """Resumed behind 14 of 30 steps."""
+    """Returns a run that resumed after 14 of 30 steps."""
     return Row(
         recipe="r",
         code="c",

@@ -1,4 +1,4 @@
-"""Turns of several trainings, side by side: what counts as a step, and who waits for whom."""
+"""Interleaved turns of several trainings: the extent of a step, and the order of the turns."""
 
 import io
 

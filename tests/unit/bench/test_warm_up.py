@@ -1,4 +1,4 @@
-"""A warm-up too short for a slow model is no fault; a load is to be answered."""
+"""A warm-up too short for a slow model is no error; a load without responses is."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The jobs' checker, checked: what is planted must be found."""
+"""Tests of the jobs' checker: it must find planted errors."""
 
 from typing import Any
 

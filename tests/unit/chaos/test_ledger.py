@@ -1,4 +1,4 @@
-"""The checker, checked: what is planted must be found."""
+"""Tests of the checker: it must find planted errors."""
 
 import pytest
 

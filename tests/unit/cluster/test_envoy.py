@@ -1,4 +1,4 @@
-"""What Envoy is told is what Envoy takes."""
+"""Envoy accepts its generated configuration."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The ledger of `make e2e-cluster`: nothing that went wrong may be missing in it."""
+"""The ledger of `make e2e-cluster`: it must contain every failure."""
 
 from tests.cluster.ledger import KINDS, Ledger
 

@@ -1,4 +1,4 @@
-"""Our server of names: what it answers to queries of RFC 1035."""
+"""The name server's responses to queries of RFC 1035."""
 
 import socket
 import struct
@@ -12,13 +12,13 @@ A, AAAA = 1, 28
 
 
 def query(name: str, kind: int) -> bytes:
-    """A query of RFC 1035, 4.1, with its number and the wish for recursion."""
+    """Returns a query of RFC 1035, 4.1, with its id and the recursion bit."""
     labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
     return struct.pack("!6H", 77, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!2H", kind, 1)
 
 
 def addresses(response: bytes, question: bytes) -> list[str]:
-    """Those of A records, which are all of one size; the question comes before them."""
+    """Returns the addresses of A records, which have a fixed size and follow the question."""
     records = response[len(question) :]
     assert response[12 : len(question)] == question[12:]
     assert len(records) % 16 == 0

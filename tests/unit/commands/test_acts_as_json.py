@@ -1,4 +1,4 @@
-"""Commands that change something tell as JSON what came of it."""
+"""Commands that change something report the result as JSON."""
 
 import json
 from pathlib import Path

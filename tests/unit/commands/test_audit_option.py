@@ -1,4 +1,4 @@
-"""Acts of management on the command line: each leaves a line, on standard error or in a file."""
+"""Management actions on the command line: each leaves a line, on standard error or in a file."""
 
 import json
 import logging

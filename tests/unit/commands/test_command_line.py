@@ -1,4 +1,4 @@
-"""The command line as a whole: what it imports, what it shows as JSON, how it refuses."""
+"""The command line as a whole: imports, JSON output, error messages."""
 
 import json
 import re
@@ -145,7 +145,7 @@ runpy.run_module("flambeau", run_name="__main__")
 
 
 def loaded_by(*arguments: str) -> set[str]:
-    """Modules that a command has loaded when it ends."""
+    """Returns the modules that a command has loaded when it ends."""
     script = (
         "import sys\nfrom flambeau.cli import app\n"
         "try:\n    app(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
@@ -265,7 +265,7 @@ def test_completion_of_infer_knows_the_models_of_the_usual_store(tmp_path: Path)
 
 
 def completed(folder: Path, line: str) -> list[str]:
-    """What the shell is offered for a line that ends in the beginning of a word."""
+    """Returns the shell completions for a line that ends in the beginning of a word."""
     done = subprocess.run(
         [str(Path(sys.executable).with_name("flambeau"))],
         env={

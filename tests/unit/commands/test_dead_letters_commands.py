@@ -1,4 +1,4 @@
-"""`flambeau queue dead` where no queue is."""
+"""`flambeau queue dead` without a queue."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `flambeau jobs batch` hands in, and hands in again."""
+"""First and repeated submissions by `flambeau jobs batch`."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ def job(job_id: str, state: str, *, is_new: bool) -> Job:
 
 @dataclass
 class Jobs:
-    """Answers submissions in turn, and remembers their keys."""
+    """Answers submissions in turn, and records their keys."""
 
     answers: list[Job]
     keys: list[str] = field(default_factory=list)

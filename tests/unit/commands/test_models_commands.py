@@ -61,7 +61,7 @@ def document(result: Result) -> Any:
 
 
 def error(result: Result) -> str:
-    """The one line on stderr of a command that failed."""
+    """Returns the one line on stderr of a command that failed."""
     assert result.exit_code == 1, result.output
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
@@ -76,7 +76,7 @@ def flip_a_bit(store: ModelStore, path: str) -> None:
 
 
 def publish_two_kinds(store: ModelStore, folder: Path) -> None:
-    """A version with a fast int8 artifact and a slow one in fp32."""
+    """Publishes a version with a fast int8 artifact and a slow one in fp32."""
     int8 = artifact_in(
         folder,
         b"x" * 21_000,

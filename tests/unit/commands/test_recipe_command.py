@@ -1,4 +1,4 @@
-"""A key of a recipe that is given as an option is told how it is given."""
+"""A recipe key that is given as an option gets an error that shows the right form."""
 
 import pytest
 from typer.testing import CliRunner

@@ -15,7 +15,7 @@ PAGE = b"<!doctype html>the figures\n"
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    """Version 1 has a page, version 2 has none."""
+    """Returns a store in which version 1 has a page, version 2 has none."""
     store, folder = ModelStore(str(tmp_path / "store")), tmp_path / "draft"
     draft = draft_in(folder)
     whole = draft.model_copy(

@@ -1,4 +1,4 @@
-"""`flambeau samples`: read and delete what a gateway kept of requests."""
+"""`flambeau samples`: reads and deletes samples that a gateway kept."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,7 +41,7 @@ def sample(number: int, **changes: Any) -> PayloadSample:
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """The samples of two gateways, which did not write in turns."""
+    """Returns the samples of two gateways, in interleaved order."""
     storage = Storage(str(tmp_path))
     for name, numbers in (("a", (0, 3)), ("b", (1, 2))):
         lines = [sample(n, version=1 if n < 3 else 2).to_line() for n in numbers]

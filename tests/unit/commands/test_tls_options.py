@@ -1,4 +1,4 @@
-"""TLS on the command line: what is asked for before a verb holds for it, and for no other."""
+"""TLS on the command line: options before a verb apply to it, and to no other."""
 
 from pathlib import Path
 

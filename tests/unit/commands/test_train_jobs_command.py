@@ -28,7 +28,7 @@ def job(**fields: Any) -> TrainingJob:
 
 
 class Service:
-    """Answers in place of a service, and remembers what it was asked."""
+    """Answers in place of a service, and records requests."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

@@ -1,4 +1,4 @@
-"""Who may do what, over REST and gRPC alike: both edges before a queue that echoes."""
+"""Authorisation over REST and gRPC alike: both edges before a queue that echoes."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ NOW = int(time.time())
 
 
 class Echo:
-    """Answers with what was sent."""
+    """Answers with the inputs."""
 
     waiting = 0
 
@@ -77,7 +77,7 @@ class Echo:
 
 
 class TellingWire(Wire):
-    """Tells when there is an answer."""
+    """Signals a response."""
 
     def __init__(self, port: HttpPort) -> None:
         self.told = asyncio.Event()
@@ -135,7 +135,7 @@ class Place:
         return Verified(certificate=b"{}")
 
     async def rest(self, path: str, body: bytes = b"", **headers: str) -> Answer:
-        """What REST answers; each call on a connection of its own."""
+        """Sends a REST request on a new connection."""
         wire = TellingWire(self._http)
         wire.send(request(path, body, method="POST" if body else "GET", **headers))
         async with asyncio.timeout(10):
@@ -146,7 +146,7 @@ class Place:
     async def call(
         self, method: str, message: Any, *, service: str = SERVICE, **metadata: str
     ) -> tuple[str, str, dict[str, str]]:
-        """The status, the details and the trailing metadata of a call over gRPC."""
+        """Returns the status, the details and the trailing metadata of a call over gRPC."""
         if self._socket is None:
             self._socket = socket.create_server(("127.0.0.1", 0))
             await self.grpc.start(self._socket)
@@ -162,7 +162,7 @@ class Place:
             return code.name, details, {str(name): str(value) for name, value in last.items()}
 
     async def infer_both_ways(self, model: str, **headers: str) -> int:
-        """The HTTP status, which the status and the words over gRPC must be equal to."""
+        """Returns the HTTP status; checks that gRPC gives the equivalent status and message."""
         answer = await self.rest(f"/v2/models/{model}/infer", BODY, **headers)
         code, details, _ = await self.call("ModelInfer", message_for(model), **headers)
         assert code == CODES[answer.status]
@@ -174,7 +174,7 @@ class Place:
         return answer.status
 
     def refused(self, reason: str) -> float:
-        """How many were."""
+        """Returns the number of refusals."""
         name = "flambeau_access_refusals_total"
         return self.metrics.registry.get_sample_value(name, {"reason": reason}) or 0.0
 

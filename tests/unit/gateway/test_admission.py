@@ -1,4 +1,4 @@
-"""Admission: each request is held against its model's signature, however many came like it."""
+"""Admission: checks each request against its model's signature, also with cached checks."""
 
 import re
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class Place:
         )
 
     def ask(self, given: Given, outputs: Sequence[str] = ()) -> tuple[int, int | None]:
-        """The rows and the length that a request is let in with."""
+        """Returns the rows and the length of the admitted request."""
         inputs = [
             InputTensor(name=name, datatype=datatype, array=np.zeros(shape, DATATYPES[datatype]))
             for name, datatype, shape in given
@@ -84,7 +84,7 @@ class Place:
 def judged(
     signature: Signature, given: Given, outputs: Sequence[str]
 ) -> tuple[int, int | None] | str:
-    """The same, by the signature alone; or what it says against the request."""
+    """Returns the same from the signature alone; or its error."""
     names = [name for name, _, _ in given]
     if len(set(names)) < len(names):
         return (

@@ -1,4 +1,4 @@
-"""Which artifact answers: what callers may ask for, and what becomes of them under overload."""
+"""The choice of an artifact: preferences in requests, and their effect under overload."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ SIGNATURE = Signature(
 
 
 def known(name: str, precision: str, row_ms: float, loss: float = 0.0) -> ServedArtifact:
-    """One that is loaded; the one called `default` answers by default."""
+    """Returns a loaded artifact; the one called `default` answers by default."""
     lane = LANE if name == "default" else LANE._replace(artifact=name)
     return ServedArtifact(
         name=name, precision=precision, accuracy_loss=loss, row_ms=row_ms, lane=lane
@@ -186,11 +186,11 @@ class Gateway:
         return self.admission.infer(call, self.heard.append)
 
     def fill(self, artifact: str = "") -> None:
-        """Leaves no room in a lane."""
+        """Fills a lane."""
         self.shelves[artifact].entries = [None] * MAX_DEPTH  # type: ignore[list-item]
 
     def answer(self, artifact: str) -> InferReply:
-        """Lets the worker of a lane answer the only request that it holds."""
+        """Makes the worker of a lane answer its only request."""
         lane = LANE._replace(artifact=artifact)
         (entry,) = self.shelves[artifact].entries
         assert entry.request.lane == lane

@@ -1,4 +1,4 @@
-"""How a front leaves: not ready at once, yet accepting for `drain_delay_s`; connections' age."""
+"""Shutdown of a front: unready at once, yet accepting for `drain_delay_s`; connections' age."""
 
 import asyncio
 import http.client
@@ -26,7 +26,7 @@ LANE = Lane("echo", 1)
 TIMEOUT_S = 10.0
 PINGED_S = 5.0
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""How a connection begins (RFC 9113, 3.4), with settings that say nothing."""
+"""Start of a connection (RFC 9113, 3.4), with empty settings."""
 """In which there are four pings."""
 INFER = "/v2/models/echo/infer"
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [7]}]})
@@ -55,7 +55,7 @@ class Echo:
 
 @asynccontextmanager
 async def running(**settings: float) -> AsyncIterator[tuple[Front, Listening]]:
-    """A front that is ready, on free ports, and closes with the block."""
+    """Runs a front that is ready, on free ports, and closes it with the block."""
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     config = GatewayConfig.model_validate({"queue": "redis://nobody", **ports, **settings})
     directory, lanes = Directory(), MemoryQueue(8)

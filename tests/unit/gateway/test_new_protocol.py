@@ -1,4 +1,4 @@
-"""A protocol that is added in less than 100 lines has all of an inference's life."""
+"""A protocol added in less than 100 lines supports the whole life cycle of an inference."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Failed requests are logged, up to a number a second."""
+"""Failed requests are logged, up to a limit a second."""
 
 import logging
 

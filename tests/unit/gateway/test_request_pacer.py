@@ -1,4 +1,4 @@
-"""A turn of the event loop begins so many requests and no more; what becomes of the others."""
+"""The event loop starts a limited number of requests in each turn; the others wait."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ class Request:
 
 
 class Place:
-    """A share with requests that are numbered as they come."""
+    """A share with requests that are numbered as they arrive."""
 
     def __init__(self) -> None:
         self.share, self.log = RequestPacer(), list[tuple[int, str]]()

@@ -1,4 +1,4 @@
-"""The parameters `timeout` and `priority`: read alike from JSON and protobuf, refused in words."""
+"""The parameters `timeout` and `priority`: parsed alike from JSON and protobuf; clear errors."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Long work in slices: everybody's turn comes, and the event loop's first."""
+"""Long work in slices: every task gets its turn, and the event loop goes first."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""Whom a server trusts, and what for."""
+"""A server's trusted signers, and the content that needs a signature."""
 
 from pathlib import Path
 from typing import get_args
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> ModelStore:
 
 
 def scripted(store: ModelStore, folder: Path, keys: Path | None = None) -> Manifest:
-    """A version with an artifact that is code, signed if there are keys."""
+    """Publishes a version with a code artifact, signed if there are keys."""
     code = artifact_in(folder, name="torchscript", kind="torchscript")
     draft = draft_in(folder, artifacts=(code, artifact_in(folder)))
     return store.publish(draft, folder, sign=signer_in(keys) if keys else None)

@@ -1,4 +1,4 @@
-"""How much of the semantic version has to rise: in doubt more."""
+"""The necessary rise of the semantic version: in doubt the larger one."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a processor can do is read from Linux' own words."""
+"""A processor's features are read from Linux' own report."""
 
 from pathlib import Path
 

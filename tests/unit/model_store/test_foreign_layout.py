@@ -1,4 +1,4 @@
-"""A place that holds something and is no model store is named for what it looks like."""
+"""A non-empty place that is no model store is named for its apparent content."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a message says to type: in a checkout, after a wheel, after an index."""
+"""Installation advice in messages: in a checkout, after a wheel, after an index."""
 
 import sys
 from pathlib import Path

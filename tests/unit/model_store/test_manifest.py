@@ -1,4 +1,4 @@
-"""The manifest: the bytes it has always had, and everything it refuses to be read from."""
+"""The manifest: stable bytes, and rejection of invalid content."""
 
 import json
 from datetime import UTC, datetime

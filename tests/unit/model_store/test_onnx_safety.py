@@ -1,4 +1,4 @@
-"""ONNX files that ask for more than their own bytes are refused; all others are let through."""
+"""ONNX files that need more than their own bytes are refused; all others are accepted."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -19,12 +19,12 @@ Change = Callable[[onnx.ModelProto], None]
 
 
 def linear() -> onnx.ModelProto:
-    """A model that every runtime takes; tests spoil it."""
+    """Returns a model that every runtime accepts; tests modify it."""
     return onnx.load_model_from_string(onnx_models.linear())
 
 
 def branches(of: onnx.GraphProto) -> onnx.NodeProto:
-    """A node that holds a graph."""
+    """Returns a node that holds a graph."""
     return helper.make_node("If", ["yes"], ["y2"], then_branch=of)
 
 

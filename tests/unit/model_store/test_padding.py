@@ -1,4 +1,4 @@
-"""Padding: which requests of different lengths may share a batch, and the rules it must keep."""
+"""Padding: requests of different lengths that may share a batch, and the rules of a signature."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def refusal(tensors: Given) -> str:
 
 
 def explained(**changes: Any) -> str:
-    """Why a signature is refused whose padding has other fields."""
+    """Returns the error of a signature with these padding fields."""
     document = SIGNATURE.model_dump()
     document["padding"] = {**FIELDS, **changes}
     with pytest.raises(ValidationError) as refused:

@@ -1,4 +1,4 @@
-"""Differences of outputs, to the number, and which of them a tolerance lets pass."""
+"""Differences of outputs, exact to the number, and their check against a tolerance."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Payload samples as lines: every datatype comes back, and statistics tell nobody's values."""
+"""Payload samples as lines: round trips of every datatype, and statistics without values."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""Peak memory: what was there at the worst moment, not what is left of it."""
+"""Peak memory: the highest use, not the use at the end."""
 
 import mmap
 from pathlib import Path

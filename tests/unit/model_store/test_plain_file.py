@@ -1,4 +1,4 @@
-"""What is read in place of a file: plain files alone, and no more of them than was asked for."""
+"""File reads accept only plain files, and read no more than requested."""
 
 import os
 from pathlib import Path

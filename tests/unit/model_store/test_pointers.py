@@ -1,4 +1,4 @@
-"""The file of a pointer generation, and what a rollback goes back to."""
+"""The file of a pointer generation, and the target of a rollback."""
 
 import json
 from datetime import UTC, datetime

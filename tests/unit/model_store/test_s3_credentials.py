@@ -1,4 +1,4 @@
-"""Missing credentials of a bucket are named before anything is asked of it."""
+"""Missing credentials of a bucket are reported before the first request to it."""
 
 import socket
 import threading
@@ -30,7 +30,7 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def metadata_answer(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[bytes]:
-    """A service at the metadata address that gives this answer, once."""
+    """Runs a service at the metadata address that gives this response, once."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def answer() -> None:

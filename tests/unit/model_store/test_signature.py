@@ -1,4 +1,4 @@
-"""Which requests a signature lets through, and the words for those it does not."""
+"""Checks of requests against a signature, and the error messages."""
 
 from typing import Any
 

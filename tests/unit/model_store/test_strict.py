@@ -1,4 +1,4 @@
-"""Values of a wrong type are told by what to write, and not in Python's words."""
+"""Errors for values of a wrong type state the right form, without Python terms."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tensors come back from a file as they were, whatever way they lay in memory."""
+"""Tensors are read from a file unchanged, whatever their memory layout was."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ NUMBERS = [dtype for name, dtype in DATATYPES.items() if name not in ("BF16", "B
 
 @st.composite
 def strided(draw: st.DrawFn, least_dimensions: int = 0) -> Array:
-    """An array with any strides: turned, reversed, with gaps, repeated or in Fortran's order."""
+    """Draws an array with any strides: transposed, reversed, with gaps, repeated, Fortran order."""
     shapes = npst.array_shapes(min_dims=least_dimensions, max_dims=4, min_side=0, max_side=4)
     array = draw(npst.arrays(st.sampled_from(NUMBERS), shapes))
     array = array.transpose(draw(st.permutations(range(array.ndim))))

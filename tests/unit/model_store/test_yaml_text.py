@@ -1,4 +1,4 @@
-"""YAML of others: whatever it is, there is a document or one kind of error."""
+"""Untrusted YAML yields a document or one kind of error."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Dashboards: documents that Grafana takes, about metrics that exist, and current."""
+"""Dashboards: valid for Grafana, with existing metrics, and up to date."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ documents = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: one
 
 
 def known_names() -> set[str]:
-    """Every name a query may have."""
+    """Returns every name that a query may have."""
     found = set(OF_THE_LIBRARY)
     for metric in all_metrics():
         ends = SUFFIXES if metric.kind == "histogram" else ("",)

@@ -1,4 +1,4 @@
-"""Changes of `make mutants`: behaviour, one thing at a time, and nothing but behaviour."""
+"""Mutations of `make mutants` change one behaviour at a time, and nothing else."""
 
 import ast
 from pathlib import Path

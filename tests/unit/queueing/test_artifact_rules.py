@@ -1,4 +1,4 @@
-"""Which artifacts give the accuracy asked for, and which of them is the fastest."""
+"""Artifacts that reach the requested accuracy, and the fastest of them."""
 
 import pytest
 from hypothesis import given

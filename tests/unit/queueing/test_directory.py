@@ -1,4 +1,4 @@
-"""What a directory says of several models at once."""
+"""A directory's answers on several models at once."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""What all workers together serve, from what each of them says."""
+"""The models served by all workers together, from each worker's report."""
 
 import msgspec
 

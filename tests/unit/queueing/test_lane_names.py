@@ -1,4 +1,4 @@
-"""How lanes are named in Redis: one name a lane, and the lane again from its name."""
+"""Names of lanes in Redis: one name for each lane, and back."""
 
 from hypothesis import given
 from hypothesis import strategies as st

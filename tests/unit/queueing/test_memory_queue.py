@@ -1,4 +1,4 @@
-"""What only the queue of one process promises: everything happens at once."""
+"""Guarantees of the single-process queue alone: all effects are immediate."""
 
 import pytest
 

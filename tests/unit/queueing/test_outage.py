@@ -1,4 +1,4 @@
-"""What the log says while Redis is out of reach."""
+"""Log lines while Redis is out of reach."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""A gateway's directory and queue, as the workers say."""
+"""A gateway's directory and queue, as reported by the workers."""
 
 import pytest
 
@@ -46,7 +46,7 @@ class Gateway:
         self.fleet = FleetDirectory(self.directory, self.queue, lambda _: self.shelf)
 
     async def sends(self, lane: Lane) -> bool:
-        """Whether a request for a lane goes on its way."""
+        """Returns True if a request for a lane is sent."""
         before = self.shelf.waiting
         Caller(self.queue, request(lane=lane))
         return self.shelf.waiting > before

@@ -1,4 +1,4 @@
-"""How long a callback waits for the loop: a loop that is held shows it, an idle one does not."""
+"""Event loop lag: visible for a blocked loop, absent for an idle one."""
 
 import asyncio
 import threading

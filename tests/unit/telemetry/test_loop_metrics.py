@@ -1,4 +1,4 @@
-"""The hot path's counters and histograms say what the library's own would say."""
+"""The hot path's counters and histograms give the same output as the library's own."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Which requests are traced, and what becomes of what they leave."""
+"""Sampling of requests for traces, and the export of their spans."""
 
 import logging
 import threading
@@ -34,7 +34,7 @@ LANE = Lane("digits", 3)
 
 
 class Kept:
-    """An exporter that keeps what it gets."""
+    """An exporter that records spans."""
 
     def __init__(self, failure: Exception | None) -> None:
         self.facts: list[Facts] = []

@@ -1,4 +1,4 @@
-"""Code bundles from anyone: nothing lands outside their folder, nothing grows beyond its limits."""
+"""Untrusted code bundles: no file outside their folder, no size beyond the limits."""
 
 import gzip
 import io

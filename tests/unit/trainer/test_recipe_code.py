@@ -1,4 +1,4 @@
-"""Which code a recipe names: all that could run is foreign, but for a short list."""
+"""Code named by a recipe: all code that could run is foreign, except for a short list."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""Workers: each job has one at a time, whatever dies, and what it tells is kept."""
+"""Workers: each job has one at a time, whatever dies, and its events are stored."""
 
 import asyncio
 from collections.abc import AsyncIterator

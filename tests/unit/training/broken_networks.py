@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """Nothing is wrong with it: four features to three classes."""
+    """A correct network: four features to three classes."""
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ made_already = Net()
 
 
 class MixesRows(Net):
-    """What it says of a row depends on the others."""
+    """Its output for a row depends on the other rows."""
 
     def forward(self, features: Tensor) -> Any:
         found = super().forward(features)

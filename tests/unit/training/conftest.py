@@ -18,5 +18,5 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _few_timed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How fast a tiny network is, nobody asks here."""
+    """Shortens timing runs: no test needs the speed of a tiny network."""
     monkeypatch.setattr(verify, "MAX_SECONDS", 0.0)

@@ -21,5 +21,5 @@ def recipe(data: dict[str, Any], **changes: Any) -> Recipe:
 
 
 def splits(data: dict[str, Any], reach: DataReach | None = None, **changes: Any) -> Splits:
-    """What a source gives."""
+    """Returns the splits of a source."""
     return load_splits(recipe(data, **changes), reach)

@@ -1,4 +1,4 @@
-"""What each of two processes runs in `test_ranks_together`: recipes, one after the other."""
+"""Program of each of the two processes in `test_ranks_together`: runs recipes in sequence."""
 
 import argparse
 import json

@@ -126,7 +126,7 @@ def losses(runs: Path, recipe: Recipe) -> list[dict[str, float]]:
 
 
 def weights(runs: Path, recipe: Recipe) -> Mapping[str, bytes]:
-    """What the checkpoints' weights are at the end."""
+    """Returns the checkpoints' weights at the end."""
     folder = RunFolder(runs, recipe, DATA).checkpoints
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
 

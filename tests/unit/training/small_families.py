@@ -39,18 +39,18 @@ def tokens(rows: int, seed: int) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class Family:
-    """How to make one, and rows for it."""
+    """Factory of one family, and rows for it."""
 
     target: str
     args: dict[str, Any]
     rows: Callable[[int, int], dict[str, Array]] = images
     """Rows by their number and a seed."""
     varies: dict[str, Any] = field(default_factory=dict)
-    """Which axes, as a recipe says it."""
+    """Variable axes, in the recipe's notation."""
     label_shape: tuple[int, ...] = ()
 
     def recipe(self, *exports: dict[str, Any]) -> Recipe:
-        """One that makes these artifacts."""
+        """Returns a recipe that makes these artifacts."""
         model = {"target": self.target, "args": self.args}
         return recipe(model=model, export=list(exports), max_batch_size=32, **self.varies)
 

@@ -1,4 +1,4 @@
-"""`training.job`: what it tells of a run, and with which exit code it ends."""
+"""`training.job`: its reports on a run, and its exit codes."""
 
 import json
 from pathlib import Path

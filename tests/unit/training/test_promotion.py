@@ -1,4 +1,4 @@
-"""From trained to live: when an alias moves, and what it is decided by."""
+"""Promotion of a trained version: the conditions for moving an alias."""
 
 import re
 from collections.abc import Callable

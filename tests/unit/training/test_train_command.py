@@ -1,4 +1,4 @@
-"""`flambeau train`: how it fails before any work is done."""
+"""`flambeau train`: errors that are found before any work is done."""
 
 import sys
 from pathlib import Path

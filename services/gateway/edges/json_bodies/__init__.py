@@ -1,1 +1,1 @@
-"""The JSON of requests and answers: fast readers, and strict ones in slices."""
+"""JSON of requests and responses: a fast parser, and a strict one that works in slices."""

@@ -1,11 +1,11 @@
-"""The JSON of a REST request as nearly every client writes it, straight into typed records.
+"""Parses the usual form of a REST request's JSON straight into typed records.
 
-In: the same as `rest_request.read_strictly`. Out: the same `RestRequest`, or one of `NOT_FAST`,
-which says only that the exact way must be taken: it alone words refusals.
+In: the same as `strict_request.read_strictly`. Out: the same `RestRequest`, or one of `NOT_FAST`,
+which only means that the strict parser must read it: that alone reports errors.
 
-Rules kept here: a name, type or value that is not plainly right is unusual. msgspec checks types
-while it parses, so that no list of numbers is walked again: a boolean, null or object among the
-numbers never gets here, which is what `json_tensors.packed` relies on.
+Rules: a name, type or value that is not plainly right is unusual. msgspec checks types while it
+parses, so no list of numbers is iterated again: a boolean, null or object among the numbers never
+gets here, which `tensors.packed` relies on.
 """
 
 import struct
@@ -27,11 +27,11 @@ NOT_FAST = (
     msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
     struct.error,
 )  # fmt: skip
-"""What reading a request raises to leave it to the exact way."""
+"""Exceptions of the fast parser that leave a request to the strict one."""
 
 _Leaf = int | float | str
 _Data = list[_Leaf | list[_Leaf | list[_Leaf | list[_Leaf | list[_Leaf]]]]]
-"""Flat, or nested up to five deep. A union takes a boolean for none of its members."""
+"""Flat, or nested up to five deep. A boolean matches no member of the union."""
 
 
 class _Strict(Struct, gc=False, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class _Strict(Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _Parameters(Struct, gc=False, forbid_unknown_fields=True, frozen=True):
-    """What a record has under `parameters`; frozen, so that it can be a default."""
+    """The `parameters` of a record; frozen, so that it can be a default."""
 
 
 class _InputParameters(_Parameters, frozen=True):
@@ -75,7 +75,7 @@ class _Output(_Strict):
 
 
 class _Document(_Strict):
-    """A whole request."""
+    """The JSON document of a request."""
 
     inputs: list[_Input]
     id: str = ""
@@ -87,12 +87,12 @@ _DECODE = msgspec.json.Decoder(_Document).decode
 
 
 def read_fast(head: Buffer, binary: memoryview) -> RestRequest:
-    """Reads a request that is as most are.
+    """Reads a request of the usual form.
 
     Raises:
-        NOT_FAST: it is not.
-        InvalidRequestError: its timeout or priority is out of range, or no artifact can be as it
-            wishes.
+        NOT_FAST: it has another form.
+        InvalidRequestError: its timeout or priority is out of range, or its artifact preference
+            is invalid.
     """
     if len(head) >= MIN_COUNTED_BYTES and has_slow_numbers(head):
         raise ValueError("numbers that the other parser reads faster")

@@ -1,28 +1,28 @@
-"""Numbers in JSON that some parsers take a hundred times as long to read as others.
+"""Finds JSON numbers that some parsers read a hundred times slower than others.
 
 msgspec takes 6 to 10 µs for a number near either end of FP64's range (1e308, 1e-320), and so does
-simdjson if it has more than 19 digits besides: nothing but those in 32 KiB held the event loop for
-48 ms. orjson reads each of them in 0.2 µs at most, so it gets what has many.
+simdjson if it also has more than 19 digits: 32 KiB of only such numbers blocked the event loop for
+48 ms. orjson reads each of them in 0.2 µs at most, so it parses texts with many.
 """
 
 import numpy as np
 
 MAX_SLOW_NUMBERS = 64
-"""Of a body or slice that is read by a parser for which they are slow: 0.6 ms."""
+"""Most slow numbers in a body or slice that a slow parser reads: 0.6 ms."""
 MIN_COUNTED_BYTES = 1024
-"""A shorter text has at most 170 of them, 1.7 ms; to look for them would cost the most usual
-requests a third of what reading them takes (1.3 of 4.3 µs)."""
+"""A shorter text has at most 170 of them, 1.7 ms; the search would cost the most usual requests
+a third of their parsing time (1.3 of 4.3 µs)."""
 _COUNTED_BYTES = 4096
-"""Of a text; in a shorter one, to count letters costs less than to begin with NumPy."""
+"""Text size from which NumPy counts; in a shorter one, counting letters costs less."""
 _E, _CASE, _PLUS, _MINUS, _ZERO = ord("e"), 0x20, ord("+"), ord("-"), ord("0")
 _DIGITS = 3
-"""Of the exponent of a number that is slow, at least."""
+"""Least digits of the exponent of a slow number."""
 
 
 def has_slow_numbers(text: bytes | bytearray | memoryview) -> bool:
-    """Whether more than `MAX_SLOW_NUMBERS` numbers have an exponent of three digits or more.
+    """Returns True if over `MAX_SLOW_NUMBERS` numbers have exponents of three or more digits.
 
-    A few texts pass for such numbers, as "the 12th" may. Texts below `MIN_COUNTED_BYTES` have none.
+    A few strings count as such numbers, as "the 12th" may. Below `MIN_COUNTED_BYTES`: False.
     """
     if len(text) < MIN_COUNTED_BYTES:
         return False

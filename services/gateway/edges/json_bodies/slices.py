@@ -1,13 +1,13 @@
-"""The elements of one `data` list as an array, made slice by slice.
+"""Converts the elements of one `data` list to an array, slice by slice.
 
-In: the text of a list, and the datatype and shape it is to have. Out: the array that
-`json_tensors.from_json` makes of it, or the same refusal.
+In: the text of a list, and its declared datatype and shape. Out: the array that
+`tensors.from_json` makes of it, or the same refusal.
 
-Rules kept here:
-- the elements are counted, and held against the shape, before any is converted;
-- one slice makes Python objects of at most `NUMBERS_BYTES` of text, and forgets them;
-- numbers cost the array and nothing else, at most 8 bytes for 2 of JSON; texts cost some 50 bytes
-  for each element besides. `reserve` is asked first, for the text is there until all are made.
+Rules:
+- the elements are counted, and checked against the shape, before any is converted;
+- one slice makes Python objects of at most `NUMBERS_BYTES` of text, and frees them;
+- numbers take only the array's memory, at most 8 bytes for 2 of JSON; strings take some 50 bytes
+  more an element. `reserve` comes first, since the text is held until all are converted.
 """
 
 import re
@@ -40,27 +40,27 @@ from services.gateway.edges.json_bodies.tensors import (
 from services.gateway.sliced_work import Slices
 
 NUMBERS_BYTES = 32 * 1024
-"""Of numbers, converted at once: 0.1 ms, or 2 ms where they are out of a parser's range."""
+"""Text of numbers converted at once: 0.1 ms, or 2 ms for those out of a parser's range."""
 TEXTS_BYTES = 8 * 1024
-"""Of texts, converted at once: nothing but empty ones take 1.5 ms."""
+"""Text of strings converted at once: only empty ones take 1.5 ms."""
 LONG_TEXT_BYTES = 128 * 1024
-"""A text that is longer is converted in pieces of this size."""
+"""A longer string is converted in pieces of this size."""
 COUNTED_BYTES = 128 * 1024
-"""Of a list, what is looked through for commas at once."""
+"""Part of a list that is searched for commas at once."""
 _MAX_ESCAPE_BYTES = 12
-"""A character that is written as a pair of surrogates."""
+"""Size of a character that is written as a pair of surrogates."""
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
 _BUFFERS: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
-"""By NumPy's kind, what simdjson makes of numbers, 64 bits each; others it refuses."""
+"""simdjson's 64-bit buffer type for each NumPy kind of numbers; it refuses others."""
 _WIDE = {"d": np.dtype("f8"), "i": np.dtype("i8"), "u": np.dtype("u8")}
 _PARSER = Parser()
-"""Kept, for fresh memory would cost page faults with every slice."""
+"""Reused: fresh memory would cost page faults with every slice."""
 _COMMA, _OPENS, _CLOSES, _SPACE = b",[] "
 _BRACKETS = 2
-"""Of a list that is empty, all that is not white space."""
+"""Bytes of an empty list without white space."""
 
 _ENDS = np.array([_COMMA, _COMMA], np.uint8)
-"""Stands before and behind a piece, which was cut at commas."""
+"""Sentinels around a piece, which was cut at commas."""
 
 Places = npt.NDArray[np.intp]
 
@@ -73,9 +73,9 @@ def array_of(
     Args:
         datatype: the protocol's name.
         shape: the full shape the request declares.
-        text: what the list lies in.
-        span: where.
-        reserve: asked before memory is taken.
+        text: text that contains the list.
+        span: position of the list.
+        reserve: reservation of memory.
 
     Raises:
         TensorError: as `from_json`.
@@ -106,35 +106,35 @@ def array_of(
 
 
 class _Nesting:
-    """Checks that lists are nested as a shape, piece by piece.
+    """Checks piece by piece that lists are nested as a shape.
 
-    JSON takes the commas and elements for its own matter; what is left to check is before and
-    behind which elements the brackets are.
+    The JSON parser checks commas and elements; this checks before and behind which elements
+    the brackets are.
     """
 
     def __init__(self, shape: Sequence[int], count: int, lists: int) -> None:
         self._shape = shape
         self._sizes: list[int] = []
-        """Elements of a list at each level but the outermost."""
+        """Number of elements of a list at each level but the outermost."""
         for length in shape[:-1]:
             self._sizes.append((self._sizes[-1] if self._sizes else count) // length)
         if lists != 1 + sum(count // size for size in self._sizes):
             raise self.error()
 
     def error(self) -> TensorError:
-        """The refusal of anything else."""
+        """Returns the error of any other nesting."""
         shape = list(self._shape)
         return TensorError(f"'data' is not nested as its shape says; expected {shape} or flat")
 
     def flatten(self, octets: Octets, first: int, last: int, commas: Places, outside: Any) -> None:
-        """Checks the brackets of a piece, and writes spaces over them.
+        """Checks the brackets of a piece, and overwrites them with spaces.
 
         Args:
             octets: whole elements, with the commas between them.
             first: number of the first element.
             last: number of the element behind the last one.
-            commas: places of the commas between elements.
-            outside: which bytes are not in strings.
+            commas: positions of the commas between elements.
+            outside: mask of the bytes outside strings.
 
         Raises:
             TensorError: the brackets are elsewhere.
@@ -158,7 +158,7 @@ class _Nesting:
         octets[opens] = octets[closes] = _SPACE
 
     def _at_ends(self, octets: Octets, opens: Places, closes: Places) -> bool:
-        """Whether brackets are before and behind elements, apart by at most one space."""
+        """Returns True if brackets enclose elements, apart by at most one space."""
         padded = np.concatenate((_ENDS, octets, _ENDS))
         before, behind = padded[opens + 1], padded[closes + 3]
         before = np.where(before == _SPACE, padded[opens], before)
@@ -169,13 +169,13 @@ class _Nesting:
         )
 
     def _expected(self, first: int, last: int) -> Places:
-        """Numbers of the elements in a range that begin a list, once for each list."""
+        """Returns the numbers of a range's elements that begin a list, once a list."""
         found = [np.arange(-(-first // size) * size, last, size) for size in self._sizes]
         return np.sort(np.concatenate(found))
 
 
 def _counted(text: Text, span: Span) -> Slices[tuple[int, int]]:
-    """Elements of a list, and lists in it and itself."""
+    """Counts the elements of a list, and its lists including itself."""
     commas = lists = solid = 0
     in_string = escaped = False
     for position in range(span.start, span.end, COUNTED_BYTES):
@@ -198,7 +198,7 @@ def _counted(text: Text, span: Span) -> Slices[tuple[int, int]]:
 def _fill_numbers(
     array: npt.NDArray[Any], datatype: str, text: Text, span: Span, nesting: _Nesting | None
 ) -> Slices[None]:
-    """Numbers, or true and false."""
+    """Fills an array with numbers or booleans."""
     position, end, filled = span.start + 1, span.end - 1, 0
     while position < end:
         piece = bytes(text[position : min(end, position + NUMBERS_BYTES)])
@@ -228,7 +228,7 @@ def _fill_numbers(
 
 
 def _numbers(datatype: str, dtype: np.dtype[Any], piece: bytes) -> Array:
-    """A flat array of what is between commas."""
+    """Converts the text between commas to a flat array."""
     code = _BUFFERS.get(dtype.kind)
     if code is not None and not has_slow_numbers(piece):
         try:
@@ -241,7 +241,7 @@ def _numbers(datatype: str, dtype: np.dtype[Any], piece: bytes) -> Array:
             if dtype.kind == "f" or (narrow == wide).all():
                 return narrow
         except (ValueError, TypeError, RuntimeError, FloatingPointError):
-            pass  # The other parser says what is wrong, and takes numbers beyond 64 bits.
+            pass  # The other parser reports the error, and accepts numbers beyond 64 bits.
     return convert_flat(datatype, _parsed(b"[%b]" % piece))
 
 
@@ -290,7 +290,7 @@ def _fill_long(
     end: int,
     nesting: _Nesting | None,
 ) -> Slices[int]:
-    """One element that is longer than a slice. Returns the position behind its comma."""
+    """Converts one element longer than a slice. Returns the position behind its comma."""
     first = bytes(text[position : min(end, position + TEXTS_BYTES)])
     opening = first.find(b'"')
     if opening < 0:
@@ -326,7 +326,7 @@ def _fill_long(
 
 
 def _safe_length(piece: bytes, octets: Octets) -> int:
-    """How much of a text can be converted apart from what follows: whole characters only."""
+    """Returns the length of the prefix of a text that ends with a whole character."""
     length = len(piece) - _MAX_ESCAPE_BYTES
     while piece[length] & 0xC0 == 0x80:  # within a character of UTF-8
         length -= 1

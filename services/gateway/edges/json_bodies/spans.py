@@ -1,12 +1,12 @@
-"""The lists of numbers and texts in a large JSON body, told apart from all else in it.
+"""Cuts the `data` lists of numbers and strings out of a large JSON body.
 
 In: the text of a body. Out: the document without the elements of its `data`, which is small, and
-where each `data` lies. No object is made of any element, and nothing here judges the JSON: whoever
-parses the document and the lists does.
+the span of each `data`. No element becomes an object, and nothing here validates the JSON: the
+parsers of the document and the lists do.
 
-Rules kept here:
+Rules:
 - the work is linear in the body, and done in slices of bounded time;
-- all that is not in a list under a key `data` is at most `MAX_BESIDE_BYTES` long with at most
+- JSON outside of lists under a key `data` is at most `MAX_BESIDE_BYTES` long with at most
   `MAX_BESIDE_MEMBERS` members, or the body is refused before any of it is parsed.
 """
 
@@ -21,21 +21,21 @@ from services.errors import InvalidRequestError
 from services.gateway.sliced_work import Slices
 
 MAX_BESIDE_BYTES = 256 * 1024
-"""Of JSON beside the elements of tensors: names, shapes, parameters, the id. A thousand inputs
+"""Most JSON beside the elements of tensors: names, shapes, parameters, the id. A thousand inputs
 take half of it."""
 MAX_BESIDE_MEMBERS = 8192
-"""Commas and brackets in it, some 7 an input; to parse and check as many takes 1 to 2 ms."""
+"""Most commas and brackets in it, some 7 an input; parsing and checking these takes 1 to 2 ms."""
 MIN_CUT_BYTES = 256
-"""Shorter lists stay in the document: to handle them apart costs more than to parse them."""
+"""Shorter lists stay in the document: handling them apart costs more than parsing them."""
 
 WINDOW_BYTES = 256 * 1024
-"""What is searched for single bytes at once: numbers take 50 µs, nothing but brackets 1 ms."""
+"""Bytes searched for single characters at once: numbers take 50 µs, only brackets 1 ms."""
 FIRST_WINDOW_BYTES = 4 * 1024
-"""Of a list, which may be short."""
+"""First window of a list, which may be short."""
 MASK_BYTES = 64 * 1024
-"""Of texts, what is looked through at once, in some 200 µs."""
+"""Bytes of strings scanned at once, in some 200 µs."""
 _MARK = f"data-{secrets.token_hex(16)}-"
-"""Stands for a list that was cut out; nobody outside can know it."""
+"""Placeholder of a list that was cut out; callers cannot guess it."""
 _STRINGS_A_SLICE = 512
 _BEGIN_OF_STRING = re.compile(b'"')
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -44,7 +44,7 @@ _QUOTE, _BACKSLASH, _OPENS, _CLOSES = b'"\\[]'
 
 Octets = npt.NDArray[np.uint8]
 Text = memoryview
-"""Of bytes; whatever is searched in is copied first, a window at a time."""
+"""View of bytes; a search copies it first, a window at a time."""
 
 
 class Span(NamedTuple):
@@ -53,18 +53,18 @@ class Span(NamedTuple):
     start: int
     end: int
     has_texts: bool
-    """Whether a quotation mark is in it."""
+    """True if it contains a quotation mark."""
 
 
 class Outline(NamedTuple):
-    """A body in two parts."""
+    """A body split into its document and its lists."""
 
     document: bytes
-    """The JSON, with a mark in the place of each list that was cut out."""
+    """The JSON, with a placeholder for each list that was cut out."""
     spans: list[Span]
 
     def span_of(self, data: object) -> Span | None:
-        """The list that a parsed `data` stands for, or None if it is what it is."""
+        """Returns the list that a parsed `data` stands for, or None if it is no placeholder."""
         if isinstance(data, list) and len(data) == 1 and isinstance(data[0], str):
             mark = data[0]
             if mark.startswith(_MARK):
@@ -76,7 +76,7 @@ def outline_of(text: Text) -> Slices[Outline]:
     """Cuts the long `data` lists out of a body.
 
     Raises:
-        InvalidRequestError: too much is beside them, or a list or a text does not end.
+        InvalidRequestError: too much is beside them, or a list or a string does not end.
     """
     parts: list[Text | bytes] = []
     spans: list[Span] = []
@@ -127,15 +127,15 @@ def outline_of(text: Text) -> Slices[Outline]:
 def outside_strings(
     octets: Octets, in_string: bool, escaped: bool
 ) -> tuple[npt.NDArray[np.bool_], bool, bool]:
-    """Which bytes of a piece of JSON are not in a string (quotation marks may say either).
+    """Marks the bytes of a piece of JSON outside strings (quotation marks may be either).
 
     Args:
         octets: the piece.
-        in_string: whether it begins within a string.
-        escaped: whether a backslash is before it that escapes its first byte.
+        in_string: True if the piece begins within a string.
+        escaped: True if a backslash before the piece escapes its first byte.
 
     Returns:
-        The bytes outside, and the two states behind the piece.
+        The mask of bytes outside, and the two states behind the piece.
     """
     quotes = octets == _QUOTE
     targets = escaping(octets, escaped) + 1
@@ -150,13 +150,13 @@ def outside_strings(
 
 
 def escaping(octets: Octets, escaped: bool = False) -> npt.NDArray[np.intp]:
-    """The backslashes that escape what is behind them; `escaped` says that the first byte is."""
+    """Returns positions of escaping backslashes; `escaped`: the first byte is escaped."""
     slashes = np.flatnonzero(octets == _BACKSLASH)
     if escaped and slashes.size and slashes[0] == 0:
         slashes = slashes[1:]
     if not slashes.size:
         return slashes
-    # In a run of backslashes, every other one escapes what is behind it.
+    # In a run of backslashes, every other one escapes the next byte.
     begins = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)
     lengths = np.diff(begins, append=slashes.size)
     places = np.arange(slashes.size) - np.repeat(begins, lengths)
@@ -165,10 +165,10 @@ def escaping(octets: Octets, escaped: bool = False) -> npt.NDArray[np.intp]:
 
 
 def _end_of_list(text: Text, start: int) -> Slices[tuple[int, bool]]:
-    """The position behind the list that begins at `start`, and whether it has texts.
+    """Returns the position behind the list at `start`, and True if it has strings.
 
-    A list of numbers is followed by the next key or the end of its object, so there is no mark in
-    it: its end is found without looking at its elements.
+    A list of numbers contains no quotation mark, and the next key or the end of its object follows
+    it: its end is found without reading its elements.
     """
     position = last = start
     balance, size = 0, FIRST_WINDOW_BYTES

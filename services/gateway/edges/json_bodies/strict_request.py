@@ -1,8 +1,8 @@
-"""The JSON of a REST request to a `RestRequest`, every rule checked and every fault put in words.
+"""Parses the JSON of a REST request to a `RestRequest`; checks every rule and reports every error.
 
-The strict reader takes any document that the protocol allows. A field that may be left out may be
-null too, as clients made from a schema write it. `fast_request.py` reads what nearly every client
-sends in a quarter of the time, and leaves the rest to this reader.
+The strict parser accepts any document that the protocol allows. An optional field may be null
+too, as clients generated from a schema write it. `fast_request.py` reads the usual form in a
+quarter of the time, and leaves the rest to this parser.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,26 +22,26 @@ from services.gateway.scheduling_parameters import checked_scheduling
 from services.gateway.sliced_work import Slices, at_once
 
 _A_SLICE = 64
-"""Inputs or outputs; each takes some 10 µs."""
+"""Inputs or outputs in a slice; each takes some 10 µs."""
 
 
 class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A decoded body: what to run, and how to write the answer."""
+    """A decoded body: the inference, and the form of its response."""
 
     id: str = ""
     inputs: Sequence[InputTensor]
     outputs: Sequence[str] = ()
     binary_by_default: bool = False
     binary: Mapping[str, bool] = {}
-    """An output's own choice, which beats the default."""
+    """An output's own choice, which overrides the default."""
     timeout_us: int = 0
-    """How long the caller waits, from now; 0 for no limit of its own."""
+    """The caller's timeout, from now; 0 for no limit of its own."""
     priority: int = 0
     """1 (first) to 10 (last); 0 for the default."""
     preference: ArtifactPreference | None = None
-    """Which artifact is to answer; None for the default one."""
+    """The requested artifact; None for the default one."""
     usual: bool = False
-    """Whether it asks for nothing but its answer: no id, no choice of outputs or of their form."""
+    """True for a request without an id or a choice of outputs or of their form."""
 
 
 def read_strictly(head: Buffer, binary: memoryview) -> RestRequest:
@@ -52,24 +52,24 @@ def read_strictly(head: Buffer, binary: memoryview) -> RestRequest:
         binary: the bytes behind it; binary inputs view them.
 
     Raises:
-        InvalidRequestError: whatever is wrong with it, in words.
+        InvalidRequestError: it is invalid; the message says why.
         UnsupportedError: it asks for an extension this server does not offer.
     """
     return at_once(read_document(parse_document(head), binary, _array_at_once))
 
 
 ArrayOf = Callable[[str, Sequence[int], Any], Slices[Array]]
-"""Makes an array of a datatype, a shape and what the document has as `data`.
+"""Makes an array of a datatype, a shape and the document's `data`.
 
 Raises:
-    ValueError: the elements are not what they should be.
+    ValueError: the elements do not match the datatype or shape.
     ServingError: they cannot be read.
 """
 Check = Callable[[Sequence[tuple[str, str, tuple[int, ...]]]], object]
-"""Holds names, datatypes and shapes of inputs against the model.
+"""Checks names, datatypes and shapes of inputs against the model.
 
 Raises:
-    ServingError: they do not fit.
+    ServingError: they do not match.
 """
 
 
@@ -97,15 +97,15 @@ def read_document(
     check: Check | None = None,
     reserve: Reserve = int,
 ) -> Slices[RestRequest]:
-    """Makes the request of a parsed document.
+    """Reads the request from a parsed document.
 
     Args:
         document: the JSON of the request.
         binary: the bytes behind it; binary inputs view them.
-        array_of: makes the array of an input in JSON.
-        check: called before any array is made.
-        reserve: called before memory is taken for the elements of binary inputs, and once no array
-            needs their bytes any more.
+        array_of: converter of a JSON input to an array.
+        check: check of the inputs, called before any array is made.
+        reserve: reservation, called before memory is taken for the elements of binary inputs, and
+            once no array needs their bytes any more.
 
     Raises:
         The same as `read_strictly`, and what `array_of`, `check` and `reserve` raise.
@@ -190,7 +190,7 @@ def _wanted(entry: Mapping[str, Any]) -> _Wanted:
 
 
 def _binary_size(entry: Mapping[str, Any], name: str) -> int | None:
-    """Bytes of an input's binary data, or None when its data is JSON."""
+    """Returns the bytes of an input's binary data, or None when its data is JSON."""
     size = _parameters(entry, f"input '{name:.200}'").get("binary_data_size")
     if (size is None) == (entry.get("data") is None):
         raise InvalidRequestError(
@@ -240,7 +240,7 @@ def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
 
 
 def _given(owner: Mapping[str, Any], key: str, default: Any) -> Any:
-    """A field that may be left out; null is as good as that."""
+    """Returns an optional field; null counts as absent."""
     value = owner.get(key)
     return default if value is None else value
 
@@ -265,7 +265,7 @@ def _shape(value: object, name: str) -> list[int]:
 
 
 def _shown(value: object) -> str:
-    """A wrong value in a message. Lists may be nested deeper than `repr` can go."""
+    """Formats a wrong value for a message. Lists may be nested deeper than `repr` can go."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):

@@ -1,13 +1,13 @@
-"""Large requests in JSON, read in slices: neither their size nor their shape holds the event loop.
+"""Reads large JSON requests in slices: neither their size nor their shape blocks the event loop.
 
-In: the same as `rest_request.read_strictly`. Out: the same `RestRequest`, or the same refusal; two
-limits more are held (`json_bodies/spans.py`): on what is beside the elements of tensors.
+In: the same as `strict_request.read_strictly`. Out: the same `RestRequest`, or the same refusal; two
+more limits apply (`json_bodies/spans.py`), on the JSON beside the elements of tensors.
 
-The lists of elements are cut out first, without a look at the elements; what is left is small, and
-is read the exact way. Only when names, datatypes and shapes fit the model are elements converted.
+The lists of elements are cut out first, without reading the elements; the rest is small, and the
+strict parser reads it. Elements are converted only if names, datatypes and shapes fit the model.
 
-Memory: the arrays, which `reserve` is told of, beside the body until all are made; and 1 MB.
-docs/adr/0036 has what all this costs.
+Memory: the arrays, which `reserve` counts, beside the body until all are made; and 1 MB.
+docs/adr/0036 has the costs.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from services.gateway.edges.json_bodies.tensors import from_json
 from services.gateway.sliced_work import Slices
 
 MIN_LARGE_BYTES = 32 * 1024
-"""Of JSON. What is smaller is read at once: the worst that is known takes 2 ms."""
+"""Size of large JSON. Smaller JSON is read at once: the worst known takes 2 ms."""
 
 
 def read_in_slices(
@@ -39,11 +39,11 @@ def read_in_slices(
     Args:
         head: its JSON.
         binary: the bytes behind it; binary inputs view them.
-        check: holds the inputs against the model before their elements are converted.
-        reserve: told of memory before it is taken.
+        check: check of the inputs against the model before their elements are converted.
+        reserve: reservation of memory before it is taken.
 
     Raises:
-        InvalidRequestError: whatever is wrong with it, in words.
+        InvalidRequestError: it is invalid; the message says why.
         UnsupportedError: it asks for an extension this server does not offer.
         ServingError: what `check` or `reserve` raise.
     """
@@ -61,7 +61,7 @@ def read_in_slices(
         return (yield from array_of(datatype, shape, text, span, reserve))
 
     request = yield from read_document(document, binary, array, check, reserve)
-    # What belongs to no input is checked as if it had not been cut out.
+    # A list that belongs to no input is checked as if it had not been cut out.
     beside = [span for span in outline.spans if span not in read]
     size = sum(span.end - span.start for span in beside)
     if size > MAX_BESIDE_BYTES:

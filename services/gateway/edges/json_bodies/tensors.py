@@ -1,8 +1,8 @@
 """Tensors in JSON: the `data` of the Open Inference Protocol's REST form.
 
-In: what a parser made of `data`, nested or flat. Out: an array of the declared datatype and shape.
-And back: an array to the text of its `data`. FP16 and BF16 have no JSON form, and neither do NaN
-and infinity.
+In: the parsed `data`, nested or flat. Out: an array of the declared datatype and shape.
+Also the reverse: an array to the text of its `data`. FP16, BF16, NaN and infinity have no JSON
+form.
 """
 
 import math
@@ -19,7 +19,7 @@ import orjson
 from model_store.tensors import DATATYPES, Array, TensorError, as_bytes, element_count, object_array
 
 ELEMENTS_A_PIECE = 8192
-"""Of numbers in an answer; to write as many takes 0.2 to 0.5 ms."""
+"""Numbers of a response in a piece; writing these takes 0.2 to 0.5 ms."""
 _TEXTS_A_PIECE = 2048
 _TEXT_BYTES_A_PIECE = 256 * 1024
 _WITHOUT_JSON = ("FP16", "BF16")
@@ -30,7 +30,7 @@ _ACCEPTED: dict[str, tuple[set[type], str]] = {
     "f": ({int, float}, "numbers"),
     "O": ({str}, "strings"),
 }
-"""JSON types a NumPy kind takes, and how to call them."""
+"""JSON types that a NumPy kind accepts, and their name in messages."""
 _STRUCT_CODES = {
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
@@ -39,19 +39,19 @@ _STRUCT_CODES = {
 
 
 def packed(datatype: str, shape: Sequence[int], data: Any) -> Array:
-    """What `from_json` makes of plainly right data, in a third of the time; read-only.
+    """Returns the array of `from_json` for usual data in a third of the time; read-only.
 
-    `struct` converts, rounds and checks number and range in one pass over the list: it takes no
-    string, no list and no fraction for an integer, and no float beyond FP32.
+    `struct` converts, rounds and checks count and range in one pass over the list: it accepts no
+    string, list or fraction for an integer, and no float beyond FP32.
 
     Args:
         datatype: the protocol's name.
         shape: the full shape the request declares.
-        data: lists of `int`, `float` and `str` and nothing else; a `bool` would pass for a number.
+        data: lists of `int`, `float` and `str` only; a `bool` would pass for a number.
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError, struct.error: the data is not plainly
-            right; `from_json` knows whether it is wrong, and says how.
+            right; `from_json` decides if it is wrong, and reports why.
     """
     flat = _flatten_as(shape, data) if type(data[0]) is list else data
     if datatype == "BYTES":
@@ -61,7 +61,7 @@ def packed(datatype: str, shape: Sequence[int], data: Any) -> Array:
 
 
 def from_json(datatype: str, shape: Sequence[int], data: Any) -> Array:
-    """Makes an array of JSON data.
+    """Converts JSON data to an array.
 
     Args:
         datatype: the protocol's name.
@@ -100,15 +100,15 @@ def check_json_form(datatype: str) -> None:
 
 
 def wanted_for(datatype: str) -> str:
-    """What the elements of a datatype are called in JSON."""
+    """Returns the name of a datatype's elements in JSON."""
     return _ACCEPTED[DATATYPES[datatype].kind][1]
 
 
 def to_json(name: str, datatype: str, array: Array) -> bytes:
-    """The `data` of an output as JSON text, flat in row-major order.
+    """Returns the `data` of an output as JSON text, flat in row-major order.
 
     Raises:
-        TensorError: JSON cannot hold the values; the message says to ask for binary data.
+        TensorError: JSON cannot hold the values; the message recommends binary data.
     """
     if datatype in _WITHOUT_JSON:
         raise _needs_binary(name, f"is {datatype}, which has no JSON form")
@@ -118,14 +118,14 @@ def to_json(name: str, datatype: str, array: Array) -> bytes:
         except UnicodeDecodeError:
             raise _needs_binary(name, "holds bytes that are not UTF-8") from None
     text = orjson.dumps(array.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)
-    # NaN and infinity come out as null, the only thing among numbers that is spelt with an "n".
+    # NaN and infinity are written as null, the only token among numbers with an "n".
     if b"n" in text and array.dtype.kind == "f":
         raise _needs_binary(name, "holds NaN or infinity, which JSON cannot say")
     return text
 
 
 def json_pieces(name: str, datatype: str, array: Array) -> Iterator[bytes]:
-    """What `to_json` makes, without its brackets, in pieces that take at most about 1 ms each.
+    """Yields the text of `to_json` without brackets, in pieces of at most about 1 ms each.
 
     Raises:
         TensorError: as `to_json`.
@@ -143,7 +143,7 @@ def json_pieces(name: str, datatype: str, array: Array) -> Iterator[bytes]:
 
 
 def is_large(array: Array) -> bool:
-    """Whether the text of an array takes so long to write that it is written in pieces."""
+    """Returns True if an array is large enough to be written in pieces."""
     if array.dtype.kind != "O":
         return array.size > ELEMENTS_A_PIECE
     if array.size > _TEXTS_A_PIECE:
@@ -164,7 +164,7 @@ def _packer(count: int, code: str) -> Callable[..., bytes]:
 
 
 def _flatten_as(shape: Sequence[int], data: list[Any]) -> list[Any]:
-    """All leaves in order, of data that is nested exactly as the shape.
+    """Returns all leaves, in order, of data that is nested exactly as the shape.
 
     Raises:
         ValueError: it is not.
@@ -184,7 +184,7 @@ def _flatten_as(shape: Sequence[int], data: list[Any]) -> list[Any]:
 
 
 def _flatten(data: list[Any]) -> tuple[list[Any], list[int]]:
-    """All leaves in order, and the length of every level of nesting."""
+    """Returns all leaves in order, and the length of every level of nesting."""
     flat, nesting = data, [len(data)]
     while list in (types := set(map(type, flat))):
         lengths = set(map(len, flat)) if types == {list} else set()
@@ -196,9 +196,9 @@ def _flatten(data: list[Any]) -> tuple[list[Any], list[int]]:
 
 
 def convert_flat(datatype: str, flat: list[Any]) -> Array:
-    """An array of elements as a parser gave them.
+    """Converts parsed elements to an array.
 
-    NumPy is given one known type only: left to guess, it would turn 1.5 into 1 or "1" into 1.
+    NumPy gets elements of one known type only: it would convert 1.5 to 1 or "1" to 1.
 
     Raises:
         TensorError: one is not of the datatype, or outside its range.
@@ -222,7 +222,7 @@ def convert_flat(datatype: str, flat: list[Any]) -> Array:
 
 
 def _is_beyond(value: float, dtype: np.dtype[Any]) -> bool:
-    """Whether a float is what the parser makes of an integer that 64 bits do not hold."""
+    """Returns True if a float stands for a parsed integer beyond 64 bits."""
     return value <= -(2**63) or value >= (2**64 if dtype.kind == "u" else 2**63)
 
 
@@ -231,7 +231,7 @@ def _out_of_range(datatype: str) -> TensorError:
 
 
 def _json_name(value: object) -> str:
-    """What a value is in JSON; an integer that 64 bits do not hold comes as a float."""
+    """Returns the JSON type of a value; an integer beyond 64 bits arrives as a float."""
     names = {dict: "an object", str: "a string", bool: "a boolean", type(None): "null"}
     is_fraction = isinstance(value, float) and abs(value) < 2**63
     return names.get(type(value), "a fraction" if is_fraction else "a number")

@@ -1,1 +1,1 @@
-"""HTTP/1.1 connections, requests and answers."""
+"""HTTP/1.1 connections, requests and responses."""

@@ -1,4 +1,4 @@
-"""Runs an ASGI application behind our own HTTP server: for all that is not hot.
+"""Runs an ASGI application behind our own HTTP server, for endpoints off the hot path.
 
 In: an exchange with its whole body. Out: the application's response, collected and sent at once.
 Not offered: streaming either way, lifespan, websockets. Offered besides: `RESERVE` in the scope.
@@ -36,11 +36,11 @@ _OURS = (b"content-length", b"connection", b"date", b"transfer-encoding")
 
 
 def asgi_opener(application: Application, *, reads_bodies: bool = False) -> Opener:
-    """What opens the exchanges of an application.
+    """Returns the opener of an application's exchanges.
 
     Args:
-        application: answers.
-        reads_bodies: whether requests may have bodies of all that the port takes; else a few KiB.
+        application: ASGI application.
+        reads_bodies: True for bodies up to the port's limit; else a few KiB.
     """
     kind = _ReadingExchange if reads_bodies else _AsgiExchange
     return lambda connection, head: kind(connection, head, application)
@@ -59,7 +59,7 @@ class _AsgiExchange(Exchange):
         self._parts: list[bytes | memoryview] = []
 
     def body_limit(self, max_bytes: int) -> int:
-        """A few KiB, of which the application reads nothing."""
+        """Returns a few KiB, which the application ignores."""
         return min(max_bytes, SMALL_BODY_BYTES)
 
     def begin(self, body: Body) -> None:
@@ -68,7 +68,7 @@ class _AsgiExchange(Exchange):
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def abandon(self) -> None:
-        """The application learns of it when it asks; what it has begun it may end."""
+        """Marks the exchange as disconnected, which the application can query; it may finish."""
         Exchange.abandon(self)
         self._gone.set()
 
@@ -118,7 +118,7 @@ class _ReadingExchange(_AsgiExchange):
     __slots__ = ()
 
     def body_limit(self, max_bytes: int) -> int:
-        """All that the port takes."""
+        """Returns the port's limit."""
         return max_bytes
 
 
@@ -138,7 +138,7 @@ def _scope(head: Head) -> dict[str, Any]:
 
 
 def _field(name: bytes, value: bytes) -> bytes:
-    """A header line. A line end within it would be a second header of somebody else's making."""
+    """Formats a header line. A line end within it would inject a second header."""
     if b"\r" in name + value or b"\n" in name + value:
         raise ValueError(f"a line end in the header {name[:40]!r}")
     return b"%b: %b\r\n" % (name, value)

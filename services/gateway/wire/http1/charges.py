@@ -1,8 +1,8 @@
-"""What a connection of HTTP/1 holds for its peer, as the budget of bytes is told.
+"""Charges the bytes that an HTTP/1 connection holds to the byte budget.
 
 In: its input, its answers and its transport. Out: charges, and refusals where there is no room.
-What it receives and what is not read is charged to the connection; a request that is all here is
-charged by its exchange until the answer is written.
+Received input and unread output are charged to the connection; the exchange of a complete request
+charges it until the response is written.
 """
 
 import abc
@@ -17,7 +17,7 @@ from services.gateway.wire.open_port import OpenConnection
 MAX_PIPELINED = 32
 """Requests in flight on a connection."""
 MAX_PIPELINED_BYTES = 64 * 1024
-"""Plain bytes of them, before another is taken."""
+"""Plain bytes in flight beyond which no further request is taken."""
 
 
 class ChargedConnection(OpenConnection):
@@ -36,7 +36,7 @@ class ChargedConnection(OpenConnection):
 
     @abc.abstractmethod
     def _refuse(self, error: ServingError) -> None:
-        """Answers what is being received, or the connection itself, and takes nothing more."""
+        """Answers the request being received, or the connection, with an error; takes no more."""
 
     def _holds(self) -> tuple[int, bool]:
         body = self._body
@@ -53,14 +53,14 @@ class ChargedConnection(OpenConnection):
         return received - self._transport.get_write_buffer_size()
 
     def shed(self, error: BufferFullError) -> None:
-        """Refuses the request that arrives; gives up a peer that does not read."""
+        """Refuses the arriving request; aborts the connection of a peer that does not read."""
         if self._closing or self._write_paused or self._left_bytes:
             self._give_up_reader(error)
         else:
             self._refuse(error)
 
     def _may_pipeline(self) -> bool:
-        """Whether one more request may be in flight."""
+        """Returns True if one more request may be in flight."""
         waiting = self._waiting
         if len(waiting) < 2:
             return True
@@ -68,7 +68,7 @@ class ChargedConnection(OpenConnection):
         return len(waiting) < MAX_PIPELINED and held_bytes < MAX_PIPELINED_BYTES
 
     def _settle_input(self) -> None:
-        """Charges what has been received, or refuses it."""
+        """Charges received bytes, or refuses them."""
         try:
             self._settle()
         except BufferFullError as error:
@@ -89,7 +89,7 @@ class ChargedConnection(OpenConnection):
         return True
 
     def _hold_answer(self, exchange: Exchange, size: int) -> None:
-        """An answer waits for those before it."""
+        """Charges a response that waits for those before it."""
         budget = self._budget
         exchange.held_bytes = size
         budget.held_bytes += size
@@ -97,7 +97,7 @@ class ChargedConnection(OpenConnection):
             self._give_up_reader(budget.full())
 
     def _sweep_left(self) -> None:
-        """Charges what the system could not take yet."""
+        """Charges output that the socket has not accepted yet."""
         if not self._write_paused:
             left_bytes = self._transport.get_write_buffer_size()
             if left_bytes or self._left_bytes:

@@ -1,16 +1,16 @@
-"""One HTTP/1 connection: bytes in, exchanges opened; answers out, in the order of their requests.
+"""One HTTP/1 connection: reads requests into exchanges, writes responses in request order.
 
-Rules kept here:
-- answers leave in the order of their requests, and those of one turn of the loop in one write;
+Rules:
+- responses are sent in the order of their requests, those of one turn of the loop in one write;
 - a connection has few requests in flight (`http1/charges.py`), and is not read beyond them, nor
   while its peer does not read;
-- a connection works for so long in a turn of the event loop, and then waits (`loop_turns.py`);
+- the work of a connection in one turn of the event loop is limited (`loop_turns.py`);
 - a refusal that leaves input unread ends the connection, but not before the peer had a chance to
-  read it: closing at once would reset the connection under the answer;
-- a peer that hangs up abandons what it asked for.
+  read it: closing at once would reset the connection before the response is read;
+- a peer that disconnects abandons its requests.
 
-Nothing is made for a request but its exchange: no task, no future, no timer. A head whose bytes
-have been seen before is not parsed again (`HttpPort.heads`): callers repeat themselves.
+A request allocates only its exchange: no task, no future, no timer. A head whose bytes have been
+seen before is not parsed again (`HttpPort.heads`): callers repeat heads.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from services.gateway.wire.loop_turns import (
 )
 
 SPARE_CONNECTIONS = 64
-"""Connections beyond the limit that are still told so; the next ones are dropped."""
+"""Connections beyond the limit that still get an error response; further ones are dropped."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _END = b"\r\n\r\n"
 MAX_EMPTY_BYTES = 256
-"""Of empty lines before a request."""
+"""Most bytes of empty lines before a request."""
 HEAD_US = 20
 HEAD_SHIFT = 8
-"""To read a head takes so long, and a microsecond for each 256 bytes."""
+"""Parsing a head takes this long, and a microsecond for each 256 bytes."""
 _LINE_END = b"\r\n"
 _EMPTY_LINES = re.compile(rb"[\r\n]+")
 
@@ -84,10 +84,10 @@ class HttpConnection(ChargedConnection):
         # What the peer had not read at the last sweep.
         self._left_bytes = 0
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody is there."""
+        """Handles a new connection."""
         self._transport = transport  # type: ignore[assignment]  # uvloop's has no base class
         port = self.port
         port.opened(self)
@@ -113,7 +113,7 @@ class HttpConnection(ChargedConnection):
         return self.port.read_buffer[:READ_BYTES_LATE] if is_late else self.port.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come."""
+        """Handles received bytes."""
         if self._in_place:
             body = self._body
             assert type(body) is SizedBody, "it was read into"
@@ -140,7 +140,7 @@ class HttpConnection(ChargedConnection):
             self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is there any more."""
+        """Handles the loss of the connection."""
         abandoned = [exchange for exchange in self._waiting if exchange.response is None]
         if self._incoming is not None:
             abandoned.append(self._incoming)
@@ -156,7 +156,7 @@ class HttpConnection(ChargedConnection):
             exchange.abandon()
 
     def resume_writing(self) -> None:
-        """The peer has read."""
+        """Resumes writing: the peer has read."""
         self._write_paused = False
         self._since = self._now()
         self.settle_unsent()
@@ -290,7 +290,7 @@ class HttpConnection(ChargedConnection):
             )
 
     def _begin_body(self, exchange: Exchange) -> None:
-        """A body that is not all there yet."""
+        """Starts receiving an incomplete body."""
         self._incoming, self._began = exchange, self._now()
         limit = exchange.body_limit(self.port.limits.max_request_bytes)
         size = exchange.head.body_bytes
@@ -316,7 +316,7 @@ class HttpConnection(ChargedConnection):
         return True
 
     def _take(self, exchange: Exchange, body: Body) -> None:
-        """A request is complete."""
+        """Handles a complete request."""
         self._empty_bytes = 0
         self._worked_us += exchange.work_us
         self._waiting.append(exchange)
@@ -359,7 +359,7 @@ class HttpConnection(ChargedConnection):
             self._settle_input()
 
     def _refuse(self, error: ServingError) -> None:
-        """Answers what is being received, or the connection itself, and takes nothing more."""
+        """Answers the request being received, or the connection, with an error; takes no more."""
         exchange = self._incoming or Exchange(self, NO_HEAD)
         self._forget_input()
         self.settle_unsent()
@@ -376,21 +376,21 @@ class HttpConnection(ChargedConnection):
     # Answers.
 
     def ends_with(self, exchange: Exchange) -> bool:
-        """Ends the connection with this exchange, unless more has been asked after it."""
+        """Ends the connection with this exchange, unless further requests follow it."""
         newest = bool(self._waiting) and self._waiting[-1] is exchange
         if newest and self._position >= len(self._data) and self._incoming is None:
             self._ended = True
         return newest and self._ended
 
     def finish(self, exchange: Exchange, response: list[bytes | memoryview]) -> None:
-        """An exchange has its response."""
+        """Queues the response of an exchange."""
         waiting, out = self._waiting, self._out
         self._budget.held_bytes -= exchange.held_bytes
         exchange.held_bytes = 0
         if not waiting or waiting[0] is not exchange or self._closing:
             if waiting and not self._closing:
                 self._hold_answer(exchange, sum(map(len, response)))
-            return  # its turn will come, or nobody is there
+            return  # its turn will come, or the peer has gone
         if len(waiting) == 1 and not out and not self._advancing:
             waiting.clear()
             self._write(response)
@@ -412,7 +412,7 @@ class HttpConnection(ChargedConnection):
             self._flush()
 
     def _flush(self) -> None:
-        """Writes the answers whose turn has come, and goes on from there."""
+        """Writes the responses whose turn has come, and continues reading."""
         out, self._out = self._out, []
         self._write(out)
 
@@ -436,7 +436,7 @@ class HttpConnection(ChargedConnection):
             self._advance()
 
     def _hang_up(self) -> None:
-        """All is answered: closes, once what is written has gone out."""
+        """Closes after the last response, once all output is sent."""
         self._closing, self._since = True, self._now()
         self._unsent_bytes = self._transport.get_write_buffer_size()
         if self._unread and self._transport.can_write_eof():
@@ -446,13 +446,13 @@ class HttpConnection(ChargedConnection):
             self._transport.close()
 
     def take_turn(self, work_us: int) -> None:
-        """Goes on with what was read, and reads again."""
+        """Continues with read input, and resumes reading."""
         self._waits_turn = False
         self._advance(work_us)
         self.port.turns.worked_us += READ_US
 
     def _drop(self, nbytes: int) -> None:
-        """Input behind the last request: read, so that the answer is not lost to a reset."""
+        """Discards input behind the last request, so that no reset loses the response."""
         self._dropped_bytes += nbytes
         if self._dropped_bytes > self.port.limits.max_request_bytes + READ_BYTES:
             if self._closing:
@@ -463,7 +463,7 @@ class HttpConnection(ChargedConnection):
     # Flow and time.
 
     def _set_reading(self) -> None:
-        """Reads, or does not, as the state asks."""
+        """Starts or stops reading, as the state requires."""
         wanted = not self._write_paused and not self._data and not self._waits_turn
         if self._ended and not self._closing:
             # Reading on is how a peer that hangs up is seen.
@@ -477,7 +477,7 @@ class HttpConnection(ChargedConnection):
                 self._paused_at = now
 
     def sweep(self) -> None:
-        """Called by the port's timer: ends what has lasted too long."""
+        """Enforces timeouts; called by the port's timer."""
         now, limits = self.port.now, self.port.limits
         self._sweep_left()
         if self._closing or self._write_paused:

@@ -1,7 +1,7 @@
-"""One HTTP request and its answer: what a route makes of a head, and a connection writes in order.
+"""One HTTP request and its response: opened by a route, written in order by a connection.
 
-A route is a function of the head that gives an `Opener`: it is asked once for each head that a
-connection has not seen before, so whatever it works out is not paid for by every request.
+A route is a function from a head to an `Opener`: it is called once for each head that was not
+seen before, so requests with a known head do not repeat its work.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _JOINED_BYTES = 16 * 1024
 
 
 class ExchangePort(Protocol):
-    """What an exchange uses of its port."""
+    """The interface of a port that an exchange uses."""
 
     @property
     def budget(self) -> ByteBudget:
@@ -49,7 +49,7 @@ class ExchangePort(Protocol):
 
 
 class ExchangeConnection(Protocol):
-    """What an exchange uses of its connection."""
+    """The interface of a connection that an exchange uses."""
 
     @property
     def port(self) -> ExchangePort:
@@ -65,29 +65,29 @@ class ExchangeConnection(Protocol):
 class Exchange:
     """A request that is being answered.
 
-    The connection calls `begin` once with the whole body, or `refuse` when the body cannot be had,
-    and `abandon` when the caller hangs up before the answer. Whoever answers calls `respond` or
+    The connection calls `begin` once with the whole body, or `refuse` if the body is unusable, and
+    `abandon` when the caller disconnects before the response. The handler calls `respond` or
     `respond_error` once; after `abandon` that does nothing.
 
     Attributes:
-        head: of the request.
-        last: whether the connection ends with this answer.
-        response: what to write, once it is known; empty when abandoned.
-        held_bytes: of the budget, for its body until it has a response, and then for one whose
-            turn has not come.
-        counts_refusals: whether `refuse` counts what a limit refuses.
+        head: head of the request.
+        last: True if the connection ends with this response.
+        response: buffers to write, once known; empty when abandoned.
+        held_bytes: bytes charged for its body until it has a response, and then for a response
+            whose turn has not come.
+        counts_refusals: True if `refuse` counts refusals by limits.
     """
 
     __slots__ = ("_connection", "head", "held_bytes", "last", "response")
     counts_refusals: ClassVar[bool] = False
 
     work_us: ClassVar[int] = 40
-    """What it takes of the event loop's time until it is answered (`loop_turns.py`)."""
+    """Event loop time until its response (`loop_turns.py`)."""
     is_quick: ClassVar[bool] = False
-    """Whether it is answered at once, whatever the budget holds: as long as a server lives, it says
-    so."""
+    """True if it is answered at once, whatever the budget holds: a live server always reports
+    it."""
     is_paced: ClassVar[bool] = False
-    """Whether its own work has turns already, as inferences have (`request_pacer.py`)."""
+    """True if its work is already paced, as that of inferences is (`request_pacer.py`)."""
 
     def __init__(self, connection: "ExchangeConnection", head: Head) -> None:
         self._connection = connection
@@ -97,13 +97,13 @@ class Exchange:
         self.response: list[bytes | memoryview] | None = None
 
     def body_limit(self, max_bytes: int) -> int:
-        """The largest body that is waited for, or decompressed.
+        """Returns the largest body that is received, or decompressed.
 
         Args:
             max_bytes: the port's limit.
 
         Raises:
-            ServingError: no body of this caller is waited for.
+            ServingError: no body of this caller is accepted.
         """
         return max_bytes
 
@@ -112,21 +112,21 @@ class Exchange:
         raise NotImplementedError
 
     def refuse(self, error: ServingError) -> None:
-        """The request has no body to work on: too large, broken, or too late."""
+        """Refuses the request: its body is too large, malformed, or too late."""
         self.respond_error(error)
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more: it is over, without one."""
+        """Ends the exchange without a response: the caller has disconnected."""
         self.response = []
 
     def reserve(self, size: int) -> None:
-        """Takes memory for what a large request or answer needs, until it is answered.
+        """Reserves memory for a large request or response, until it is answered.
 
-        A negative number gives some of it back before.
+        A negative number releases some of it earlier.
 
         Raises:
             BufferFullError: there is no room.
-            ServingError: it is over; nobody would give the memory back.
+            ServingError: the exchange is over; the memory would never be released.
         """
         if self.response is not None:
             raise ServingError("the caller has gone")
@@ -138,7 +138,7 @@ class Exchange:
         self.held_bytes += size
 
     def release(self) -> None:
-        """Gives back what is charged."""
+        """Releases the charged bytes."""
         self._connection.port.budget.give(self.held_bytes)
         self.held_bytes = 0
 
@@ -148,9 +148,9 @@ class Exchange:
         encoding: str,
         done: Callable[[list[bytes]], None],
     ) -> None:
-        """Compresses an answer, off the loop if it is large; calls back unless abandoned.
+        """Compresses a response, off the loop if it is large; calls back unless abandoned.
 
-        Whoever made a large answer has charged the exchange for it.
+        A large response must already be charged to the exchange.
         """
         budget = self._connection.port.budget
 
@@ -164,7 +164,7 @@ class Exchange:
         self._connection.port.compression.compress(parts, encoding, compressed)
 
     def respond(self, status: int, fields: bytes, parts: Sequence[bytes | memoryview]) -> None:
-        """Answers.
+        """Sends the response.
 
         Args:
             status: an HTTP status.

@@ -1,9 +1,9 @@
-"""The head of an HTTP/1 request: request line and headers, parsed and judged by llhttp.
+"""The head of an HTTP/1 request: request line and headers, parsed and validated by llhttp.
 
 In: the bytes up to and with the empty line. Out: a `Head`, which says how the body is framed, or
-the `ServingError` that refuses it. Nothing here is lenient: whatever two servers could read in two
-ways (both framings at once, a length given twice, bare line ends) is refused, because a proxy in
-front of us may read it the other way (RFC 9112, 11.2).
+the `ServingError` that refuses it. Parsing is strict: any ambiguous head (both framings at once, a
+length given twice, bare line ends) is refused, because a proxy in front of us may read it the
+other way (RFC 9112, 11.2).
 """
 
 from collections.abc import Mapping
@@ -42,25 +42,25 @@ class Head(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     headers: tuple[tuple[bytes, bytes], ...]
     """In the order given; names in lower case."""
     by_name: Mapping[bytes, bytes]
-    """The first value of each header."""
+    """First value of each header."""
     body_bytes: int | None
     """Content-Length; 0 for no body, None for a chunked one."""
     version: str
     """`1.0` or `1.1`."""
     keep_alive: bool
-    """Whether the connection lives on after the answer, as the caller wishes it."""
+    """True if the caller asks to keep the connection open after the response."""
     expects_continue: bool
-    """Whether the caller waits for `100 Continue` before it sends the body."""
+    """True if the caller waits for `100 Continue` before it sends the body."""
     encoding: str
     """Content-Encoding of the body; empty for none."""
     plain: bool
-    """Whether it is HTTP/1.1 and not a HEAD request: the answer goes out as it is."""
+    """True for HTTP/1.1 other than HEAD: the response is sent unchanged."""
 
     def text(self, name: str) -> str | None:
-        """A header's value; None if it is not there.
+        """Returns a header's value; None if it is absent.
 
         Args:
-            name: in lower case.
+            name: name in lower case.
         """
         value = self.by_name.get(name.encode())
         return None if value is None else value.decode("latin-1")
@@ -80,11 +80,11 @@ NO_HEAD = Head(
     encoding="",
     plain=True,
 )
-"""Stands for the head of a request that has none which could be read."""
+"""Stands for the head of a request whose head is unreadable."""
 
 
 class _Collector:
-    """What llhttp calls back with."""
+    """Collects the callbacks of llhttp."""
 
     def __init__(self) -> None:
         self.url = b""
@@ -105,18 +105,18 @@ class _Collector:
 
 
 class HeadProbe:
-    """Judges a head while it arrives, so that what is no HTTP is refused before it ends."""
+    """Validates a head while it arrives, so that non-HTTP input is refused early."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(_Collector())
         self._lines = 0
 
     def feed(self, data: bytes) -> None:
-        """Takes the next bytes of a head.
+        """Reads the next bytes of a head.
 
         Raises:
             HeadTooLargeError: it has too many headers.
-            InvalidRequestError: no head begins like this.
+            InvalidRequestError: this cannot begin a head.
         """
         self._lines += data.count(b"\n")
         check_lines(self._lines)
@@ -176,7 +176,7 @@ def parse_head(data: bytes) -> Head:
 
 
 def check_lines(count: int) -> None:
-    """Refuses a head of more lines than it may have."""
+    """Refuses a head with too many lines."""
     if count > MAX_HEADERS + 2:  # the request line, and the empty one
         raise HeadTooLargeError(f"there are over {MAX_HEADERS} headers, the limit; send fewer")
 
@@ -210,7 +210,7 @@ def _refuse_doubtful(
 
 
 def _target(url: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a request target, which may be a whole URL (RFC 9112, 3.2.2)."""
+    """Returns path and query of a request target, perhaps a whole URL (RFC 9112, 3.2.2)."""
     try:
         parsed = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:

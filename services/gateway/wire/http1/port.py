@@ -1,4 +1,4 @@
-"""State that the connections of one HTTP port share, beside that of any port: known heads."""
+"""State shared by the connections of one HTTP port: known heads, and the state of any port."""
 
 from email.utils import formatdate
 
@@ -16,22 +16,22 @@ from services.telemetry.metrics import Metrics
 MAX_KNOWN_HEADS = 1024
 MAX_KNOWN_HEAD_BYTES = 4096
 _NEW_EACH_TIME = (b"x-request-id", b"traceparent")
-"""Headers that differ from request to request: such heads are not worth remembering."""
+"""Headers that differ from request to request: such heads are not cached."""
 
 
 class HttpPort(OpenPort):
     """One port.
 
     Args:
-        router: makes of each head what opens its exchange.
-        limits: what a connection and a request may cost.
-        metrics: counts what the limits refuse.
-        budget: of the bytes that the process holds.
-        turns: of the event loop, where other ports share it.
-        compression: of large bodies, where other ports share it.
+        router: function from a head to the opener of its exchange.
+        limits: limits of a connection and a request.
+        metrics: counters of refusals by limits.
+        budget: budget of the bytes that the process buffers.
+        turns: turns of the event loop, shared with other ports.
+        compression: compression of large bodies, shared with other ports.
 
     Attributes:
-        heads: known heads by their bytes, with what opens their exchange; none of them announces
+        heads: known heads by their bytes, with the opener of their exchange; none of them announces
             a body over the limit.
         date: the Date header, with its CRLF; renewed with the clock.
     """
@@ -56,7 +56,7 @@ class HttpPort(OpenPort):
         self.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
 
     def learn(self, data: bytes) -> tuple[Head, Opener]:
-        """Parses a head that is not in `heads`, and puts it there if it may come again.
+        """Parses a head that is not in `heads`, and caches it if it may repeat.
 
         Args:
             data: the bytes up to and with the empty line.
@@ -87,7 +87,7 @@ class HttpPort(OpenPort):
         exchange.refuse(error)
 
     def decompress(self, exchange: Exchange, body: Body) -> None:
-        """Begins an exchange once its body is plain."""
+        """Decompresses a body, and then begins its exchange."""
         budget = self.budget
 
         def begin(outcome: Body | ServingError) -> None:
@@ -123,7 +123,7 @@ class HttpPort(OpenPort):
 
 
 def head_too_large() -> HeadTooLargeError:
-    """The error of a head over the limit."""
+    """Returns the error of a head over the limit."""
     return HeadTooLargeError(
         f"the URL and headers are over {MAX_HEAD_BYTES} bytes, the limit; send fewer"
     )

@@ -1,4 +1,4 @@
-"""The connection of a gRPC call, as far as calls and their edges use it."""
+"""Interface of a gRPC call's connection that calls and their edges use."""
 
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from services.gateway.wire.loop_turns import LoopTurns
 
 
 class CallPort(Protocol):
-    """What calls use of the port."""
+    """The interface of the port that calls use."""
 
     @property
     def budget(self) -> ByteBudget:
@@ -30,7 +30,7 @@ class CallPort(Protocol):
 
 
 class CallConnection(Protocol):
-    """What calls use of their connection.
+    """The interface of a connection that calls use.
 
     Attributes:
         moved_bytes: received since the connection began to wait for its peer.
@@ -50,11 +50,11 @@ class CallConnection(Protocol):
 
     @property
     def sending(self) -> Sending:
-        """What its peer has not taken yet."""
+        """Output that the peer has not accepted yet."""
 
     @property
     def share_bytes(self) -> int:
-        """The bytes of unread answers with which no further answer is begun."""
+        """Bytes of unread responses from which no further response is begun."""
 
     def answered(self, call: Sender) -> None:
         """Forgets a call that has its status."""
@@ -69,10 +69,10 @@ class CallConnection(Protocol):
         """Refuses a call that a limit of the port does not admit."""
 
     def release(self, call: Any) -> None:
-        """Gives back what a call is charged with."""
+        """Releases the bytes charged to a call."""
 
     def settle_unsent(self) -> None:
-        """Charges what its peer has not taken yet."""
+        """Charges output that the peer has not accepted yet."""
 
     def unread(self) -> ServingError:
         """Returns the refusal of a further answer to a peer that does not read."""

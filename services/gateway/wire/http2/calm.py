@@ -1,7 +1,7 @@
-"""A budget of frames that are cheap to send and bring a caller nothing: HTTP/2's floods.
+"""Budget of useless but cheap frames, against HTTP/2 floods.
 
-In: frames that begin no call, bring no message and take no answer. Out: nothing, until a peer has
-sent so many of them that it is no client; then the error that ends its connection.
+In: frames that begin no call, carry no message and accept no response. Out: nothing, until a peer
+has sent more of them than a client would; then the error that ends its connection.
 
 Resets of calls that have no answer (CVE-2023-44487) and faults that have us reset them
 (CVE-2025-8671), PING, SETTINGS, PRIORITY, empty DATA, small WINDOW_UPDATEs and frames of unknown
@@ -12,7 +12,7 @@ time and with answered calls, so that a client with much to do may say as much.
 from services.gateway.wire.http2.frames import ConnectionFaultError, Fault
 
 CAPACITY = 65_536
-"""Frames at once."""
+"""Largest burst of frames."""
 A_SECOND = 32_768
 """A grpcio client that cancels as fast as it can (5,000 calls a second, none answered) was ended at
 8,192: such a call costs two, and small window updates come beside."""
@@ -33,7 +33,7 @@ SMALL_INCREMENT = 1024
 
 
 def cost_of_settings(payload: bytes, waiting: int) -> int:
-    """What a SETTINGS frame costs; one of more than 32 settings costs all there may be.
+    """Returns the cost of a SETTINGS frame; more than 32 settings cost the whole budget.
 
     Args:
         payload: of the frame.
@@ -45,7 +45,7 @@ def cost_of_settings(payload: bytes, waiting: int) -> int:
 
 
 class Calm:
-    """The budget of one connection.
+    """The frame budget of one connection.
 
     Attributes:
         left: frames that the peer may still send; callers add for answers, up to `CAPACITY`.
@@ -58,14 +58,14 @@ class Calm:
         self._since = now
 
     def refill(self, now: float, reason: str) -> None:
-        """Adds what time has given, once nothing is left.
+        """Adds the budget of the elapsed time, once nothing is left.
 
         Args:
             now: the event loop's time.
             reason: the kind of the last frame, for the peer.
 
         Raises:
-            ConnectionFaultError: it is not enough.
+            ConnectionFaultError: the budget is exhausted.
         """
         self.left += min(CAPACITY, int((now - self._since) * A_SECOND))
         self._since = now

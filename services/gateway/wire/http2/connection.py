@@ -1,10 +1,10 @@
-"""One HTTP/2 connection of a server: bytes in, header blocks and DATA out; frames written.
+"""One server-side HTTP/2 connection: reads header blocks and DATA, writes frames.
 
-Source: RFC 9113; the numbers in brackets below are its sections. What calls are is left to
-`GrpcConnection`.
+Source: RFC 9113; the numbers in brackets below are its sections. `GrpcConnection` implements the
+calls.
 
-Rules kept here:
-- a peer that breaks the protocol is told so (GOAWAY or RST_STREAM) and harms no other;
+Rules:
+- a peer that breaks the protocol gets GOAWAY or RST_STREAM, and no other peer is affected;
 - the event loop has its turn after `CALLS_A_TURN` calls and `FRAMES_A_TURN` frames, so that no
   flood of frames, whole calls or broken-off ones, holds up the neighbours for longer;
 - nothing is read while the peer does not read what is written to it.
@@ -68,7 +68,7 @@ from services.gateway.wire.loop_turns import (
 from services.gateway.wire.open_port import OpenConnection
 
 MAX_CALLS = 4096
-"""Calls open at once on one connection; callers are told, and keep the next ones back."""
+"""Calls open at once on one connection; clients are told, and delay further ones."""
 CALLS_A_TURN = 32
 """A call that begins takes some 20 µs of the loop, so that a full round stays under 1 ms."""
 FRAMES_A_TURN = 512
@@ -104,17 +104,17 @@ _NAMES = {PRIORITY: "priority", GOAWAY: "goaway"}
 
 
 class Http2Connection(OpenConnection):
-    """The frames of one connection; what is said of calls goes to the methods that end this class.
+    """The frames of one connection; methods at the end of this class handle calls.
 
     Attributes:
         peer: the other end, as gRPC names it.
-        sending: what is to be written, within the peer's windows.
+        sending: output within the peer's windows.
         write: takes frames that no window holds back.
         last: the newest stream that the peer has begun.
         calls_begun: in this turn of the event loop.
         unfinished_bytes: received of messages that are not whole, or wait for their call's end.
         moved_bytes: received of messages that came in pieces, since the connection began.
-        calm: what is left of the frames that the peer may send to no purpose.
+        calm: remaining budget of useless frames of the peer.
     """
 
     __slots__ = (
@@ -144,23 +144,23 @@ class Http2Connection(OpenConnection):
         self._left_bytes = 0
         self.calm = http2_calm.Calm(self._since)
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody is there."""
+        """Handles a new connection."""
         self._transport = transport  # type: ignore[assignment]  # uvloop's has no base class
         self.write = self._transport.write
         self.peer = _name_of(transport.get_extra_info("peername"))
         self.sending = Sending(self.write, self.answered)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The buffer that all connections share."""
+        """Returns the buffer that all connections share."""
         if self._turns.worked_us < WORK_A_TURN_US:
             return self._read_buffer
         return self._read_buffer[:READ_BYTES_LATE]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come."""
+        """Handles received bytes."""
         if self._closing:
             return  # read, so that our last words are not lost to a reset
         self._turns.worked_us += nbytes >> READ_SHIFT
@@ -174,19 +174,19 @@ class Http2Connection(OpenConnection):
             self._set_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is there any more."""
+        """Handles the loss of the connection."""
         self._closing = True
         self._data, self._position = b"", 0
         self.drop_calls()
         self._forget_held()
 
     def pause_writing(self) -> None:
-        """The peer does not read: what calls answer waits."""
+        """Pauses writing: the peer does not read."""
         self.sending.is_paused = True
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The peer has read."""
+        """Resumes writing: the peer has read."""
         self._write_paused = self.sending.is_paused = False
         self.sending.resume()
         self._set_reading()
@@ -195,7 +195,7 @@ class Http2Connection(OpenConnection):
     # Frames.
 
     def greet(self) -> None:
-        """Says what a server says first, [3.4]."""
+        """Sends the server's connection preface, [3.4]."""
         self.write(_GREETING)
 
     def _advance(self, work_us: int = 0) -> None:
@@ -272,7 +272,7 @@ class Http2Connection(OpenConnection):
         self._wait_turn(self._turns, is_fresh=False)
 
     def take_turn(self, work_us: int) -> None:
-        """Goes on with what was read."""
+        """Continues with read input."""
         self._waits_turn = False
         if not self._closing:
             self._advance(work_us)
@@ -295,7 +295,7 @@ class Http2Connection(OpenConnection):
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "HEADERS on stream 0")
 
     def _take_other(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        """A frame that is no whole call's, [6]."""
+        """Handles a frame other than a whole call's, [6]."""
         if not self._greeted and (kind != SETTINGS or flags & ACK):
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "SETTINGS must come first")
         if (kind == CONTINUATION) != bool(self._block_of[0]):
@@ -332,7 +332,7 @@ class Http2Connection(OpenConnection):
         self._frames += size >> COPY_SHIFT
 
     def spend(self, reason: str, cost: int = 1) -> None:
-        """Charges a frame that brings the peer nothing.
+        """Charges a useless frame.
 
         Args:
             reason: its kind, as it is counted.
@@ -410,7 +410,7 @@ class Http2Connection(OpenConnection):
         return self.moved_bytes + self.sending.sent_bytes
 
     def _sweep_left(self) -> None:
-        """Counts what the system could not take yet."""
+        """Counts output that the socket has not accepted yet."""
         left_bytes = self._transport.get_write_buffer_size()
         if left_bytes or self._left_bytes:
             self._left_bytes = left_bytes
@@ -419,7 +419,7 @@ class Http2Connection(OpenConnection):
     # The end.
 
     def end(self, fault: Fault, words: str) -> None:
-        """Drops all calls and tells the peer why."""
+        """Drops all calls and sends the peer the reason."""
         self._closing = True
         self.write(goaway(self.last, fault, words))
         self.drop_calls()
@@ -430,19 +430,19 @@ class Http2Connection(OpenConnection):
         self._closing, self._since = True, self._now()
         self._data, self._position = b"", 0
         if self._transport.can_write_eof():
-            with contextlib.suppress(OSError):  # nobody is there any more
+            with contextlib.suppress(OSError):  # the peer has disconnected
                 self._transport.write_eof()
             self._set_reading()
         else:
             self._transport.close()
 
     def _set_reading(self) -> None:
-        """Reads, or does not, as the state asks."""
+        """Starts or stops reading, as the state requires."""
         held = len(self._data) - self._position
         self._read(not self._write_paused and (not self._waits_turn or held < MAX_HELD_BYTES))
 
     def beginning(self, stream: int, block: bytes, flags: int = 0) -> bytes:
-        """The first HEADERS frame of an answer."""
+        """Encodes the first HEADERS frame of a response."""
         if self._table_note:
             block, self._table_note = self._table_note + block, b""
         return frame(HEADERS, END_HEADERS | flags, stream, block)
@@ -451,39 +451,39 @@ class Http2Connection(OpenConnection):
 
     @abc.abstractmethod
     def take_data(self, flags: int, stream: int, payload: bytes | memoryview) -> None:
-        """DATA has come, perhaps padded."""
+        """Handles DATA, perhaps padded."""
 
     @abc.abstractmethod
     def take_block(self, flags: int, stream: int, block: bytes) -> None:
-        """A header block has come, whole."""
+        """Handles a complete header block."""
 
     @abc.abstractmethod
     def widen(self, stream: int, increment: int) -> None:
-        """The peer takes more of a call; by 0 is a fault."""
+        """Widens the window of a call; an increment of 0 is a fault."""
 
     @abc.abstractmethod
     def take_reset(self, stream: int) -> None:
-        """The peer breaks a call off."""
+        """Handles the peer's reset of a call."""
 
     @abc.abstractmethod
     def count_flood(self, reason: str) -> None:
-        """The connection ends because its peer floods us with frames."""
+        """Counts a connection ended for a flood of frames."""
 
     @abc.abstractmethod
     def take_parting(self) -> None:
-        """The peer has answered the PING behind our first GOAWAY."""
+        """Handles the peer's answer to the PING behind our first GOAWAY."""
 
     @abc.abstractmethod
     def answered(self, call: Sender) -> None:
-        """A call has its status, and all before it is written."""
+        """Handles a call whose status and all output before it are written."""
 
     @abc.abstractmethod
     def drop_calls(self) -> None:
-        """Nobody waits for any answer any more."""
+        """Drops all calls: the peer has disconnected."""
 
 
 def _name_of(address: object) -> str:
-    """A peer, as gRPC names it."""
+    """Returns gRPC's name of a peer."""
     if not isinstance(address, tuple):
         return "unix:"
     host, port = address[:2]

@@ -1,4 +1,4 @@
-"""HTTP/2's frames as bytes: what is read from their heads, and those a server writes.
+"""Encodes and decodes HTTP/2 frames.
 
 In: numbers and payloads. Out: frames, by RFC 9113 (sections 4 and 6). Nothing here has a state.
 """
@@ -7,16 +7,16 @@ import struct
 from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client says first (RFC 9113, 3.4)."""
+"""The client's connection preface (RFC 9113, 3.4)."""
 HEAD_BYTES = 9
 FIRST_FRAME_BYTES = 16_384
-"""The largest payload that a peer takes until it says otherwise, and the least that it may say."""
+"""Default of the largest payload that a peer accepts, and the least that it may set."""
 MAX_FRAME_BYTES = 65_536
 """The largest payload taken, which peers are told. The tensor of an image comes in one frame so: of
 several, each costs a turn through the code and a copy."""
 MAX_WINDOW = 2**31 - 1
 FIRST_WINDOW = 65_535
-"""Of a connection and of each call, until its receiver says otherwise."""
+"""Initial window of a connection and of each call."""
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
 PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 5, 6, 7, 8, 9
@@ -37,7 +37,7 @@ _STREAM_BITS = 0x7FFF_FFFF
 
 
 class Fault(IntEnum):
-    """Why a connection or a stream is ended (RFC 9113, 7)."""
+    """Error codes of a connection or a stream (RFC 9113, 7)."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
@@ -54,8 +54,8 @@ class ConnectionFaultError(Exception):
     """The peer breaks the protocol in a way that ends the connection.
 
     Args:
-        fault: which rule.
-        words: for whoever reads the GOAWAY frame.
+        fault: error code.
+        words: message in the GOAWAY frame.
     """
 
     def __init__(self, fault: Fault, words: str) -> None:
@@ -64,18 +64,18 @@ class ConnectionFaultError(Exception):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame."""
+    """Encodes one frame."""
     size = len(payload)
     return HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """A SETTINGS frame."""
+    """Encodes a SETTINGS frame."""
     return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*item) for item in values.items()))
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """What a SETTINGS frame says, in its order.
+    """Decodes a SETTINGS frame, in its order.
 
     Raises:
         ConnectionFaultError: it is no list of settings, or a value is outside its range.
@@ -92,28 +92,28 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def reset(stream: int, fault: Fault) -> bytes:
-    """A RST_STREAM frame."""
+    """Encodes a RST_STREAM frame."""
     return frame(RST_STREAM, 0, stream, fault.to_bytes(4, "big"))
 
 
 def window_update(stream: int, increment: int) -> bytes:
-    """A WINDOW_UPDATE frame."""
+    """Encodes a WINDOW_UPDATE frame."""
     return frame(WINDOW_UPDATE, 0, stream, increment.to_bytes(4, "big"))
 
 
 def goaway(last_stream: int, fault: Fault, words: str = "") -> bytes:
-    """A GOAWAY frame."""
+    """Encodes a GOAWAY frame."""
     payload = last_stream.to_bytes(4, "big") + fault.to_bytes(4, "big") + words.encode()
     return frame(GOAWAY, 0, 0, payload)
 
 
 def number(payload: bytes) -> int:
-    """The 31 bits that WINDOW_UPDATE carries; its length has been checked."""
+    """Decodes the 31 bits of a WINDOW_UPDATE, whose length has been checked."""
     return int.from_bytes(payload, "big") & _STREAM_BITS
 
 
 def unpadded(payload: bytes) -> bytes:
-    """A payload of DATA or HEADERS without the padding that its flags announce.
+    """Removes the padding of a DATA or HEADERS payload that its flags announce.
 
     Raises:
         ConnectionFaultError: the padding is longer than the payload.

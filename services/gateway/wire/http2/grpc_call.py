@@ -3,9 +3,9 @@
 In: pieces of DATA, cut anywhere. Out: frames on the call's connection.
 Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 
-Rules kept here:
-- a call ends with one status, whoever ends it first; what comes after that is dropped;
-- no message over `max_request_bytes` is collected, nor undone from its compression.
+Rules:
+- a call ends with one status, the first that is set; later input is dropped;
+- no message over `max_request_bytes` is collected or decompressed.
 """
 
 import logging
@@ -41,9 +41,9 @@ STATUS_CODES = {
 """Source: https://grpc.github.io/grpc/core/md_doc_statuscodes.html"""
 
 PREFIX_BYTES = 5
-"""Before each message: whether it is compressed, and its length."""
+"""Size of a message's prefix: a compression flag, and its length."""
 _MAX_WORDS_BYTES = 6 * 1024
-"""Of an error, as they are sent: callers take some 8 KB of metadata, and no more."""
+"""Longest encoded error message: clients accept only some 8 KB of metadata."""
 _READABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 _BEGINNING = http2_headers.STATUS_200 + http2_headers.write(
     [("content-type", "application/grpc"), ("grpc-accept-encoding", "identity,deflate,gzip")]
@@ -58,7 +58,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def retry_hint(after_s: int) -> Metadata:
-    """Metadata that says when to try again.
+    """Returns metadata with the retry delay.
 
     The first is for readers, the second for gRPC's own retries: a client whose retry policy names
     the status waits this long (gRPC proposal A6, server pushback); to others it means nothing.
@@ -70,17 +70,17 @@ class Call:
     """A call that is being answered.
 
     The connection calls `take` with each whole message and `end_input` behind the last, or `refuse`
-    when there is something wrong with them; and `abandon` when nobody waits for an answer any more.
-    Whoever answers calls `reply`, or `send` as often as it likes and then `finish`, or `fail`;
+    if they are invalid; and `abandon` once the caller no longer waits.
+    The handler calls `reply`, or `send` any number of times and then `finish`, or `fail`;
     once the call is over all of them do nothing.
 
     Attributes:
         id: of its stream.
         head: of the request.
-        is_over: whether it has its status, or is abandoned.
-        has_ended: whether the caller has said all it had to say.
+        is_over: True once it has its status, or is abandoned.
+        has_ended: True once the caller has sent its last message.
         since: the loop's time at which it began, or its last message came.
-        credit: as in `http2_sending.Sender`.
+        credit: as in `sending.Sender`.
         unsent: likewise.
         has_moved: likewise.
         held_bytes: of the budget, for its message while it is answered.
@@ -91,7 +91,7 @@ class Call:
         "head", "held_bytes", "id", "is_over", "since", "unsent",
     )  # fmt: skip
     counts_refusals: ClassVar[bool] = False
-    """Whether `refuse` counts what a limit refuses."""
+    """True if `refuse` counts refusals by limits."""
 
     def __init__(self, connection: CallConnection, head: GrpcHead, stream: int) -> None:
         self.connection = connection
@@ -105,37 +105,37 @@ class Call:
         self._begun = False
         self._taking = False
 
-    # What a kind of call decides.
+    # Overridden by kinds of calls.
 
     def take(self, message: Body) -> None:
-        """A message has come, whole and plain."""
+        """Handles a complete, uncompressed message."""
         raise NotImplementedError
 
     def end_input(self) -> None:
         """The caller has said all it had to say."""
 
     def check_caller(self) -> None:
-        """Judges the caller before a message that comes in pieces is waited for.
+        """Checks the caller before a message in pieces is awaited.
 
         Raises:
-            ServingError: nobody who may ask for this.
+            ServingError: the caller is not authorised.
         """
 
     def refuse(self, error: ServingError) -> None:
-        """Refuses what the caller sent."""
+        """Refuses the caller's messages."""
         self.fail(error)
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more; the connection has forgotten the call."""
+        """Drops the call: the caller no longer waits, and the connection has removed it."""
 
-    # What the connection reads.
+    # Input from the connection.
 
     def receive(self, data: bytes | memoryview, ended: bool) -> None:
         """Takes a piece of DATA.
 
         Args:
             data: without padding.
-            ended: whether it is the last.
+            ended: True for the last piece.
         """
         size = len(data) - PREFIX_BYTES
         self.has_ended = ended
@@ -240,14 +240,14 @@ class Call:
         )
         at_once = False
 
-    # What an answer writes.
+    # Output.
 
     def reply(self, message: bytes, metadata: bytes = b"") -> None:
         """Answers with the one message of a call, and the status OK.
 
         Args:
             message: serialised.
-            metadata: trailing, as `http2_headers.write` makes it.
+            metadata: trailing, as `headers.write` makes it.
         """
         if self.is_over:
             return
@@ -311,7 +311,7 @@ class Call:
         self._finish(_OK)
 
     def fail(self, error: ServingError, *metadata: tuple[str, str]) -> None:
-        """Ends the call with an error's status and words.
+        """Ends the call with an error's status and message.
 
         Args:
             error: why; one that a retry may cure adds a hint when to.
@@ -324,7 +324,7 @@ class Call:
         self._finish(http2_headers.write([status, words, *metadata]))
 
     def answer_http(self, status: int) -> None:
-        """Ends a request that is none of gRPC with a status of HTTP."""
+        """Ends a request other than gRPC with an HTTP status."""
         self.is_over = True
         block = http2_headers.write([(":status", str(status))])
         self.connection.write(self.connection.beginning(self.id, block, END_STREAM))
@@ -346,14 +346,14 @@ class Call:
             connection.answered(self)
 
     def forget_input(self) -> None:
-        """Drops what was received and not taken."""
+        """Drops received input that was not taken."""
         if self._partial:
             self.connection.unfinished_bytes -= len(self._partial)
             self._partial = bytearray()
 
 
 class UnaryCall(Call):
-    """A call of one message, which is answered by one."""
+    """A call with one request message and one response message."""
 
     __slots__ = ("_held_bytes", "_message")
 
@@ -367,7 +367,7 @@ class UnaryCall(Call):
         raise NotImplementedError
 
     def take(self, message: Body) -> None:
-        """Waits for the end of the call, unless it has come."""
+        """Stores the message until the end of the input, unless it has come."""
         if self._message is not None:
             raise InvalidRequestError("a second message in a call that takes one")
         self._message = message
@@ -377,7 +377,7 @@ class UnaryCall(Call):
             self.connection.unfinished_bytes += self._held_bytes
 
     def end_input(self) -> None:
-        """Starts the work on the one message."""
+        """Begins the work on the one message."""
         message, self._message = self._message, None
         if self._held_bytes:
             self.forget_input()
@@ -393,13 +393,13 @@ class UnaryCall(Call):
                 self.begin(message)
 
     def reserve(self, size: int) -> None:
-        """Takes memory for what a large request or answer needs, until the call is over.
+        """Reserves memory for a large request or response, until the call is over.
 
         A negative number gives some of it back before.
 
         Raises:
             BufferFullError: there is no room.
-            ServingError: it is over; nobody would give the memory back.
+            ServingError: the call is over; the memory would never be released.
         """
         if self.is_over:
             raise ServingError("the caller has gone")
@@ -411,7 +411,7 @@ class UnaryCall(Call):
         self.held_bytes += size
 
     def release(self) -> None:
-        """Gives back what is charged."""
+        """Releases the charged bytes."""
         self.connection.port.budget.give(self.held_bytes)
         self.held_bytes = 0
 
@@ -423,7 +423,7 @@ class UnaryCall(Call):
 
 
 class SimpleCall(UnaryCall):
-    """A call that a function begins to answer; whatever that raises becomes its status."""
+    """A call whose handler is a function; an exception of it becomes the status."""
 
     __slots__ = ("_start",)
 
@@ -449,7 +449,7 @@ class SimpleCall(UnaryCall):
 
 
 def parsed(message: type[M], body: Body) -> M:
-    """A request.
+    """Parses a request message.
 
     Raises:
         InvalidRequestError: the bytes are not this message, such as text not in UTF-8.
@@ -463,12 +463,12 @@ def parsed(message: type[M], body: Body) -> M:
 
 
 def failure(error: Exception) -> ServingError:
-    """The error that a caller gets for a fault of ours; the log has the rest."""
+    """Returns the caller's error for an internal fault; the log has the details."""
     return ServingError(f"the server failed on this request ({type(error).__name__}); see its log")
 
 
 def _percent_encoded(words: str) -> str:
-    """Words as `grpc-message` has them, no longer than callers take."""
+    """Encodes a message for `grpc-message`, cut to the length that clients accept."""
     encoded = quote(words, safe=_READABLE, errors="replace")
     while len(encoded) > _MAX_WORDS_BYTES:
         words = words[: len(words) // 2]

@@ -1,12 +1,12 @@
-"""One connection of a gRPC port: the calls that are open on it, and how long they may last.
+"""One connection of a gRPC port: its open calls and their time limits.
 
-Rules kept here:
-- every call ends once: by its status, by its caller's leave, or with the connection;
-- what a connection may hold of messages that are not whole is limited;
-- a connection that is to end says so first, and ends when its last call is over (GOAWAY).
+Rules:
+- every call ends once: by its status, by its caller's reset, or with the connection;
+- the bytes of incomplete messages on a connection are limited;
+- a closing connection announces it (GOAWAY), and closes when its last call is over.
 
-Nothing is made for a call but its `Call`: no task, no future, no timer. A header block whose bytes
-have been seen before, with the same table, is not read again: callers repeat themselves.
+A call allocates only its `Call`: no task, no future, no timer. A header block whose bytes have been
+seen before, with the same table, is not decoded again: callers repeat blocks.
 """
 
 import asyncio
@@ -41,22 +41,22 @@ UNFINISHED_MESSAGES = 4
 """Of the largest size, that a connection may hold in pieces, within its share of the budget; and as
 many bytes of answers that its caller does not take, before its next calls are refused."""
 MAX_SHED_CALLS = 32
-"""Calls that are refused one by one to make room; a connection with more of them is ended."""
+"""Calls refused one by one to make room; a connection with more of them is closed."""
 CALL_BYTES = 8 * 1024
 """Charged for a call that waits for its caller: its memory, and its part of a pause of Python's
 garbage collector. 500,000 calls made one of 150 ms; so many find no room."""
 MAX_SILENT_CALLS = 8
-"""Calls that wait for their caller, of which the budget is not told."""
+"""Calls that wait for their caller without a charge to the budget."""
 MAX_KNOWN_BYTES = 32 * 1024
-"""Of heads that are known."""
+"""Bytes of cached heads."""
 FIELDS_A_CALL = 6
 BLOCK_BYTES_A_CALL = 512
-"""What of a block takes some of the loop's time again, and so counts as one more call in a turn."""
+"""Bytes of a header block that count as one more call in a turn, for their decoding time."""
 MAX_KNOWN_BLOCK_BYTES = 4096
 PARTING_S = 1.0
-"""How long calls that were on their way when we said that we leave may take to be here."""
+"""Time for calls that were in transit at our GOAWAY to arrive."""
 _FIELD_BYTES = 200
-"""Of memory for a field that is known, beside its name and value."""
+"""Memory of a cached field, beside its name and value."""
 _READ_WINDOW = MAX_WINDOW // 2
 
 
@@ -64,8 +64,8 @@ class GrpcConnection(Http2Connection):
     """One connection of a `GrpcPort`.
 
     Attributes:
-        share_bytes: of answers that its peer has not read, beyond which there are no more.
-        port: it belongs to.
+        share_bytes: bytes of unread responses beyond which no further one begins.
+        port: port that it belongs to.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class GrpcConnection(Http2Connection):
         self._age_s = port.limits.max_age_s * random.uniform(0.9, 1.1)  # noqa: S311  # not a secret
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody is there."""
+        """Handles a new connection."""
         super().connection_made(transport)
         port = self.port
         port.opened(self)
@@ -107,22 +107,22 @@ class GrpcConnection(Http2Connection):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is there any more; what is held is charged until the calls are dropped."""
+        """Handles the loss of the connection; held bytes stay charged until the calls drop."""
         self.port.keep_charge(self._held_bytes)
         super().connection_lost(exc)
         self._forget_heads()
         self.port.closed(self)
 
     def abort(self) -> None:
-        """Drops the connection and its calls; what they have received is free at once."""
+        """Drops the connection and its calls; their received bytes are freed at once."""
         for call in self._calls.values():
             call.forget_input()
         super().abort()
 
-    # What the frames say of calls.
+    # Frames of calls.
 
     def take_data(self, flags: int, stream: int, payload: bytes | memoryview) -> None:
-        """A piece of a call's messages."""
+        """Handles a piece of a call's messages."""
         self._read_bytes += len(payload)
         if self._read_bytes >= _READ_WINDOW:
             self.write(window_update(0, self._read_bytes))
@@ -154,7 +154,7 @@ class GrpcConnection(Http2Connection):
             )
 
     def take_block(self, flags: int, stream: int, block: bytes) -> None:
-        """A header block is there: a call begins, or ends by its trailers."""
+        """Handles a header block: a call begins, or ends by its trailers."""
         head = self._heads.get(block) or self._learn(block)
         call = self._calls.get(stream)
         ended = bool(flags & END_STREAM)
@@ -182,7 +182,7 @@ class GrpcConnection(Http2Connection):
             self._begin(head, stream, ended)
 
     def widen(self, stream: int, increment: int) -> None:
-        """The peer takes more of a call's answer."""
+        """Widens the window of a call's response."""
         call = self._calls.get(stream)
         if call is None:
             self._check_known(stream)
@@ -192,7 +192,7 @@ class GrpcConnection(Http2Connection):
             self._take_fault(call, Fault.FLOW_CONTROL_ERROR)
 
     def take_reset(self, stream: int) -> None:
-        """The caller does not wait any more."""
+        """Cancels a call that its caller reset."""
         self._check_known(stream)
         self._unheard.discard(stream)
         call = self._calls.pop(stream, None)
@@ -208,12 +208,12 @@ class GrpcConnection(Http2Connection):
         self.port.metrics.http2_floods.labels(reason).inc()
 
     def take_parting(self) -> None:
-        """What was on its way when we announced the end is here."""
+        """Handles the arrival of all calls that were in transit at our GOAWAY."""
         if self._left_at is not None:
             self._leave_now()
 
     def answered(self, call: Sender) -> None:
-        """A call has its status."""
+        """Removes a call that has its status."""
         over = self._calls.pop(call.id, None)
         calm = self.calm
         if calm.left < CAPACITY:
@@ -228,7 +228,7 @@ class GrpcConnection(Http2Connection):
         self._rest()
 
     def drop_calls(self) -> None:
-        """Nobody waits for any answer any more."""
+        """Drops all calls: the peer has disconnected."""
         calls, self._calls = self._calls, {}
         waiting = [call for call in calls.values() if not call.is_over]
         over = [call for call in calls.values() if call.is_over]
@@ -308,14 +308,14 @@ class GrpcConnection(Http2Connection):
         self._rest()
 
     def _drop(self, call: Call) -> None:
-        """A call that the connection has forgotten is not waited for any more."""
+        """Abandons a call that the connection has removed."""
         was_over, call.is_over = call.is_over, True
         self.release(call)
         if not was_over:
             call.abandon()
 
     def release(self, call: Call) -> None:
-        """Gives back what a call held."""
+        """Releases the bytes of a call."""
         self.sending.forget(call)
         call.forget_input()
         self._budget.held_bytes -= call.held_bytes
@@ -328,7 +328,7 @@ class GrpcConnection(Http2Connection):
         return held + self._silent_bytes, waits or bool(self._silent_bytes)
 
     def unread(self) -> UnreadAnswersError:
-        """The refusal of what would be answered to a peer that does not read."""
+        """Returns the error of calls whose peer does not read."""
         return UnreadAnswersError(
             f"{self.share_bytes} bytes of answers on this connection wait for their caller, the "
             f"limit ({UNFINISHED_MESSAGES} x max_request_bytes, max_buffered_bytes / {SHARES}); "
@@ -336,7 +336,7 @@ class GrpcConnection(Http2Connection):
         )
 
     def shed(self, error: BufferFullError) -> None:
-        """Refuses calls that wait for their caller, or ends the connection for being too many."""
+        """Refuses calls that wait for their caller, or closes the connection if too many."""
         calls = [call for call in self._calls.values() if call.unsent or not call.has_ended]
         if len(calls) <= MAX_SHED_CALLS and not (self._closing or self._write_paused):
             for call in calls:
@@ -359,14 +359,14 @@ class GrpcConnection(Http2Connection):
     # The end, and time.
 
     def _rest(self) -> None:
-        """A call is over; perhaps it was the last one."""
+        """Handles the end of a call; closes a leaving connection after the last one."""
         if not self._calls:
             self._since = self.port.now
             if self._left_at is not None and not self._closing:
                 self._leave_now()
 
     def close_if_idle(self) -> None:
-        """Says that the connection ends, and ends it when the last call is over, [6.8]."""
+        """Sends GOAWAY, and closes the connection when the last call is over, [6.8]."""
         if self._left_at is not None or self._closing:
             return
         self._left_at = self.port.now
@@ -379,7 +379,7 @@ class GrpcConnection(Http2Connection):
             self._leave_now()
 
     def _leave_now(self) -> None:
-        """Takes no more calls."""
+        """Stops accepting calls."""
         if self._told == MAX_WINDOW:
             self._told = self.last
             self.write(goaway(self.last, Fault.NO_ERROR))
@@ -387,7 +387,7 @@ class GrpcConnection(Http2Connection):
             self.hang_up()
 
     def sweep(self) -> None:
-        """Called by the port's timer: ends what has lasted too long."""
+        """Enforces timeouts; called by the port's timer."""
         now, limits = self.port.now, self.port.limits
         self._sweep_left()
         if self._closing or self._write_paused:
@@ -403,7 +403,7 @@ class GrpcConnection(Http2Connection):
             self._sweep_age(now)
 
     def _sweep_calls(self, now: float, limit_s: float) -> None:
-        """Ends calls whose caller says nothing, or takes nothing of the answer."""
+        """Ends calls whose caller sends nothing, or reads nothing of the response."""
         if len(self._calls) > MAX_SILENT_CALLS or self._silent_bytes:
             calls = self._calls.values()
             silent = sum(not call.has_ended or call.unsent is not None for call in calls)

@@ -1,6 +1,6 @@
 """The head of a gRPC call: its path, deadline and metadata.
 
-In: the fields of a header block. Out: a `GrpcHead`, or what answers a request that is none of
+In: the fields of a header block. Out: a `GrpcHead`, or the HTTP status for a request other than
 gRPC. Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
 
@@ -26,7 +26,7 @@ _ONCE = ("authorization", "x-api-key", "grpc-timeout", "grpc-encoding")
 _NEW_EACH_TIME = ("x-request-id", "traceparent")
 """Metadata that differ from call to call."""
 _FIELD_BYTES = 32
-"""What a field counts for beside its name and value (RFC 7541, 4.1)."""
+"""Size of a field beside its name and value (RFC 7541, 4.1)."""
 
 
 class MalformedError(Exception):
@@ -34,18 +34,18 @@ class MalformedError(Exception):
 
 
 class GrpcHead:
-    """All of a call that its header block alone tells; kept with a block that comes again.
+    """Facts of a call that its header block alone determines; cached with a repeated block.
 
     Attributes:
         path: `/package.Service/Method`.
         fields: metadata, the first value of each name; those of names in `-bin` are left encoded.
-        http_status: what answers a request that is none of gRPC; 0 for one that is.
-        timeout_s: what the caller allows; None for no limit.
-        encoding: of messages that are marked as compressed; empty for none.
-        refusal: why no message of it is waited for.
-        takes_little: whether its messages are a few words.
-        max_bytes: of one message; set by the port.
-        open: makes the call.
+        http_status: HTTP status for a request other than gRPC; 0 for gRPC.
+        timeout_s: timeout of the caller; None for no limit.
+        encoding: encoding of compressed messages; empty for none.
+        refusal: error for which no message of it is awaited.
+        takes_little: True if its messages are small.
+        max_bytes: limit of one message; set by the port.
+        open: factory of the call.
     """
 
     __slots__ = (
@@ -80,16 +80,16 @@ class GrpcHead:
 
     @property
     def is_usual(self) -> bool:
-        """Whether the same block may come again, and mean the same."""
+        """True if the same block may repeat with the same meaning."""
         return self.refusal is None and not any(name in self.fields for name in _NEW_EACH_TIME)
 
     def text(self, name: str) -> str:
-        """A metadata entry, or nothing."""
+        """Returns a metadata entry; empty if absent."""
         return self.fields.get(name, "")
 
 
 def _checked(fields: Fields) -> tuple[dict[bytes, bytes], dict[str, str]]:
-    """Pseudo-fields, and the others.
+    """Separates pseudo-fields from the others.
 
     Raises:
         MalformedError: as the class.
@@ -111,11 +111,11 @@ def _checked(fields: Fields) -> tuple[dict[bytes, bytes], dict[str, str]]:
 
 
 def _refuse_repeated(fields: Fields, names: int) -> None:
-    """Refuses a call that says twice what it may say once.
+    """Refuses a call that repeats a field that must be unique.
 
     Args:
         fields: all of the call's.
-        names: how many of them differ in their name.
+        names: number of distinct names.
     """
     if names == len(fields):
         return
@@ -126,7 +126,7 @@ def _refuse_repeated(fields: Fields, names: int) -> None:
 
 
 def _is_sound(name: bytes, value: bytes) -> bool:
-    """Whether a field may be in a request (RFC 9113, 8.2)."""
+    """Returns True if a field is valid in a request (RFC 9113, 8.2)."""
     return (
         _NAME.fullmatch(name) is not None
         and name not in _CONNECTION_FIELDS

@@ -1,4 +1,4 @@
-"""State that the connections of one gRPC port share, beside that of any port: its router."""
+"""State shared by the connections of one gRPC port: its router, and the state of any port."""
 
 import asyncio
 from collections import deque
@@ -16,24 +16,24 @@ from services.interpreter_lock import lend_lock
 from services.telemetry.metrics import Metrics
 
 DROPPED_A_TURN = 32
-"""Calls whose caller has gone with its connection."""
+"""Calls of lost connections dropped in one turn."""
 DROP_US = 15
-"""To drop one of them."""
+"""Time to drop one of them."""
 
 GrpcRouter = Callable[[GrpcHead], None]
-"""Gives a head of gRPC its `open`, and a `refusal` if nothing more of it is to be waited for."""
+"""Sets the `open` of a gRPC head, and its `refusal` if no message must be awaited."""
 
 
 class GrpcPort(OpenPort):
     """One port.
 
     Args:
-        router: decides who answers a call.
-        limits: what a connection and a call may cost.
-        metrics: counts what the limits refuse.
-        budget: of the bytes that the process holds.
-        turns: of the event loop, where other ports share it.
-        compression: of large bodies, where other ports share it.
+        router: router of calls to their handlers.
+        limits: limits of a connection and a call.
+        metrics: counters of refusals by limits.
+        budget: budget of the bytes that the process buffers.
+        turns: turns of the event loop, shared with other ports.
+        compression: compression of large bodies, shared with other ports.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class GrpcPort(OpenPort):
         self._over: deque[Call] = deque()
         self._drop_asked = False
         self._leaving_bytes = 0
-        """Charged for them until they are dropped: their memory is not free before."""
+        """Bytes charged for them until they are dropped: their memory is freed only then."""
 
     def keep_charge(self, size: int) -> None:
-        """Charges what a connection that is lost holds, until its calls are dropped."""
+        """Charges the bytes of a lost connection until its calls are dropped."""
         self._leaving_bytes += size
         self.budget.held_bytes += size
 
@@ -91,7 +91,7 @@ class GrpcPort(OpenPort):
         self.budget.held_bytes -= freed_bytes
 
     def head_of(self, fields: Fields) -> GrpcHead:
-        """Judges the fields of a call, and finds who answers it.
+        """Validates the fields of a call, and finds its handler.
 
         Raises:
             MalformedError: they are no request.

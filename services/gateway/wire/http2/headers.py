@@ -1,4 +1,4 @@
-"""Header blocks of HTTP/2 (HPACK, RFC 7541): those of a caller read, those of a server written.
+"""Header blocks of HTTP/2 (HPACK, RFC 7541): decodes those of a caller, encodes those of a server.
 
 In: blocks. Out: fields, names and values as bytes. What is written needs no table and no state:
 the few fields of an answer are literals, and most of their bytes are known beforehand.
@@ -13,7 +13,7 @@ from services.gateway.wire.http2.frames import ConnectionFaultError, Fault
 
 MAX_FIELDS_BYTES = 16 * 1024
 """Of one call's fields together, which callers are told; a token of an identity provider may take
-half of it. Those of more are refused in words."""
+half of it. Calls with more are refused with a message."""
 MAX_BLOCK_BYTES = 64 * 1024
 """Of one call's fields, before and after they are read; beyond it the connection ends, for a
 table of which a part was not read is of no use. The limit that callers are told is lower."""
@@ -40,7 +40,7 @@ class _WatchedTable(HeaderTable):
     changes = resizes = 0
 
     def add(self, name: bytes, value: bytes) -> None:
-        """A field enters the table."""
+        """Adds a field to the table."""
         self.changes += 1
         super().add(name, value)
 
@@ -59,7 +59,7 @@ class _WatchedTable(HeaderTable):
 
 
 class HeaderBlocks:
-    """What reads the header blocks of one connection, in their order."""
+    """Decodes the header blocks of one connection, in their order."""
 
     __slots__ = ("_decoder", "_table")
 
@@ -87,7 +87,7 @@ class HeaderBlocks:
 
 
 def write(fields: Iterable[tuple[str, str]]) -> bytes:
-    """A block of literals that no table remembers (RFC 7541, 6.2.2).
+    """Encodes a block of literals without indexing (RFC 7541, 6.2.2).
 
     Args:
         fields: names in lower case; values of printable ASCII.
@@ -99,7 +99,7 @@ def write(fields: Iterable[tuple[str, str]]) -> bytes:
 
 
 def _text(value: bytes) -> bytes:
-    """A string as it is, behind its length (RFC 7541, 5.1 and 5.2)."""
+    """Encodes a plain string after its length (RFC 7541, 5.1 and 5.2)."""
     size = len(value)
     if size < 0x7F:
         return bytes((size,)) + value

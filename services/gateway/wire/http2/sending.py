@@ -1,4 +1,4 @@
-"""What may be written on one HTTP/2 connection, and when: the peer's windows (RFC 9113, 5.2).
+"""Flow control of one HTTP/2 connection: output within the peer's windows (RFC 9113, 5.2).
 
 In: messages of calls, and the peer's SETTINGS and WINDOW_UPDATEs. Out: frames, as the windows
 allow; the rest waits here. Calls that may send take turns, a frame each; those whose own window is
@@ -21,7 +21,7 @@ from services.gateway.wire.http2.frames import (
 )
 
 MAX_WRITTEN_FRAME_BYTES = 256 * 1024
-"""However large the peer's frames may be, neighbours have their turn."""
+"""Largest frame written, so that other calls have their turn, whatever the peer accepts."""
 SENT_A_TURN = 128
 """Frames of calls that wait, or looks at them; each takes some 8 µs. A peer with thousands of calls
 that opens its windows by a byte had that many sent at once, again and again."""
@@ -32,11 +32,11 @@ Unsent = deque[memoryview | bytes]
 
 
 class Sender(Protocol):
-    """A call, as far as sending goes.
+    """The interface of a call that sends.
 
     Attributes:
         id: of its stream.
-        credit: what the peer's updates gave beyond the first window, less what was sent.
+        credit: bytes of the peer's updates beyond the first window, less the sent bytes.
         unsent: pieces of DATA that wait, and at last the frames behind them, as bytes.
         has_moved: set when the peer took some of it, and when there is some.
     """
@@ -48,16 +48,16 @@ class Sender(Protocol):
 
 
 class Sending:
-    """The windows of one connection.
+    """The send windows of one connection.
 
     Args:
         write: takes frames.
-        sent: told of a call that has nothing more to send.
+        sent: callback for a call that has nothing more to send.
 
     Attributes:
         unsent_bytes: of DATA that waits.
         sent_bytes: of DATA that has waited and was sent, since the connection began.
-        is_paused: whether the peer reads nothing; then DATA waits, whatever the windows say.
+        is_paused: True if the peer reads nothing; then DATA waits, whatever the windows say.
     """
 
     __slots__ = (
@@ -78,11 +78,11 @@ class Sending:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for the peer."""
+        """Number of calls that wait for the peer."""
         return len(self._turns) + len(self._stuck)
 
     def fits(self, call: Sender, size: int) -> bool:
-        """Whether this much DATA may be sent at once, as one frame; if so it counts as sent."""
+        """Returns True if `size` of DATA fits in one frame now; then it counts as sent."""
         if (
             size > self._window
             or size > self._first + call.credit
@@ -96,7 +96,7 @@ class Sending:
         return True
 
     def send(self, call: Sender, pieces: list[memoryview], ending: bytes = b"") -> None:
-        """Sends DATA, as much as may be, and the rest later.
+        """Sends as much DATA as the windows allow, and the rest later.
 
         Args:
             call: whose.
@@ -114,7 +114,7 @@ class Sending:
         self.resume()
 
     def take_settings(self, first_window: int | None, frame_bytes: int | None) -> None:
-        """The peer's SETTINGS; the window is that of each call, those under way included."""
+        """Applies the peer's SETTINGS; the window applies to each call, also to open ones."""
         if frame_bytes is not None:
             self._frame_bytes = min(frame_bytes, MAX_WRITTEN_FRAME_BYTES)
         if first_window is not None:
@@ -124,7 +124,7 @@ class Sending:
         self.resume()
 
     def widen(self, increment: int) -> None:
-        """The peer takes more on the connection.
+        """Widens the window of the connection.
 
         Raises:
             ConnectionFaultError: more than a window may hold.
@@ -136,7 +136,7 @@ class Sending:
             self.resume()
 
     def widen_call(self, call: Sender, increment: int) -> bool:
-        """The peer takes more of one call; False if that is more than a window may hold."""
+        """Widens the window of one call; returns False beyond the largest window."""
         call.credit += increment
         if self._first + call.credit > MAX_WINDOW:
             return False
@@ -147,7 +147,7 @@ class Sending:
         return True
 
     def forget(self, call: Sender) -> None:
-        """The call is over; what it has not sent is dropped."""
+        """Removes a call that is over; its unsent output is dropped."""
         if call.unsent is not None:
             self.unsent_bytes -= sum(len(one) for one in call.unsent if isinstance(one, memoryview))
             call.unsent = None

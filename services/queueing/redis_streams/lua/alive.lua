@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Says that a gateway lives. Allowed where memory is short: who seems dead loses its requests.
+-- Sets a gateway's heartbeat. Allowed if memory is short: a gateway without one loses its requests.
 --
 -- KEYS[1]  string: there as long as the gateway says so
 -- ARGV[1]  seconds until it counts as dead

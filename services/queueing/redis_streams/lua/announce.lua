@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Says what a worker serves.
+-- Announces the versions that a worker serves.
 --
 -- KEYS[1]  sorted set: the fleet's workers, each with the microsecond until which it counts
 -- KEYS[2]  hash: what each of them serves; its field '' changes with every change

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Hands outcomes to a gateway, and lets their requests go. Allowed where memory is short: it is
+-- Sends outcomes to a gateway, and removes their requests. Allowed if memory is short: it is
 -- what makes room.
 --
 -- KEYS[1]    list: the gateway's outcomes

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- Ends a job that is not over.
+-- Cancels a job that is not over.
 --
 -- KEYS[1]  hash: the job
 -- KEYS[2]  stream: the jobs of its lane
--- KEYS[3]  stream: jobs whose callers are to be told
+-- KEYS[3]  stream: due webhook deliveries
 -- KEYS[4]  string: its payload, if it is large
 -- ARGV[1]  the job's number, in hexadecimal digits
 -- ARGV[2]  the channel that names jobs that are over
--- ARGV[3]  the channel on which workers hear what nobody waits for
+-- ARGV[3]  the channel on which workers receive cancelled requests
 -- ARGV[4]  its return address
 -- Returns  1, or 0 if the job was over or is forgotten
 

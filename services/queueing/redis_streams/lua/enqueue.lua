@@ -1,4 +1,4 @@
--- Puts requests on a lane's streams, as many as it has room for.
+-- Appends requests to a lane's streams, up to its limit.
 --
 -- KEYS[1]    sorted set: the lane's workers, each with the microsecond until which it counts
 -- KEYS[2..]  streams: the lane's requests by priority, the highest first

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- Keeps the outcome of a job, the first that comes, and lets it go.
+-- Stores the first outcome of a job, and removes it from its stream.
 --
 -- KEYS[1]  hash: the job
--- KEYS[2]  stream: jobs whose callers are to be told
+-- KEYS[2]  stream: due webhook deliveries
 -- KEYS[3]  stream: the jobs that wait or run
 -- KEYS[4]  where its payload lies, if it is large
 -- KEYS[5]  where its outcome lies, if it is large

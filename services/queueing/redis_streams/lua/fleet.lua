@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Tells what the workers serve, if that has changed.
+-- Returns the workers' announcements, if they have changed.
 --
 -- KEYS[1]  sorted set: the fleet's workers, each with the microsecond until which it counts
 -- KEYS[2]  hash: what each of them serves; its field '' changes with every change

@@ -1,4 +1,4 @@
--- Leaves requests that a worker took and has not begun to the others.
+-- Returns requests that a worker took and has not begun to the other workers.
 --
 -- KEYS       streams: the lane's requests by priority
 -- ARGV[1]    the consumer group

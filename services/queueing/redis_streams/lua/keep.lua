@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Says that a worker serves a lane and still holds what it took, and takes over what others left.
+-- Renews a worker's lane and the requests that it holds, and claims abandoned requests.
 --
 -- KEYS[1]    sorted set: the lane's workers, each with the microsecond until which it counts
 -- KEYS[2..]  streams: the lane's requests by priority; made with their group if they are not there
@@ -37,7 +37,7 @@ for i = 9, #ARGV, 2 do
     redis.call('XCLAIM', KEYS[ARGV[i] + 1], group, worker, 0, ARGV[i + 1], 'JUSTID')
 end
 
--- Who has been gone for long, and holds nothing any more, is forgotten.
+-- Remove workers that have been gone for long and hold no requests.
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf',
     string.format('%.0f', now - 60000000))) do
     local left = 0
@@ -64,8 +64,8 @@ local function take_over(number, stream, id, owner, deaths)
     if died then
         deaths = deaths + 1
     end
-    -- Whoever holds it now may hold it only because our answer to him was lost: what was a
-    -- suspect is one still.
+    -- Its owner may hold it only because our reply to that owner was lost: a former
+    -- suspect stays one.
     local kind = deaths >= 3 and 2 or (deaths == 2 and 1 or 0)
     if kind == 1 then
         if suspects <= 0 then

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Puts pieces of a large outcome behind those that are there. Allowed where memory is short: its
+-- Appends pieces of a large outcome to those stored. Allowed if memory is short: its
 -- request goes when it is whole.
 --
 -- KEYS[1]    list: the outcome's pieces

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Takes a worker off a lane; the last one that leaves nothing behind takes the lane with it.
+-- Removes a worker from a lane; also the lane, if no worker and no request remains.
 --
 -- KEYS[1]    sorted set: the lane's workers, each with the microsecond until which it counts
 -- KEYS[2..]  streams: the lane's requests by priority

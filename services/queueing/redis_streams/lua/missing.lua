@@ -1,4 +1,4 @@
--- Tells which requests a lane's streams do not hold any more.
+-- Reports the requests that a lane's streams no longer hold.
 --
 -- KEYS     streams: the lane's requests by priority
 -- ARGV     of each request: the number of its stream (1 is KEYS[1]) and its id

@@ -1,15 +1,15 @@
--- Takes in a job, unless it is in already.
+-- Submits a job, unless it was submitted before.
 --
 -- KEYS[1]  hash: the job
 -- KEYS[2]  string: which job was submitted with the idempotency key
 -- KEYS[3]  stream: the jobs of the lane
 -- KEYS[4]  sorted set: the model's jobs, by the microsecond in which they were made
 -- ARGV[1]  the job's number, in hexadecimal digits
--- ARGV[2]  digest of what is asked
+-- ARGV[2]  digest of the request
 -- ARGV[3]  microseconds it has
 -- ARGV[4]  return address
 -- ARGV[5]  payload
--- ARGV[6]  where to tell that it is over, or ''
+-- ARGV[6]  URL of the webhook, or ''
 -- ARGV[7]  version of the model, perhaps with '@' and an artifact's name
 -- ARGV[8]  seconds its result is kept
 -- ARGV[9]  the most jobs that may wait in the lane

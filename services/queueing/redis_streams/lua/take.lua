@@ -1,4 +1,4 @@
--- Hands a worker the requests that have waited longest, stream by stream.
+-- Assigns a worker the requests that have waited longest, stream by stream.
 --
 -- KEYS     streams of a lane, in the order in which to take from them
 -- ARGV[1]  the consumer group
@@ -14,7 +14,7 @@ for number, stream in ipairs(KEYS) do
     if room <= 0 then
         break
     end
-    -- Most are empty, which is cheaper to ask.
+    -- Most are empty, which is cheaper to check first.
     local found = redis.call('XLEN', stream) > 0 and redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', room,
         'STREAMS', stream, '>')
     if found then

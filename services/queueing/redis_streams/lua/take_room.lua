@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Takes room for a large outcome among those that a gateway has not fetched.
+-- Reserves room for a large outcome among those that a gateway has not fetched.
 --
 -- KEYS[1]  sorted set: their keys, each with its bytes
 -- KEYS[2]  list: where the outcome is going to lie; an empty piece says that it is on its way

@@ -1,4 +1,4 @@
-"""Bodies of REST read and written at once, whether they are large or not."""
+"""Decodes and encodes REST bodies in one go, whatever their size."""
 
 from model_store.signature import Signature
 from services.gateway.edges import rest_codec
@@ -10,12 +10,12 @@ from services.queueing.records import InferReply
 
 
 def decode(body: Buffer, header_length: str | None, signature: Signature | None) -> RestRequest:
-    """`rest_codec.decode`, to its end."""
+    """Runs `rest_codec.decode` to its end."""
     found = rest_codec.decode(body, header_length, signature)
     return found if isinstance(found, RestRequest) else at_once(found)
 
 
 def encode(reply: InferReply, request: RestRequest) -> RestBody:
-    """`rest_codec.encode`, to its end."""
+    """Runs `rest_codec.encode` to its end."""
     found = rest_codec.encode(reply, request)
     return found if isinstance(found, RestBody) else at_once(found)

@@ -1,4 +1,4 @@
-"""The gRPC codec: every request survives it, and every nonsense is a ServingError in words."""
+"""The gRPC codec: valid requests survive it unchanged, invalid ones raise a clear ServingError."""
 
 import struct
 from typing import Any
@@ -34,7 +34,7 @@ SHAPES = npst.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
 
 @st.composite
 def tensors(draw: st.DrawFn, *datatypes: str) -> Tensor:
-    """Any bits: NaN, infinity, BYTES with zeros in them."""
+    """Draws any bits: NaN, infinity, BYTES with zeros in them."""
     datatype = draw(st.sampled_from(datatypes or sorted(DATATYPES)))
     shape = draw(SHAPES)
     if datatype == "BYTES":
@@ -146,7 +146,7 @@ def test_serialised_answer_is_the_answer(
 
 
 def large(datatype: str) -> Array:
-    """An array that is written in slices; floating-point numbers without NaN, which equal none."""
+    """Returns an array that is written in slices; floats without NaN, which equals no number."""
     chance = np.random.default_rng(1)
     if datatype == "BYTES":
         return object_array([b"x" * n for n in chance.integers(0, 90, 5_000)]).reshape(2, -1)
@@ -233,11 +233,11 @@ INTEGERS = {
     for sign in ("", "U")
     for bits in (8, 16, 32, 64)
 }
-"""The least and the largest number of each datatype."""
+"""Smallest and largest number of each datatype."""
 
 
 def carried(datatype: str) -> tuple[int, int]:
-    """The least and the largest number that the field of a datatype carries."""
+    """Returns the smallest and the largest number in the field of a datatype."""
     return INTEGERS[datatype.replace("INT8", "INT32").replace("INT16", "INT32")]
 
 
@@ -264,14 +264,14 @@ def test_typed_integers_arrive_as_they_are_or_are_refused(data: st.DataObject, k
 
 
 def as_brain_float(number: float) -> int:
-    """The upper half of an FP32's bits."""
+    """Returns the upper half of an FP32's bits."""
     return int.from_bytes(struct.pack("<f", number)[2:], "little")
 
 
 REFERENCE = {"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d", "BF16": "H"} | dict(
     zip(INTEGERS, "bhiqBHIQ", strict=True)
 )
-"""How `struct`, which knows nothing of NumPy, writes an element of each datatype."""
+"""Encoding of an element of each datatype by `struct`, independent of NumPy."""
 
 
 @given(st.data(), st.sampled_from(sorted(REFERENCE)))

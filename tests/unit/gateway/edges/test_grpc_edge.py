@@ -1,4 +1,4 @@
-"""The gRPC edge over a real port, before a worker that the test plays itself."""
+"""The gRPC edge over a real port, before a worker played by the test."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ AT_ONCE = 96
 
 
 class Worker:
-    """The intake of the one lane: `act` is what a test makes of an entry, by default nothing."""
+    """The intake of the one lane: `act` handles an entry, by default with no effect."""
 
     waiting = 0
 
@@ -64,7 +64,7 @@ class Worker:
 
 
 class WatchedAccounting(RequestAccounting):
-    """Says when a record is closed."""
+    """Signals the closing of a record."""
 
     def __init__(self, metrics: Metrics, directory: Directory, changed: asyncio.Event) -> None:
         super().__init__(metrics, directory, access_log=False)
@@ -78,7 +78,7 @@ class WatchedAccounting(RequestAccounting):
 
 
 def echo(entry: Entry) -> None:
-    """Answers with what was sent."""
+    """Answers with the inputs."""
     outputs = {"y": entry.request.inputs["x"]}
     entry.finish(
         InferReply(
@@ -132,11 +132,11 @@ class Gateway:
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
 
     async def start(self) -> None:
-        """Begins to answer."""
+        """Starts the edge."""
         await self.edge.start(self._socket)
 
     def counted(self) -> Counter[str]:
-        """Closed records by code, of all models."""
+        """Returns closed records by code, of all models."""
         found: Counter[str] = Counter()
         (family,) = self.metrics.requests.collect()
         for sample in family.samples:
@@ -144,7 +144,7 @@ class Gateway:
         return found
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Waits for something that the worker or the accounting brings about."""
+        """Waits for a change by the worker or the accounting."""
         async with asyncio.timeout(TIMEOUT_S):
             while not reached():
                 self._changed.clear()
@@ -173,14 +173,14 @@ def request(number: int = 0) -> pb.ModelInferRequest:
 
 
 def start(channel: grpc.Channel, number: int = 0, timeout_s: float = TIMEOUT_S) -> Any:
-    """A call on its way."""
+    """Starts a call."""
     serialize = pb.ModelInferRequest.SerializeToString
     call = channel.unary_unary(INFER, serialize, pb.ModelInferResponse.FromString)
     return call.future(request(number), timeout=timeout_s)
 
 
 async def code_of(call: Any) -> grpc.StatusCode:
-    """The status of a call, once it is over."""
+    """Returns the status of a call, once it is over."""
     over, loop = asyncio.Event(), asyncio.get_running_loop()
     call.add_done_callback(lambda _: loop.call_soon_threadsafe(over.set))
     async with asyncio.timeout(TIMEOUT_S):
@@ -324,7 +324,7 @@ class Chaos:
 
 
 def shoot(address: str, seed: int) -> dict[int, Any]:
-    """Sends all calls, and cancels some of those that are on their way; blocks until all are over.
+    """Sends all calls, and cancels some in flight; blocks until all are over.
 
     Returns:
         The finished calls by number.

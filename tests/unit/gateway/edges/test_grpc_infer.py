@@ -1,4 +1,4 @@
-"""One inference between its connection and admission: every order of answer and departure."""
+"""One inference between its connection and admission: every order of response and disconnection."""
 
 import asyncio
 import math
@@ -53,7 +53,7 @@ class Entry:
 
 
 class Written(UnaryCall):
-    """A call that keeps what it would write."""
+    """A call that records its writes."""
 
     answer: pb.ModelInferResponse | None = None
     metadata = b""
@@ -72,17 +72,17 @@ class Written(UnaryCall):
 
 
 class Call(InferenceCall, Written):
-    """An inference whose answer is kept."""
+    """An inference that records its response."""
 
     def leave(self) -> None:
-        """What a connection does when its caller has gone."""
+        """Does the connection's part after a client's disconnection."""
         if not self.is_over:
             self.is_over = True
             self.abandon()
 
 
 class Turns:
-    """Stands in for a `RequestPacer`: the last byte of each call came at that second."""
+    """Replaces a `RequestPacer`: the last byte of each call came at that second."""
 
     received_at = 0.0
 
@@ -108,7 +108,7 @@ class World:
         self.raised: Exception | None = None
 
     def infer(self, call: InferCall, answered: Callable[[Outcome], None]) -> Entry:
-        """Admission's part."""
+        """Replaces admission."""
         self.asked.append((call, answered))
         if self.raised is not None:
             raise self.raised
@@ -120,7 +120,7 @@ class World:
         self.asked[-1][1](outcome)
 
     def call(self, timeout: str = "") -> Call:
-        """A call whose message has not come."""
+        """Starts a call whose message has not arrived."""
         fields = [
             (b":method", b"POST"),
             (b":scheme", b"http"),
@@ -141,14 +141,14 @@ class World:
         return Call(route, cast(Any, connection), head, 1)
 
     def begin(self, request: Any = None, timeout: str = "", **fields: Any) -> Call:
-        """A call whose message has come."""
+        """Starts a call whose message has arrived."""
         call = self.call(timeout)
         call.take((request or good_request(**fields)).SerializeToString())
         call.end_input()
         return call
 
     def assert_over(self, *codes: str) -> None:
-        """Every call had one outcome."""
+        """Asserts that every call had one outcome."""
         counted = {
             sample.labels["code"]: sample.value
             for family in self.metrics.registry.collect()

@@ -1,4 +1,4 @@
-"""Large messages read around their raw tensors: what protobuf reads, and no more than that."""
+"""Large messages parsed without their raw tensors: equal to protobuf's result, and bounded."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def a_request(*raw: bytes) -> pb.ModelInferRequest:
 
 
 def whole(body: bytes | bytearray | memoryview) -> pb.ModelInferRequest:
-    """What `read_infer_request` reads, with the tensors in their places."""
+    """Returns the result of `read_infer_request`, with the tensors in their places."""
     request, raw = read_infer_request(body)
     assert len(request.raw_input_contents) == len(raw)
     request.raw_input_contents[:] = [bytes(tensor or b"") for tensor in raw]
@@ -70,11 +70,11 @@ def test_a_large_message_of_very_many_fields_is_refused_before_it_is_built() -> 
 
 
 UNKNOWN = b"\x78\x01"
-"""A field that nobody knows."""
+"""An unknown field."""
 
 
 def an_input_of(fields: int) -> bytes:
-    """A large input that has so many fields; it is not viewed, and protobuf is not to read it."""
+    """Returns a large input with so many fields; it is not viewed, nor may protobuf parse it."""
     content = UNKNOWN * (fields - 1) + b"\x7a\x80\x80\x01" + bytes(16 * 1024)
     size = len(content)
     return b"\x2a" + bytes((size & 127 | 128, size >> 7 & 127 | 128, size >> 14)) + content

@@ -1,4 +1,4 @@
-"""Reflection and health as calls on a connection: many answers to one caller, within limits."""
+"""Reflection and health as calls on a connection: streams of responses, within limits."""
 
 import sys
 
@@ -49,7 +49,7 @@ SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
 
 
 class Reflecting(Service):
-    """Sends every call to reflection."""
+    """Routes every call to reflection."""
 
     reflection = GrpcReflection((SERVICE, grpc_health.SERVICE))
 
@@ -58,7 +58,7 @@ class Reflecting(Service):
 
 
 async def answered(w: Wire, count: int) -> None:
-    """Until so many questions have their answers, of which the first waits for a thread."""
+    """Waits until so many questions have answers, of which the first waits for a thread."""
     while len(w.answers()[1].messages if 1 in w.answers() else []) < count:
         await settle()
 
@@ -157,7 +157,7 @@ async def test_caller_that_leaves_is_not_answered() -> None:
 
 
 class Healthy(Service):
-    """Sends every call to health."""
+    """Routes every call to health."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,13 +171,13 @@ class Healthy(Service):
 
 
 def asked(service: str) -> bytes:
-    """A question."""
+    """Encodes a health request."""
     found: bytes = health_pb2.HealthCheckRequest(service=service).SerializeToString()
     return found
 
 
 def told(w: Wire, stream: int) -> list[int]:
-    """The answers."""
+    """Returns the health responses."""
     messages = w.answers()[stream].messages
     return [health_pb2.HealthCheckResponse.FromString(found).status for found in messages]
 

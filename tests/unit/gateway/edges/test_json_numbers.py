@@ -1,4 +1,4 @@
-"""Numbers that some parsers are slow at are read as fast as others, and as exactly."""
+"""Numbers that are slow in some parsers are parsed as fast and as exactly as others."""
 
 import time
 
@@ -17,7 +17,7 @@ from services.gateway.edges.rest_codec import decode_json
 
 NOTHING = memoryview(b"")
 MAX_S = 0.005
-"""What 32 KiB may take at the most; those that are slow took 7 to 48 ms."""
+"""Limit for 32 KiB; slow numbers took 7 to 48 ms."""
 SLOW = ("1e308", "-1.5E+290", "1e-320", "1e-0310", "5e-324", "123456789012345678901234e-310")
 
 
@@ -30,7 +30,7 @@ def body_of(number: str, size: int) -> bytes:
 
 
 def longest_s(body: bytes) -> float:
-    """Of all slices, or of all if it is read at once; the least of some runs."""
+    """Returns the longest slice, or the whole time of an unsliced parse; minimum of some runs."""
     found = []
     for _ in range(5):
         longest = 0.0

@@ -1,4 +1,4 @@
-"""Tensors in JSON: every array that has a JSON form survives it, and nonsense is a TensorError."""
+"""Tensors in JSON: all arrays with a JSON form survive it; invalid ones raise a TensorError."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The usual way to read a request's JSON: whatever it takes, the exact one reads alike."""
+"""The fast parser of a request's JSON: it accepts only what the exact one parses equally."""
 
 import struct
 from collections.abc import Callable
@@ -33,11 +33,11 @@ TOKENS = st.one_of(
         ]
     ),
 )  # fmt: skip
-"""Values as text, right ones and wrong ones: each parser has its own idea of some."""
+"""Values as text, valid and invalid: parsers differ on some."""
 
 
 def nest(tokens: list[str], shape: list[int]) -> str:
-    """JSON text of the tokens, nested as the shape."""
+    """Returns JSON text of the tokens, nested as the shape."""
     if len(shape) < 2:
         return f"[{','.join(tokens)}]"
     step = max(1, len(tokens) // max(1, shape[0]))
@@ -47,7 +47,7 @@ def nest(tokens: list[str], shape: list[int]) -> str:
 
 @st.composite
 def number_requests(draw: st.DrawFn) -> bytes:
-    """A request whose shape and datatype are right and whose values may be anything."""
+    """Draws a request with a valid shape and datatype and arbitrary values."""
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     count = int(np.prod(shape)) + draw(st.sampled_from([0, 0, 0, 0, 1]))
     plain = st.integers(0, 5).map(str)
@@ -96,7 +96,7 @@ DOCUMENTS = st.fixed_dictionaries(
 
 
 def plain(request: RestRequest) -> tuple[object, ...]:
-    """What can be compared of a request."""
+    """Returns the comparable parts of a request."""
     tensors = [
         (t.name, t.datatype, t.array.dtype, t.array.shape, encode_raw(t.datatype, t.array))
         for t in request.inputs
@@ -106,7 +106,7 @@ def plain(request: RestRequest) -> tuple[object, ...]:
 
 
 def agrees_with_the_exact_way(read: Reader, head: bytes, binary: memoryview = NOTHING) -> bool:
-    """Whether the quick way took the request at all; if it did, the exact one must say the same."""
+    """Returns True if the fast parser accepted the request; then the exact one must agree."""
     try:
         found = plain(read(head, binary))
     except NOT_FAST:

@@ -1,4 +1,4 @@
-"""The REST codec: every request survives it, and every nonsense is a ServingError in words."""
+"""The REST codec: valid requests survive it unchanged, invalid ones raise a clear ServingError."""
 
 from typing import Any
 
@@ -33,12 +33,12 @@ IMAGE = Signature(
     outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),),
     max_batch_size=4,
 )
-"""One input whose shape is known but for the batch."""
+"""One input whose shape is known except for the batch."""
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> InputTensor:
-    """Any datatype, any bits: NaN, infinity, BYTES with zeros in them."""
+    """Draws any datatype, any bits: NaN, infinity, BYTES with zeros in them."""
     datatype = draw(st.sampled_from(sorted(DATATYPES)))
     shape = draw(SHAPES)
     if datatype == "BYTES":
@@ -60,7 +60,7 @@ def head_of(tensor: InputTensor, size: int) -> dict[str, Any]:
 
 
 def request_body(inputs: list[InputTensor], **fields: Any) -> tuple[bytes, str]:
-    """A binary request as a client writes it, and its header length."""
+    """Returns a binary request as a client writes it, and its header length."""
     tails = [encode_raw(tensor.datatype, tensor.array) for tensor in inputs]
     heads = [head_of(tensor, len(tail)) for tensor, tail in zip(inputs, tails, strict=True)]
     head = orjson.dumps({"inputs": heads, **fields})

@@ -1,4 +1,4 @@
-"""The REST edge above a fake admission: routes, times, priorities, failures, hang-ups."""
+"""The REST edge above a fake admission: routes, timeouts, priorities, failures, disconnections."""
 
 import logging
 import math
@@ -59,7 +59,7 @@ class FakeEntry:
 
 
 class FakeAdmission:
-    """Keeps what is let in; refuses or answers at once if told so."""
+    """Records admitted requests; refuses or answers at once if configured."""
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
@@ -81,7 +81,7 @@ class FakeAdmission:
 
 
 class Line:
-    """Stands in for a `RequestPacer`: lets what comes wait until it is told to go on."""
+    """Replaces a `RequestPacer`: holds requests until it is released."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[PacedRequest, Body]] = []
@@ -128,7 +128,7 @@ class Edge:
 
     @property
     def entry(self) -> FakeEntry:
-        """The newest that was let in."""
+        """The newest admitted request."""
         return self.admission.entries[-1]
 
     def post(self, path: str = INFER, body: bytes = BODY, **headers: Any) -> None:
@@ -136,12 +136,12 @@ class Edge:
         self.wire.send(request(path, body, **headers))
 
     def one(self) -> Answer:
-        """The only answer."""
+        """Returns the only response."""
         (answer,) = self.wire.answers()
         return answer
 
     def counted(self) -> Mapping[str, float]:
-        """Requests by code, of the served model only."""
+        """Counts requests by code, of the served model only."""
         return {
             sample.labels["code"]: sample.value
             for family in self.metrics.registry.collect()
@@ -369,7 +369,7 @@ def test_unsafe_id_is_replaced(value: str) -> None:
     on_loop(test)
 
 
-# Callers that go, and bodies that never come.
+# Clients that disconnect, and bodies that never arrive.
 
 
 def test_hang_up_cancels_the_work() -> None:

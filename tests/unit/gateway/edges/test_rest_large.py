@@ -1,4 +1,4 @@
-"""Large bodies on the REST edge: between their slices others are served."""
+"""Large bodies on the REST edge: other requests are served between their slices."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Shelf:
-    """The lane's worker: keeps what it is given."""
+    """The lane's worker: holds its entries."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -82,13 +82,13 @@ class Server:
         self.port.tick()
 
     def ask(self, body: bytes) -> Wire:
-        """Sends an inference on a connection of its own."""
+        """Sends an inference on a new connection."""
         wire = Wire(self.port)
         wire.send(request(INFER, body))
         return wire
 
     def answer(self) -> None:
-        """Answers the oldest that was let in with twice its input."""
+        """Answers the oldest admitted request with twice its input."""
         entry = self.shelf.entries.pop(0)
         array = entry.request.inputs["x"]
         entry.finish(
@@ -104,7 +104,7 @@ class Server:
 
 
 async def until(happened: Callable[[], object]) -> None:
-    """Lets the loop turn until something is so."""
+    """Runs the event loop until a condition holds."""
     async with asyncio.timeout(30):
         while not happened():  # noqa: ASYNC110 - a turn of the loop is what is awaited
             await asyncio.sleep(0)

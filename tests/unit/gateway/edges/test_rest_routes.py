@@ -1,4 +1,4 @@
-"""Routes of the REST edge that are no inference, and the document that shows them."""
+"""REST routes other than inference, and the document that describes them."""
 
 import orjson
 import pytest

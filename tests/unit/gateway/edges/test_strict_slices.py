@@ -1,4 +1,4 @@
-"""Large requests in slices: they say what the exact way says, whatever is in them."""
+"""Large requests in slices: always the same result as the exact parser's."""
 
 import json
 import random
@@ -35,7 +35,7 @@ MIB = 2**20
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes bodies of some bytes take the way of megabytes."""
+    """Makes small bodies take the code path of megabytes."""
     monkeypatch.setattr(json_spans, "MIN_CUT_BYTES", 2)
     monkeypatch.setattr(json_spans, "FIRST_WINDOW_BYTES", 3)
     monkeypatch.setattr(json_spans, "WINDOW_BYTES", 7)
@@ -59,7 +59,7 @@ def body_of(data: str, shape: list[int], datatype: str = "FP32") -> bytes:
 
 
 def agrees(head: bytes, binary: memoryview = NOTHING) -> bool:
-    """Whether the request is right; both readers say so, and read the same."""
+    """Returns True if the request is valid; both parsers must agree on that and on its content."""
     try:
         wanted: Any = plain(read_strictly(head, binary))
     except ServingError as error:
@@ -266,7 +266,7 @@ def test_body_that_an_array_views_stays_charged() -> None:
 
 
 def texts_entry(count: int, beside: dict[str, object] | None = None) -> tuple[bytes, bytes]:
-    """The JSON of a request of binary texts, with one more input perhaps; and the texts."""
+    """Returns the JSON of binary texts, with an optional further input; and the texts."""
     texts = encode_raw("BYTES", np.array([b"ab"] * count, object))
     tensor = entry(datatype="BYTES", shape=[count], data=None)
     tensor["parameters"] = {"binary_data_size": len(texts)}

@@ -1,4 +1,4 @@
-"""The verification service: who may ask, who shares one, and what is refused."""
+"""The verification service: permissions, sharing, and refusals."""
 
 import asyncio
 

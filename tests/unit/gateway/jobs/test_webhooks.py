@@ -1,4 +1,4 @@
-"""Hosts that are told, and answer with whatever they like."""
+"""Webhook hosts with arbitrary responses."""
 
 import socket
 import threading
@@ -19,7 +19,7 @@ from services.queueing.redis_streams.webhook_queue import Telling
 
 @contextmanager
 def answering(data: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """A host that answers anything with these bytes; and the first bytes of all it was asked."""
+    """Runs a host that answers any request with these bytes; yields the starts of all requests."""
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -43,7 +43,7 @@ def answering(data: bytes) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def status_of(data: bytes) -> tuple[int, list[bytes]]:
-    """What is made of an answer, and what was asked for it."""
+    """Returns the parsed response, and the requests."""
     webhooks = Webhooks(Mock(), Mock(), tuple, b"k" * 24, ("127.0.0.1",))
     with answering(data) as (url, heard):
         job = Job(id="m.1", lane=Lane("m", 1), state="done", created_at=0, deadline=0, webhook=url)

@@ -1,4 +1,4 @@
-"""Which requests are sampled, how much of them is told, and what becomes of the rest."""
+"""Payload sampling: the chosen requests, the recorded parts, and the fate of the rest."""
 
 import threading
 import time
@@ -59,7 +59,7 @@ def reply(lane: Lane = LANE, **outputs: Array) -> InferReply:
 
 
 class Place:
-    """A sampler of a gateway that serves `digits`, and what it keeps."""
+    """A sampler of a gateway that serves `digits`, and its stored samples."""
 
     def __init__(self, folder: Path, **rule: Any) -> None:
         self.metrics = Metrics("test")
@@ -89,7 +89,7 @@ class Place:
         protocol: str = "rest",
         request_id: str = "mine",
     ) -> None:
-        """A request that comes to an outcome."""
+        """Runs a request to its outcome."""
         tensors = [
             InputTensor(name=name, datatype="BYTES" if x.dtype == object else "FP32", array=x)
             for name, x in (inputs or {"x": X}).items()
@@ -99,7 +99,7 @@ class Place:
         self.sampler.watch(call, inference, self.answers.append)(outcome)
 
     def kept(self) -> list[PayloadSample]:
-        """What is in the store once the sampler has ended."""
+        """Returns the content of the store once the sampler has ended."""
         with self.sampler.writing():
             pass
         return list(read_samples(self.storage, "digits"))

@@ -53,7 +53,7 @@ GREETING = PREFACE + frame(SETTINGS, 0, 0)
 
 @dataclass
 class Service:
-    """What became of the calls."""
+    """Records of the calls."""
 
     heads: list[GrpcHead] = field(default_factory=list)
     opened: "list[Echo | EchoAll]" = field(default_factory=list)
@@ -62,13 +62,13 @@ class Service:
     refused: list[ServingError] = field(default_factory=list)
 
     def route(self, head: GrpcHead) -> None:
-        """As the edge's: a path decides."""
+        """Routes by path, as the edge does."""
         self.heads.append(head)
         head.open = partial(EchoAll if head.path == "/t/All" else Echo, self)
 
     @property
     def open_calls(self) -> int:
-        """How many calls wait for their end."""
+        """Returns the number of calls that wait for their end."""
         return sum(not call.is_over for call in self.opened)
 
 
@@ -137,7 +137,7 @@ class EchoAll(Call):
 
 
 def make_port(service: Service | None = None, **limits: Any) -> GrpcPort:
-    """A port with limits that no test reaches, but for those it names."""
+    """Creates a port with limits that no test reaches, except those given."""
     route = (service or Service()).route
     port = GrpcPort(route, make_limits(**limits), Metrics("test"), make_budget())
     port.tick()
@@ -148,18 +148,18 @@ def make_port(service: Service | None = None, **limits: Any) -> GrpcPort:
 
 
 class Wire(FakeTransport):
-    """One on which gRPC is spoken."""
+    """A transport that speaks gRPC."""
 
     def __init__(self, port: GrpcPort) -> None:
         self.connection = GrpcConnection(port)
         super().__init__(self.connection)
 
     def frames(self, *kinds: int) -> "list[Frame]":
-        """What was written, of these kinds or of all."""
+        """Returns the written frames, of these kinds or of all."""
         return [one for one in read_frames(self.output) if not kinds or one.kind in kinds]
 
     def answers(self) -> "dict[int, Answer]":
-        """What each stream was answered."""
+        """Returns the response of each stream."""
         found: dict[int, Answer] = {}
         decoder = Decoder()
         for one in self.frames(HEADERS, DATA, RST_STREAM):
@@ -174,7 +174,7 @@ class Wire(FakeTransport):
         return found
 
     def last_words(self) -> "tuple[Fault, str] | None":
-        """What the last GOAWAY said."""
+        """Returns the error and the message of the last GOAWAY."""
         found = self.frames(GOAWAY)
         if not found:
             return None
@@ -194,7 +194,7 @@ class Frame:
 
 @dataclass
 class Answer:
-    """What one stream was answered so far."""
+    """The response of one stream so far."""
 
     fields: dict[str, str] = field(default_factory=dict)
     data: bytes = b""
@@ -208,12 +208,12 @@ class Answer:
 
     @property
     def words(self) -> str:
-        """Of an error."""
+        """Message of an error."""
         return self.fields.get("grpc-message", "")
 
     @property
     def messages(self) -> list[bytes]:
-        """All messages; nothing may be left over."""
+        """Returns all messages; no bytes may be left over."""
         return list(_messages(self.data))
 
 
@@ -241,7 +241,7 @@ def _messages(data: bytes) -> Iterator[bytes]:
 
 
 def message(content: bytes, flag: int = 0) -> bytes:
-    """A message as DATA has it."""
+    """Encodes a message as in DATA."""
     return bytes((flag,)) + len(content).to_bytes(4, "big") + content
 
 
@@ -254,7 +254,7 @@ def fields(path: str = "/t/Echo", **metadata: Any) -> list[tuple[str, str]]:
 
 
 def block(found: Iterable[tuple[str, str]]) -> bytes:
-    """A header block that no table remembers."""
+    """Encodes a header block without entries for the dynamic table."""
     coded: bytes = Encoder().encode([(name, value, True) for name, value in found], huffman=False)
     return coded
 
@@ -265,12 +265,12 @@ def begin(stream: int, path: str = "/t/Echo", flags: int = 0, **metadata: Any) -
 
 
 def call(stream: int, content: bytes = b"hello", path: str = "/t/Echo", **metadata: Any) -> bytes:
-    """A whole call of one message that one frame holds."""
+    """Encodes a whole call with one message that fits a frame."""
     return begin(stream, path, **metadata) + frame(DATA, END_STREAM, stream, message(content))
 
 
 def wire(service: Service | None = None, greeting: bytes = GREETING, **limits: Any) -> Wire:
-    """A connection to a port of its own, on which both sides have said who they are."""
+    """Opens a connection to a port of its own, with the settings of both sides exchanged."""
     w = Wire(make_port(service, **limits))
     w.send(greeting)
     return w
@@ -325,7 +325,7 @@ class Client:
         return stream
 
     def call(self, content: bytes = b"hello", path: str = "/t/Echo", **metadata: Any) -> int:
-        """A call of one message; returns its stream."""
+        """Sends a call of one message; returns its stream."""
         stream = self.begin(path, **metadata)
         self.data(stream, message(content), ended=True)
         self.pump()

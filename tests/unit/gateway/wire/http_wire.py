@@ -59,12 +59,12 @@ class Echo(Exchange):
 
 
 def echo_route() -> type[Echo]:
-    """An `Echo` class with lists of its own."""
+    """Creates an `Echo` class with lists of its own."""
     return type("Echoes", (Echo,), {"__slots__": (), "held": [], "abandoned": [], "refused": []})
 
 
 class FakeTransport:
-    """A transport that keeps what is written and delivers what the test sends."""
+    """A transport that records writes and delivers the test's data."""
 
     def __init__(self, connection: OpenConnection) -> None:
         self.written: list[bytes] = []
@@ -79,7 +79,7 @@ class FakeTransport:
     # What a connection uses of its transport.
 
     def get_extra_info(self, name: str) -> Any:
-        """Where the peer is."""
+        """Returns the peer's address."""
         assert name == "peername"
         return ("127.0.0.1", 50_000)
 
@@ -99,11 +99,11 @@ class FakeTransport:
         self.ended = True
 
     def can_write_eof(self) -> bool:
-        """As TCP."""
+        """Returns True, as TCP does."""
         return True
 
     def get_write_buffer_size(self) -> int:
-        """What the peer has not taken; the test sets it."""
+        """Returns the bytes that the peer has not read; the test sets them."""
         return self.unsent_bytes
 
     def pause_reading(self) -> None:
@@ -118,7 +118,7 @@ class FakeTransport:
         asyncio.get_running_loop().call_soon(self.send, b"")
 
     def is_closing(self) -> bool:
-        """Whether `close` or `abort` was called."""
+        """Returns True after `close` or `abort`."""
         return self.closed or self.aborted
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class FakeTransport:
             asyncio.get_running_loop().call_soon(self.lose)
 
     def abort(self) -> None:
-        """As close."""
+        """Behaves as `close`."""
         self.close()
         self.aborted = True
 
@@ -151,32 +151,32 @@ class FakeTransport:
 
     @property
     def output(self) -> bytes:
-        """All that was written."""
+        """Returns all written bytes."""
         return b"".join(self.written)
 
 
 class Wire(FakeTransport):
-    """One on which HTTP/1 is spoken."""
+    """A transport that speaks HTTP/1."""
 
     def __init__(self, port: HttpPort) -> None:
         self.connection = HttpConnection(port)
         super().__init__(self.connection)
 
     def answers(self, methods: Iterable[str] = ()) -> "list[Answer]":
-        """All answers in full; the method of each request matters where it is HEAD."""
+        """Returns all complete responses; HEAD requests need their method in `methods`."""
         return read_answers(self.output, methods)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer, without the headers that change with time."""
+    """One response, without the headers that change with time."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
     def header(self, name: str) -> str | None:
-        """A header's value."""
+        """Returns a header's value."""
         return dict(self.headers).get(name)
 
 
@@ -208,7 +208,7 @@ def read_answers(data: bytes, methods: Iterable[str] = ()) -> list[Answer]:
 
 
 def wire(route: Any = None, **limits: Any) -> Wire:
-    """A connection to a port of its own."""
+    """Opens a connection to a port of its own."""
     return Wire(make_port(route or echo_route(), **limits))
 
 
@@ -224,12 +224,12 @@ def make_limits(**limits: Any) -> PortLimits:
 
 
 def make_budget() -> ByteBudget:
-    """A budget that no test reaches."""
+    """Creates a budget that no test reaches."""
     return ByteBudget(2**30)
 
 
 def make_port(route: Opener, **limits: Any) -> HttpPort:
-    """A port that sends everything to one opener."""
+    """Creates a port that sends every request to one opener."""
     port = HttpPort(lambda _: route, make_limits(**limits), Metrics("test"), make_budget())
     port.tick()
     return port
@@ -247,14 +247,14 @@ def request(
     version: str = "1.1",
     **headers: Any,
 ) -> bytes:
-    """A request with a Content-Length."""
+    """Builds a request with a Content-Length."""
     lines = [f"{method} {path} HTTP/{version}", "host: test", f"content-length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def chunked(body: bytes, sizes: Iterable[int], path: str = "/echo", trailer: bytes = b"") -> bytes:
-    """A request whose body comes in chunks of these sizes and a last one with the rest."""
+    """Builds a request whose body has chunks of these sizes and a last one with the rest."""
     out = b"POST %b HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n" % path.encode()
     for size in sizes:
         if size and body:
@@ -266,7 +266,7 @@ def chunked(body: bytes, sizes: Iterable[int], path: str = "/echo", trailer: byt
 
 
 def said(body: bytes, path: str = "/echo", method: str = "POST", query: str = "") -> bytes:
-    """What `Echo` answers."""
+    """Returns the response of `Echo`."""
     return f"{method} {path}?{query} {len(body)}:".encode() + body
 
 
@@ -289,7 +289,7 @@ def refused(w: Wire, status: int, words: str) -> Iterator[None]:
 
 
 def refusals(port: OpenPort) -> float:
-    """All that were counted."""
+    """Returns the number of all counted refusals."""
     return sum(
         sample.value
         for family in port.metrics.registry.collect()

@@ -1,4 +1,4 @@
-"""Bodies while they arrive, cut anywhere; chunks are judged as llhttp judges them, or harder."""
+"""Bodies that arrive in arbitrary pieces; chunks are parsed as by llhttp, or more strictly."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What connections of gRPC charge to the budget of bytes, and give back."""
+"""Charges of gRPC connections to the byte budget, and their refunds."""
 
 import gzip
 from typing import Any
@@ -32,7 +32,7 @@ def sent_of(stream: int, content: bytes) -> bytes:
 
 
 def make_port(service: Service | None = None, **limits: Any) -> GrpcPort:
-    """A port with a small budget; every connection that waits is judged at once."""
+    """Creates a port with a small budget; every waiting connection is judged at once."""
     roomy = {"max_request_bytes": 64 * 2**20, **limits}
     budget = ByteBudget(LIMIT_BYTES, grace_s=0)
     port = GrpcPort((service or Service()).route, make_limits(**roomy), Metrics("test"), budget)
@@ -41,14 +41,14 @@ def make_port(service: Service | None = None, **limits: Any) -> GrpcPort:
 
 
 def connect(port: GrpcPort, greeting: bytes = GREETING) -> Wire:
-    """A connection to it."""
+    """Opens a connection to it."""
     w = Wire(port)
     w.send(greeting)
     return w
 
 
 def kept(port: GrpcPort) -> int:
-    """What is charged, but for heads that are known."""
+    """Returns the charged bytes, without those of cached headers."""
     known = sum(one._known_bytes for one in port.connections)  # type: ignore[attr-defined]
     return port.budget.held_bytes - known
 

@@ -1,4 +1,4 @@
-"""What connections of HTTP/1 charge to the budget of bytes, and give back."""
+"""Charges of HTTP/1 connections to the byte budget, and their refunds."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ LIMIT_BYTES = 1024 * 1024
 
 
 def make_port(route: Any, limit_bytes: int = LIMIT_BYTES, **limits: Any) -> HttpPort:
-    """A port with a small budget; every connection that waits is judged at once."""
+    """Creates a port with a small budget; every waiting connection is judged at once."""
     roomy = {"max_request_bytes": 64 * 2**20, **limits}
     budget = ByteBudget(limit_bytes, grace_s=0)
     port = HttpPort(lambda _: route, make_limits(**roomy), Metrics("test"), budget)
@@ -278,7 +278,7 @@ class Little(Echo):
     __slots__ = ()
 
     def body_limit(self, max_bytes: int) -> int:
-        """As health."""
+        """Behaves as the health route."""
         return min(SMALL_BODY_BYTES, max_bytes)
 
 

@@ -1,4 +1,4 @@
-"""The budget of bytes: what is charged, who makes room, what is refused."""
+"""The byte budget: charges, evictions, refusals."""
 
 import pytest
 
@@ -22,7 +22,7 @@ class Connection:
         budget.waiting.add(self)
 
     def pace(self, _: float) -> float | None:
-        """As told."""
+        """Returns the configured pace."""
         return self.bytes_a_second
 
     def shed(self, error: BufferFullError) -> None:

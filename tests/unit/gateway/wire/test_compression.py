@@ -1,4 +1,4 @@
-"""Content-Encoding: what goes in comes out, within the limit, and never long on the loop."""
+"""Content-Encoding: round trips, size limits, and short work on the event loop."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Memory goes back to the system behind the highest points of what is held, and not too often."""
+"""Memory is returned to the system after peaks of held bytes, and not too often."""
 
 import asyncio
 import math
@@ -38,13 +38,13 @@ class Process:
         return 1000 + self.held + self.kept
 
     def change(self, held: int, freed: int = 0) -> int:
-        """What is held now, and what has been freed meanwhile."""
+        """Sets the held bytes, and adds the freed ones."""
         self.held = held
         self.kept += freed
         return held
 
     def give_back(self) -> None:
-        """One call."""
+        """Counts one call."""
         self.calls += 1
         self.kept = 0
         self._loop.call_soon_threadsafe(self.asked.release)

@@ -48,7 +48,7 @@ TRAILERS = block([("x-checksum", "1")])
 
 
 async def answered(w: Wire, stream: int) -> Answer:
-    """A call's answer; what a thread does is waited for."""
+    """Returns a call's response; waits for threads."""
     while not w.answers().get(stream, Answer()).ended:
         await settle()
     return w.answers()[stream]
@@ -61,7 +61,7 @@ CONTENTS = st.one_of(st.binary(max_size=50), st.just(b"x" * 40_000))
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[list[bytes], list[bytes], bool]:
-    """A call's frames without their stream's number, what it is answered with, and its kind."""
+    """Draws a call's frames without stream number, its expected response, and its kind."""
     many = draw(st.booleans())
     contents = draw(st.lists(CONTENTS, min_size=0 if many else 1, max_size=4 if many else 1))
     encoded = draw(st.booleans())
@@ -367,7 +367,7 @@ async def test_compressed_message_that_is_none(packed: bytes, status: int, words
 
 
 def failing(error: Exception) -> Service:
-    """A service whose calls all fail."""
+    """Returns a service whose calls all fail."""
 
     def start(_: object, __: SimpleCall) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""Floods: frames and calls that bring a peer nothing, and the budget that ends its connection."""
+"""Floods: frames and calls without benefit for the peer, and the budget that closes connections."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Heads of calls: what the fields say, and what answers those that say nothing of use."""
+"""Headers of calls: parsed fields, and responses to invalid ones."""
 
 from urllib.parse import unquote
 
@@ -16,7 +16,7 @@ INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED = 3, 8, 12
 
 
 def head(**metadata: str) -> GrpcHead:
-    """A call's."""
+    """Builds the headers of a call."""
     return GrpcHead([(n.encode(), v.encode("latin-1")) for n, v in fields(**metadata)])
 
 

@@ -1,4 +1,4 @@
-"""A server's stop: connections say that they end, and end when their last call has its answer."""
+"""A server's stop: connections send GOAWAY, and close after the response to their last call."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ WAIT_S = 10.0
 
 
 def lasts(w: Wire) -> list[int]:
-    """What each GOAWAY said of the newest call that is still answered."""
+    """Returns the last stream id of each GOAWAY."""
     return [int.from_bytes(one.payload[:4], "big") for one in w.frames(GOAWAY)]
 
 
@@ -165,7 +165,7 @@ async def test_connection_without_a_preface_is_greeted_first(sent: bytes) -> Non
 
 
 def port_of(service: Service) -> tuple[GrpcPort, PortServer]:
-    """A port and its server, which does not listen."""
+    """Returns a port and its server, which does not listen."""
     port = make_port(service)
     return port, PortServer(port, partial(GrpcConnection, port))
 
@@ -229,7 +229,7 @@ class Caller:
 
 @contextlib.asynccontextmanager
 async def running(service: Service, **limits: Any) -> AsyncIterator[tuple[PortServer, int]]:
-    """A server on a free port."""
+    """Runs a server on a free port."""
     port = make_port(service, **limits)
     server = PortServer(port, partial(GrpcConnection, port))
     listening = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Limits on a connection's cost: calls, bytes that are not whole, fields, turns of the loop."""
+"""Limits on a connection's cost: calls, incomplete bytes, fields, turns of the event loop."""
 
 import asyncio
 import gzip
@@ -96,7 +96,7 @@ def sent_of(stream: int, data: bytes) -> bytes:
 
 
 async def fill(w: Wire, stream: int, size: int, path: str = "/t/Echo", whole: bool = False) -> None:
-    """A call sends all of a message but its last byte, or all but the call's end."""
+    """Sends all of a message except its last byte, or all except the call's end."""
     data = message(b"x" * size)
     w.send(begin(stream, path) + sent_of(stream, data if whole else data[:-1]))
     await settle()
@@ -315,7 +315,7 @@ async def test_calls_of_lost_connections_are_dropped_in_turns() -> None:
 
 
 def late(stream: int) -> bytes:
-    """A header block of a call that has its status."""
+    """Encodes a header block of a call that has its status."""
     return frame(HEADERS, END_HEADERS | END_STREAM, 1, block(fields()))
 
 

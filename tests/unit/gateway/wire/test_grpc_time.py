@@ -1,4 +1,4 @@
-"""Connections and calls over time: who is given up, and who is not. The test moves the clock."""
+"""Timeouts of connections and calls. The test moves the clock."""
 
 import pytest
 
@@ -247,7 +247,7 @@ async def test_peer_that_reads_nothing_while_its_connection_leaves() -> None:
 
 
 def aged(w: Wire) -> float:
-    """When the connection is too old."""
+    """Returns the time at which the connection is too old."""
     return w.connection._age_s
 
 

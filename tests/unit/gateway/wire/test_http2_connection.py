@@ -1,4 +1,4 @@
-"""One connection's frames: what breaks the rules ends it in words, or the one call it is about."""
+"""Frames of one connection: a violation ends it, or only its call, with a clear error."""
 
 import gzip
 

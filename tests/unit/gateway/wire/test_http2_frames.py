@@ -1,4 +1,4 @@
-"""Frames as bytes: read back by hyperframe, which others wrote, and refused where they are none."""
+"""Frames as bytes: parsed by hyperframe, a third-party library, and refused if malformed."""
 
 import pytest
 from hyperframe.frame import (
@@ -41,7 +41,7 @@ VALUES = {
 
 
 def read(data: bytes) -> Frame:
-    """One frame, and nothing behind it."""
+    """Parses one frame without trailing bytes."""
     found, length = Frame.parse_frame_header(memoryview(data[:HEAD_BYTES]))
     assert len(data) == HEAD_BYTES + length
     found.parse_body(memoryview(data[HEAD_BYTES:]))

@@ -1,4 +1,4 @@
-"""Header blocks: written for any reader, read for what they mean at their place and time."""
+"""Header blocks: written for any reader, and interpreted by their position and time."""
 
 import contextlib
 from typing import Any
@@ -102,19 +102,19 @@ def test_block_of_nothing_but_table_sizes_is_refused() -> None:
 
 
 def entry(name: str, value: str) -> bytes:
-    """A field that enters the table."""
+    """Encodes a field that enters the table."""
     return b"".join(
         (bytes((NEW_ENTRY, len(name))), name.encode(), bytes((len(value),)), value.encode())
     )
 
 
 def start(stream: int, coded: bytes) -> bytes:
-    """A call without a message."""
+    """Encodes a call without a message."""
     return frame(HEADERS, END_HEADERS | END_STREAM, stream, coded)
 
 
 SHORT = block(fields()[:2] + fields()[3:])
-"""All that a call needs but its path; no table remembers it."""
+"""All headers of a call except its path; without entries for the dynamic table."""
 BY_NUMBER = bytes((INDEXED | FIRST_ENTRY,)) + SHORT
 """Its path is the newest field of the table."""
 

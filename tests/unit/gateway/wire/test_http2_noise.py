@@ -76,7 +76,7 @@ PAYLOADS = {
 
 @st.composite
 def frames(draw: st.DrawFn) -> bytes:
-    """A frame that is one by its form; mostly of calls."""
+    """Draws a well-formed frame; mostly of calls."""
     kind = draw(st.one_of(st.sampled_from([HEADERS, DATA]), st.integers(0, 10)))
     payload = draw(PAYLOADS.get(kind, st.binary(max_size=10)))
     stream = draw(STREAMS)

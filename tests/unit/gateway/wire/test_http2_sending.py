@@ -1,4 +1,4 @@
-"""What may be written, and when: the caller's windows, and turns between its calls."""
+"""Scheduling of writes: the client's windows, and turns between its calls."""
 
 import asyncio
 import itertools
@@ -40,7 +40,7 @@ END = b"the end"
 
 @dataclass(eq=False)
 class One:
-    """A call, as far as sending goes."""
+    """The sending side of a call."""
 
     id: int
     credit: int = 0
@@ -50,7 +50,7 @@ class One:
 
 @dataclass
 class Line:
-    """What was sent, and of whom."""
+    """A record of the sent data, by call."""
 
     written: list[bytes] = field(default_factory=list)
     over: list[int] = field(default_factory=list)
@@ -200,7 +200,7 @@ def test_call_that_is_forgotten_sends_nothing_more(window: int) -> None:
 
 
 class CountedCall(One):
-    """A call that counts how often its window is looked at."""
+    """A call that counts accesses to its window."""
 
     looks = 0
 

@@ -1,4 +1,4 @@
-"""ASGI applications behind our server: what they are told, and what becomes of their answers."""
+"""ASGI applications behind our server: their scopes and events, and their responses."""
 
 import asyncio
 import gzip

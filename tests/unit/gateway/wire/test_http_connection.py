@@ -41,7 +41,7 @@ BODIES = st.one_of(
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[bytes, bytes]:
-    """A request's bytes, and what it is to be answered with."""
+    """Draws a request's bytes, and its expected response."""
     body = draw(BODIES)
     match draw(st.sampled_from(["sized", "chunked", "get", "lines", "held"])):
         case "sized":

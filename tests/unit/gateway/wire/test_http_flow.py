@@ -1,4 +1,4 @@
-"""One connection over time: who waits for whom, timeouts, stops. No network."""
+"""One connection over time: back-pressure, timeouts, stops. No network."""
 
 import gzip
 from typing import Any

@@ -1,4 +1,4 @@
-"""Heads: what is read of one, and that nothing two servers could read in two ways gets through."""
+"""Request heads: parsed fields, and rejection of all that two servers could parse differently."""
 
 import contextlib
 import itertools

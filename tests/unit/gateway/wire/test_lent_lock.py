@@ -1,4 +1,4 @@
-"""A busy event loop lends the interpreter's lock between turns: model threads wait for it."""
+"""A busy event loop releases the GIL between turns, for waiting model threads."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ TURNS = 20
 
 @pytest.fixture
 def lent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """By whom the lock was lent."""
+    """Returns a log of the modules that released the lock."""
     log: list[str] = []
 
     def lending(module: str) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Turns of the event loop among connections: who goes on, when, and how much at once."""
+"""Turns of the event loop among connections: order, time, and amount of work."""
 
 import asyncio
 import itertools
@@ -34,7 +34,7 @@ from tests.unit.gateway.wire.http_wire import (
 
 
 class Worker:
-    """A connection that has so much to do, and does a part of it in each turn."""
+    """A connection with a given amount of work, and a part of it for each turn."""
 
     def __init__(self, turns: LoopTurns, log: list["Worker"], work_us: int) -> None:
         self.left_us = work_us

@@ -1,4 +1,4 @@
-"""A port of HTTP/1 on real sockets and the loop it runs on in earnest."""
+"""An HTTP/1 port on real sockets and a real event loop."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ WAIT_S = 10.0
 
 
 class Signalling(Echo):
-    """An echo that tells when something is held or abandoned."""
+    """An echo that signals when a request is held or abandoned."""
 
     __slots__ = ()
     happened: asyncio.Event
@@ -69,11 +69,11 @@ class Running:
     async def connect(
         self, tls: ssl.SSLContext | None = None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection of a client's."""
+        """Opens a client connection."""
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)
 
     async def ask(self, sent: bytes) -> list[Answer]:
-        """What comes back until the server hangs up."""
+        """Returns the responses until the server closes the connection."""
         reader, writer = await self.connect()
         writer.write(sent)
         return await everything(reader, writer)
@@ -277,7 +277,7 @@ def test_stop_gives_up_after_the_grace() -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate and its key, for 127.0.0.1."""
+    """Creates a certificate and its key, for 127.0.0.1."""
     file = tmp_path / "certificate.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",

@@ -1,4 +1,4 @@
-"""How TLS begins on a port: what peers cost that do not go on with it, and whom they keep out."""
+"""TLS handshakes on a port: the cost of stalled ones, and their effect on other clients."""
 
 import asyncio
 import contextlib
@@ -75,7 +75,7 @@ class Door:
         self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     async def greet(self, tls: ssl.SSLContext) -> bytes:
-        """What a client hears that means well."""
+        """Returns the data that a regular client receives."""
         async with asyncio.timeout(WAIT_S):
             reader, writer = await asyncio.open_connection(*self.address, ssl=tls)
             heard = await reader.read()
@@ -83,7 +83,7 @@ class Door:
         return heard
 
     async def say(self, sent: bytes) -> bytes:
-        """What a peer hears that sends something, until it is hung up on."""
+        """Returns the data that a peer receives after sending, until the connection closes."""
         async with asyncio.timeout(WAIT_S):
             reader, writer = await asyncio.open_connection(*self.address)
             writer.write(sent)
@@ -132,7 +132,7 @@ def client_hello(tls: ssl.SSLContext) -> bytes:
 
 
 def claiming(size: int, sent: int) -> bytes:
-    """A record with the beginning of a ClientHello of some size."""
+    """Returns a record with the beginning of a ClientHello of some size."""
     content = (b"\x01" + size.to_bytes(3, "big") + b"\x03\x03").ljust(sent, b"\0")
     return b"\x16\x03\x01" + len(content).to_bytes(2, "big") + content
 

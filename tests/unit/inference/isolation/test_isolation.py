@@ -1,4 +1,4 @@
-"""A model in a process of its own: right when all is well, and alone when it crashes."""
+"""A model in a process of its own: correct in normal operation, and contained when it crashes."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def doubles(backend: IsolatedBackend) -> bool:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IsolatedBackend]:
-    """One process for the tests that leave it well."""
+    """Runs one process for the tests that do not damage it."""
     backend = opened(tmp_path_factory.mktemp("raising"), misbehaving_models.raising())
     yield backend
     backend.close()

@@ -1,4 +1,4 @@
-"""Which artifact is served: the publisher's first, then the fastest here; time is faked."""
+"""The choice of the served artifact: the publisher's first, then the fastest here; fake time."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ CHOICE = Choice(artifact="onnx", row_ms={"onnx": 0.5, "onnx-1": 0.75})
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Manifest:
-    """Of three artifacts that do the same, in the publisher's order."""
+    """Returns a manifest of three equivalent artifacts, in the publisher's order."""
     return publish(
         str(tmp_path / "store"), "m", linear(2), linear(2, layers=1), linear(2, layers=2)
     )
@@ -82,7 +82,7 @@ def machine(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch)
 
 
 def ticking(seconds: float) -> Callable[[], float]:
-    """A clock that goes on by so much whenever it is read."""
+    """Returns a clock that advances by so much at each reading."""
     times: Iterator[float] = itertools.count(0, seconds)
     return lambda: next(times)
 

@@ -1,4 +1,4 @@
-"""Artifacts that ask for much, tried where they harm nobody before they come near other models."""
+"""Artifacts with large resource needs are tried in isolation before they load elsewhere."""
 
 import asyncio
 import contextlib

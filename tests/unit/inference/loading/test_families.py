@@ -1,4 +1,4 @@
-"""Versions of several kinds, from a store to a backend: what loads, what gives way, and why."""
+"""Versions with several artifact kinds, from store to backend: loading, fallback, and reasons."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Golden rows in every form requests come in: what each form finds that the others do not."""
+"""Golden rows in every form of a request: errors that only one form reveals."""
 
 from collections.abc import Mapping
 

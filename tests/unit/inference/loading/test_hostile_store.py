@@ -1,4 +1,4 @@
-"""Files of one model that are anything at all: named, and nothing else feels them."""
+"""Model files with arbitrary content: reported by name, without effect on other models."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ FUZZ_ROUNDS = int(os.environ.get("FLAMBEAU_FUZZ_ROUNDS", "40"))
 
 
 class Watched:
-    """A reconciler on a store with the model `healthy`, and what it says of `hostile`."""
+    """A reconciler on a store with the model `healthy`, and its reports on `hostile`."""
 
     def __init__(self, folder: Path, log: pytest.LogCaptureFixture) -> None:
         self.folder, self._log = folder, log
@@ -75,11 +75,11 @@ class Watched:
                 await self._passed.wait()
 
     def said(self, message: str) -> int:
-        """How many lines of the log say this."""
+        """Returns the number of log lines with this message."""
         return sum(record.getMessage() == message for record in self._log.records)
 
     def named(self) -> str:
-        """What is wrong with `hostile`: the reason of its state, or else of a line in the log."""
+        """Returns the error of `hostile`: the reason of its state, or else of a log line."""
         for served in self.directory.all_versions():
             if served.lane.model == "hostile" and served.state == "failed":
                 return served.reason

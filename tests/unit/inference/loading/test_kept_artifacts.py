@@ -1,4 +1,4 @@
-"""Which artifacts are loaded beside the one that serves, and what becomes of them."""
+"""Artifacts that are loaded beside the serving one, and their unloading."""
 
 import asyncio
 import threading
@@ -30,7 +30,7 @@ NAMES = ("onnx", "onnx-1", "onnx-2", "onnx-3")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of one version with four artifacts that do the same, and of a larger model."""
+    """Returns a store of one version with four equivalent artifacts, and of a larger model."""
     folder = tmp_path_factory.mktemp("kept")
     publish(str(folder), "m", *(linear(2, layers=n) for n in range(4)), precisions=PRECISIONS)
     publish(str(folder), "other", linear(2, layers=3))

@@ -1,4 +1,4 @@
-"""Loaded versions within a device's memory: what fits, what is refused, what leaves for others."""
+"""Loaded versions within a device's memory: admission, refusal, eviction."""
 
 import asyncio
 import dataclasses
@@ -207,7 +207,7 @@ def test_a_device_runs_as_many_batches_at_once_as_was_said() -> None:
 
 
 def _load_with(patch: pytest.MonkeyPatch, backend: DoublingBackend) -> None:
-    """What is loaded from now on runs on this backend."""
+    """Makes later loads run on this backend."""
 
     def load(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
         loaded = load_version(store, manifest, options)

@@ -1,4 +1,4 @@
-"""Versions load side by side where memory is ample, alone where it is short."""
+"""Versions load concurrently with ample memory, and serially with little."""
 
 import asyncio
 from collections.abc import Callable

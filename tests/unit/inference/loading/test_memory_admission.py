@@ -1,4 +1,4 @@
-"""Which versions fit into memory, by what was measured, and which leave for others."""
+"""Admission of versions by measured memory, and eviction of others."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ A, B, C, NEW = (Lane(name, 1) for name in ("a", "b", "c", "new"))
 
 
 def holding(limit: int, base: int = 0, **loaded: int) -> MemoryAdmission:
-    """An account in mebibytes."""
+    """Returns an account in mebibytes."""
     memory = MemoryAdmission(limit * MEBIBYTE, base * MEBIBYTE)
     for name, taken in loaded.items():
         memory.loaded(Lane(name, 1), taken * MEBIBYTE)

@@ -1,4 +1,4 @@
-"""The reconciler against a real store and real, tiny ONNX models: what becomes live, and when."""
+"""The reconciler on a real store with tiny real ONNX models: live versions and their timing."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def only(artifact: str) -> LanePolicy:
 
 
 class Running:
-    """A reconciler that can be asked to have finished one more pass."""
+    """A reconciler that can wait for the end of one more pass."""
 
     def __init__(self, store: Path, policy: ServingPolicy) -> None:
         self.store = ModelStore(str(store))
@@ -137,7 +137,7 @@ async def test_a_version_that_is_refused_again_is_logged_once(
 
 
 def counted(running: "Running") -> dict[str, float | None]:
-    """What alerts are made of."""
+    """Returns the metrics that alerts use."""
     value = running.metrics.registry.get_sample_value
     names, labels = ("failed_verifications", "failed_loads"), {"model": "m", "version": "1"}
     return {name: value(f"flambeau_{name}_total", labels) for name in names}

@@ -1,4 +1,4 @@
-"""The arrays of a batch: every row comes back to its request, whatever was padded or filled in."""
+"""The arrays of a batch: every row returns to its request, whatever was padded or filled in."""
 
 from collections.abc import Mapping, Sequence
 
@@ -74,7 +74,7 @@ def fixed(number: int, rows: int) -> Entry:
 
 
 def padded(number: int, rows: int, length: int, *, filled_in: bool = False) -> Entry:
-    """Everything a request may give, or the mask and the lengths left to be filled in."""
+    """Returns all inputs of a request, or omits the mask and the lengths, to be filled in."""
     inputs: dict[str, Array] = {
         "tokens": np.arange(rows * length).reshape(rows, length) + 1000 * number,
         "waves": np.full((rows, 3, length), number, np.float32),

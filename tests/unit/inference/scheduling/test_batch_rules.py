@@ -1,4 +1,4 @@
-"""What a signature says of batches: who shares one, told by shapes or by lengths alone."""
+"""Batching rules of a signature: compatible requests, by shapes or by lengths alone."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The batcher's laws, whatever arrives, dies or becomes hopeless."""
+"""The batcher's invariants under any arrivals, cancellations and missed deadlines."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,7 +32,7 @@ FOREVER_S = 1e6
 CNN_MS = {1: 14.0, 4: 44.0, 16: 161.0, 64: 864.0}
 """Measured once on a small machine: most rows a second, 99, at batch 16; 74 at 64."""
 LINEAR_S = {1: 0.010, 8: 0.080}
-"""A run takes 10 ms a row; judged with caution, 12 ms."""
+"""A run takes 10 ms a row; 12 ms with the safety margin."""
 
 
 def rules(
@@ -69,7 +69,7 @@ def entry(
     alone: bool = False,
     **more_inputs: int,
 ) -> Entry:
-    """One request with an input `x` [rows, width], and others of the widths named."""
+    """Returns one request with an input `x` [rows, width], and others of the given widths."""
     widths = {"x": length or width, **more_inputs}
     request = InferRequest(
         request_id=str(number),

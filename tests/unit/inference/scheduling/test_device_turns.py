@@ -1,4 +1,4 @@
-"""Turns on a device: fair by measured time, and never an idle slot while somebody asks."""
+"""Turns on a device: fair by measured time, and no idle slot while a lane waits."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from services.inference.scheduling.device_turns import DeviceTurns
 
 
 class FakeLane:
-    """A lane with batches to run, each of which should take so long."""
+    """A lane with batches to run, each with the expected duration."""
 
     def __init__(self, name: str, takes_s: float, batches: int = 1000, jobs: int = 0) -> None:
         self.name, self.takes_s, self.batches, self.jobs = name, takes_s, batches, jobs
@@ -42,7 +42,7 @@ class FakeLane:
         return self.ends_at
 
     def ends(self, turns: DeviceTurns, took_s: float | None = None) -> None:
-        """One of its batches has run; it asks for more if it has any."""
+        """Ends one of its batches; requests another turn if it has more."""
         assert self.running, f"{self.name} runs nothing"
         self.running -= 1
         took = self.takes_s if took_s is None else took_s

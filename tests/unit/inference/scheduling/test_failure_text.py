@@ -1,4 +1,4 @@
-"""The one line that callers get of what a runtime said."""
+"""The one-line error message that clients get from a runtime's error."""
 
 import pytest
 

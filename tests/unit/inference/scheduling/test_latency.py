@@ -1,4 +1,4 @@
-"""What the latency model expects, and what it learns from the runs there were."""
+"""The latency model: estimates, and updates from measured runs."""
 
 import random
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_the_largest_batch_counts_though_it_is_no_power_of_two() -> None:
 
 
 def tried(curve: LatencyCurve, waiting: int, runs: int) -> list[int]:
-    """What is run other than the best size, while so many rows always wait."""
+    """Returns the sizes run other than the best one, while so many rows always wait."""
     found = []
     for _ in range(runs):
         rows = curve.rows_to_run(waiting)
@@ -170,9 +170,9 @@ NOISY_RATES = {1: 150, 2: 172, 4: 189, 8: 195, 16: 199, 32: 185, 64: 180}
 
 
 EVEN_S = {rows: rows / 445 for rows in (1, 2, 4, 8, 16, 32)}
-"""A small CNN in INT8, which runs as many rows a second at any size."""
+"""A small CNN in INT8, with the same rows a second at any size."""
 BESIDE_S = 4.4e-4
-"""What each batch of it costs beside its run."""
+"""Cost of each of its batches beside the run."""
 
 
 def noise(chance: random.Random) -> float:

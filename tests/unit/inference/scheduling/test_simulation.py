@@ -19,7 +19,7 @@ BUCKETS = (8, 16, 32, 64)
 
 
 def latency(dice: random.Random) -> tuple[Callable[[int, int, float], float], dict[int, float]]:
-    """A true latency, with a cliff and with a change some time, and seeds that are wrong."""
+    """Returns a true latency, with a cliff and a change over time, and wrong initial estimates."""
     fixed_s = 10 ** dice.uniform(-4, -2)
     row_s = fixed_s * 10 ** dice.uniform(-2, 0)
     cliff = dice.choice([4, 16, 32, math.inf])

@@ -1,4 +1,4 @@
-"""The worker: every request answered exactly once, whatever arrives, cancels, fails or blocks."""
+"""The worker answers every request exactly once, under any arrivals, cancellations and failures."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Workers that share a device: what a lane pays for, and who may go beside whom."""
+"""Workers that share a device: the cost charged to a lane, and concurrent runs."""
 
 import asyncio
 import time

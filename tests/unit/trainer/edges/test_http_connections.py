@@ -39,7 +39,7 @@ class Peer:
             return (await self._reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0]
 
     async def hears_the_end(self) -> bytes:
-        """What came before the connection was closed."""
+        """Returns the data received before the connection was closed."""
         async with asyncio.timeout(TIMEOUT_S):
             try:
                 return await self._reader.read()

@@ -1,4 +1,4 @@
-"""Messages of which anybody may send as many fields as fit: they are counted first."""
+"""Untrusted messages with very many fields: fields are counted before parsing."""
 
 import pytest
 from google.protobuf.message import DecodeError

@@ -1,4 +1,4 @@
-"""Bodies of submissions over REST: bundles in pieces, and what is refused before it is parsed."""
+"""Bodies of REST submissions: bundles in pieces, and refusals before parsing."""
 
 import asyncio
 import base64

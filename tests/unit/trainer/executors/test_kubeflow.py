@@ -124,7 +124,7 @@ class Cluster:
         return await asyncio.wait_for(running, 20)
 
     def tell(self, *events: object) -> None:
-        """What the pod writes."""
+        """Writes events as the pod does."""
         with (self.folder / EVENTS).open("a") as file:
             file.writelines(json.dumps(event) + "\n" for event in events)
 

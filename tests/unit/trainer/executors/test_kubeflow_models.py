@@ -1,4 +1,4 @@
-"""What we say to Kubeflow, and what the recorded API answers, have the shapes of the real API.
+"""Our requests to Kubeflow, and the recorded API's responses, have the shapes of the real API.
 
 By the models that Kubeflow generates from it (`kubeflow-trainer-api`). A model drops what it does
 not know, as the API server does, so a value has the shape if it comes back from the model whole.

@@ -1,4 +1,4 @@
-"""How a job's process begins, talks and ends; the process is a small program in place of torch."""
+"""Start, output and end of a job's process; a small program replaces torch."""
 
 import asyncio
 import os
@@ -78,7 +78,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has asked for does not."""
+    """Returns True if a process runs; False for a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The state machine of training jobs: whatever happens in whatever order."""
+"""The state machine of training jobs, under any events in any order."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Candidates: what suits a model and a machine, best prospects first, the rest with a reason."""
+"""Candidates: suitable for a model and a machine, best prospects first, the rest with a reason."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The front: something is kept, nothing twice, and what is dropped is not missed."""
+"""The Pareto front: never empty, no duplicates, and only dominated entries are dropped."""
 
 from typing import Any
 

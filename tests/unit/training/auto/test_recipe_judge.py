@@ -1,4 +1,4 @@
-"""What a recipe adds to a certificate, and that it must be the one the version was made of."""
+"""A recipe's part of a certificate; the recipe must be the one of the version."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

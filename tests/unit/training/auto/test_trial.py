@@ -1,4 +1,4 @@
-"""Trials: one candidate after the other within a budget, and only what is worth it stays."""
+"""Trials: one candidate after the other within a budget; only worthwhile ones are kept."""
 
 import io
 from pathlib import Path

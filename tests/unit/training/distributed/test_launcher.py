@@ -1,4 +1,4 @@
-"""What becomes of what ranks say; small programs stand in place of torchrun."""
+"""Handling of the ranks' output; small programs replace torchrun."""
 
 import contextlib
 import os

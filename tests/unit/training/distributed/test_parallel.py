@@ -1,4 +1,4 @@
-"""What several processes weigh, share and refuse; the processes themselves are elsewhere."""
+"""Weights, shared values and refusals of several processes, without the processes themselves."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ TOGETHER = {"parallel": "ddp", "processes": 2}
 
 
 class Told(Ranks):
-    """One of several ranks, which knows beforehand what all of them sum up to."""
+    """One of several ranks, which knows in advance the sum over all of them."""
 
     def __init__(self, rank: int, world: int, total: float) -> None:
         super().__init__(rank, world)
@@ -38,7 +38,7 @@ class Told(Ranks):
 def gradient(
     chosen: Recipe, window: list[TrainingBatch], ranks: Ranks
 ) -> tuple[list[torch.Tensor], float]:
-    """Of a window, and what its rows weigh."""
+    """Returns the gradient of a window, and the weight of its rows."""
     torch.manual_seed(0)
     model = build_model(chosen).eval()  # its dropout would differ
     loss = make_objective(chosen, splits().train.every_labels(), [3])

@@ -117,7 +117,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
-    """What every epoch told, but for what the clock told."""
+    """Returns the metrics of every epoch, without the time-dependent ones."""
     (path,) = folder.glob("*/metrics.jsonl")
     return [json.loads(line) | {"train/wait_share": 0} for line in path.read_text().splitlines()]
 

@@ -1,4 +1,4 @@
-"""Exports: what is in the files, and what happens to a model that cannot be exported."""
+"""Exports: the content of the files, and errors for models that cannot be exported."""
 
 import io
 import os

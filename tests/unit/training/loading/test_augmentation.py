@@ -1,4 +1,4 @@
-"""Augmentation: what each change does, and that it depends on a row's place alone."""
+"""Augmentation: the effect of each change, which depends on a row's position alone."""
 
 from typing import Any
 

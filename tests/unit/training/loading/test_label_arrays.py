@@ -1,4 +1,4 @@
-"""Labels of every task: what they become, and what is wrong with them, with the row."""
+"""Labels of every task: conversion, and errors that name the row."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Data sets that are read row by row: what is read, how lengths are padded, and what is refused."""
+"""Data sets that are read row by row: the rows read, padding of lengths, and refusals."""
 
 import random
 from collections.abc import Iterator

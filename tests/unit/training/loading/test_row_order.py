@@ -1,4 +1,4 @@
-"""The order of rows: a function of the seed and the epoch, and what each sampler makes of it."""
+"""The order of rows: a function of the seed, the epoch, and the sampler."""
 
 import numpy as np
 import pytest

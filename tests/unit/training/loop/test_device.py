@@ -1,4 +1,4 @@
-"""Where a run trains, and what it says when memory runs out there."""
+"""The device of a run, and its error when memory runs out there."""
 
 import io
 import re

@@ -115,7 +115,7 @@ def test_the_end_of_a_run_is_saved_however_rare_checkpoints_are(tmp_path: Path) 
 
 
 def moved(tmp_path: Path, **optim: Any) -> float:
-    """How far one epoch moves the weights of the last layer."""
+    """Returns the distance by which one epoch moves the weights of the last layer."""
     torch.manual_seed(0)
     before = build_model(recipe()).state_dict()["head.2.weight"]
     found = trained(tmp_path, recipe(train={"epochs": 1}, optim=optim))

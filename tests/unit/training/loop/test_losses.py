@@ -1,4 +1,4 @@
-"""Losses: what they compute, and what a mean weighs beside others."""
+"""Losses: their values, and the weight of a mean beside others."""
 
 from pathlib import Path
 from typing import Any

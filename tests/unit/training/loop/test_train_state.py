@@ -1,4 +1,4 @@
-"""Which epoch is best, and when training ends."""
+"""The best epoch, and the end of training."""
 
 import math
 from typing import Any

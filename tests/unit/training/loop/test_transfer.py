@@ -1,4 +1,4 @@
-"""Beginning with a stored version: what fits is taken, what does not is told, and who it was."""
+"""Training from a stored version: matching weights are loaded, others reported, with lineage."""
 
 import io
 import json

@@ -43,7 +43,7 @@ def network() -> nn.Module:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is compiled, without C++: the operations stay those of the network."""
+    """Records compiled programs, without C++: the operations stay those of the network."""
     found: list[Any] = []
     backend = lookup_backend("aot_eager")
 

@@ -1,4 +1,4 @@
-"""Functions in a process of their own: what comes back, and how each ends."""
+"""Functions in a process of their own: results, and every kind of end."""
 
 import os
 import signal

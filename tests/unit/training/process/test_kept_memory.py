@@ -1,4 +1,4 @@
-"""What training frees stays with its process while it lasts, unless the C library was told."""
+"""Memory freed by training stays with its process, unless the C library is configured otherwise."""
 
 import io
 import os

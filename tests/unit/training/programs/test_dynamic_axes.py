@@ -1,4 +1,4 @@
-"""Inputs of several sizes: what a signature says of them, and the proof of artifacts."""
+"""Inputs of several sizes: their signature, and the verification of artifacts."""
 
 import io
 from dataclasses import replace

@@ -31,7 +31,7 @@ def answers(kind: str, **more: Any) -> dict[str, Any]:
 
 
 def code(key: str, words: str, *lines: str) -> str:
-    """What a failure in code reads like: the key, the error, and its lines in order."""
+    """Returns the pattern of an error in code: the key, the error, and its lines in order."""
     found = [rf"{NETS}:\d+ in {line}" for line in lines]
     return rf"(?s){key} fails.*: {words}\n  " + r"\n  ".join(found) + r"[^\n]*\n$"
 
@@ -261,7 +261,7 @@ def run(source: str, *more: str) -> Result:
 
 
 def told(result: Result) -> str:
-    """What was told, which is words."""
+    """Returns the error output; checks that it is no traceback."""
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code in (1, 2)
     assert "Traceback" not in result.output

@@ -84,7 +84,7 @@ RIGHT = {
 
 
 def told(folder: Path, *words: str, **changes: str) -> str:
-    """What a command says of a recipe, in one line."""
+    """Returns a command's one-line error about a recipe."""
     right = RIGHT | changes
     (folder / "nets.py").write_text(NETS)
     (folder / "houses.csv").write_text("area,price\n1,2\n")

@@ -1,4 +1,4 @@
-"""Recipes: what is wrong is said in words, and what is stored says everything."""
+"""Recipes: clear error messages, and complete stored recipes."""
 
 from collections.abc import Iterator
 from pathlib import Path

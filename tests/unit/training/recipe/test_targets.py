@@ -1,4 +1,4 @@
-"""Code that a recipe names: what is not there is told with what is nearest to it."""
+"""Code named by a recipe: errors for missing names suggest the nearest one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a report says of the answers to the test split, on answers that are made up."""
+"""A report's figures on the outputs for the test split; the outputs are made up."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Files of data: what a stranger's recipe may reach, and what lineage says."""
+"""Data files: paths that an untrusted recipe may read, and their lineage."""
 
 import hashlib
 import os

@@ -19,7 +19,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def save(folder: str, numbers: range, shards: int = 2, **state: Any) -> None:
-    """What `save_to_disk` of datasets 5.2 writes."""
+    """Writes the files of `save_to_disk` of datasets 5.2."""
     path = Path(folder)
     path.mkdir(parents=True)
     names = [f"data-{shard:05d}-of-{shards:05d}.arrow" for shard in range(shards)]

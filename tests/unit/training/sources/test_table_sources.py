@@ -1,4 +1,4 @@
-"""CSV and Parquet: what is written comes back, and what is wrong is told with its row."""
+"""CSV and Parquet: round trips, and errors that name the row."""
 
 from pathlib import Path
 from typing import Any

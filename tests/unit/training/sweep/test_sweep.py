@@ -1,4 +1,4 @@
-"""A search: trials side by side, what becomes of each, and what is left for people and programs."""
+"""A search: concurrent trials, their outcomes, and the results for people and programs."""
 
 import io
 import json
@@ -150,7 +150,7 @@ def test_a_bad_parameter_is_one_line_and_nothing_runs(tmp_path: Path) -> None:
 
 
 Script = Callable[[int, Recipe], list[Told]]
-"""What a trial tells, by its place among those that were started."""
+"""Reports of a trial, by its position among the started ones."""
 
 
 class ScriptedProcess:

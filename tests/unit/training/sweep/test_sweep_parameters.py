@@ -1,4 +1,4 @@
-"""What a search may change: the grammar, and what is refused before anything runs."""
+"""Parameters of a search: the grammar, and refusals before anything runs."""
 
 import re
 

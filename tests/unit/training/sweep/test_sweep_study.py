@@ -1,4 +1,4 @@
-"""The study of a search: what is asked next, and what is left when a search is interrupted."""
+"""The study of a search: the next trial, and the state after an interruption."""
 
 from pathlib import Path
 

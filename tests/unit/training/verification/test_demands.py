@@ -1,4 +1,4 @@
-"""What a recipe demands of a version before an alias moves to it: figures, and to beat a guess."""
+"""A recipe's requirements before an alias moves to a version: figures, and better than a guess."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Where a refused artifact departs: the layer that was spoilt is the one that is named."""
+"""The location of a refused artifact's error: the damaged layer is the one that is named."""
 
 import copy
 from pathlib import Path
@@ -148,7 +148,7 @@ def test_the_refusal_says_it_too(
 
 
 def values(**differences: float) -> tuple[dict[str, Array], dict[str, Array]]:
-    """What layers gave, each of which lies off by so much at its largest value, 10."""
+    """Returns layers' outputs, each with this error at its largest value, 10."""
     right: dict[str, Array] = {name: np.full((2, 3), 10, np.float32) for name in differences}
     found: dict[str, Array] = {
         name: np.full((2, 3), 10 + off, np.float32) for name, off in differences.items()

@@ -1,4 +1,4 @@
-"""Networks that give embeddings: proven by direction, in training and where they are loaded."""
+"""Networks with embedding outputs: verified by direction, in training and at load."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Before anything is published, every artifact gives the golden rows of the very files."""
+"""Before publishing, every artifact reproduces the golden rows of the very files."""
 
 import io
 from collections.abc import Callable, Mapping

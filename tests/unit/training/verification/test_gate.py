@@ -1,4 +1,4 @@
-"""What the gate lets through: numbers by their spread and their error, labels by F1."""
+"""Checks of the gate: numbers by their spread and their error, labels by F1."""
 
 import math
 

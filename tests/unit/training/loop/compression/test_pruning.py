@@ -1,4 +1,4 @@
-"""Pruning: what was taken stays away, in training and in the files; channels really leave."""
+"""Pruning: pruned weights stay zero, in training and in the files; channels are really removed."""
 
 import io
 from pathlib import Path

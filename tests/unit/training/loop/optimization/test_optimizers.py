@@ -102,7 +102,7 @@ def groups(**optim: Any) -> list[dict[str, Any]]:
 
 
 def sizes(**optim: Any) -> dict[tuple[float, float], int]:
-    """How many parameters there are for each factor and weight decay."""
+    """Returns the number of parameters for each factor and weight decay."""
     return {(g["lr_scale"], g["weight_decay"]): len(g["params"]) for g in groups(**optim)}
 
 

@@ -40,7 +40,7 @@ TOTAL, EPOCH = 40, 4
 
 
 def of_torch(scheduler: torch.optim.lr_scheduler.LRScheduler, epoch_steps: int) -> list[float]:
-    """What torch makes of a peak of 1, at every step."""
+    """Returns torch's rates for a peak of 1, at every step."""
     found = []
     for step in range(TOTAL):
         found.append(scheduler.optimizer.param_groups[0]["lr"])
