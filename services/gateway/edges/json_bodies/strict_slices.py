@@ -1,7 +1,7 @@
 """Reads large JSON requests in slices: neither their size nor their shape blocks the event loop.
 
-In: the same as `strict_request.read_strictly`. Out: the same `RestRequest`, or the same refusal; two
-more limits apply (`json_bodies/spans.py`), on the JSON beside the elements of tensors.
+In: the same as `strict_request.read_strictly`. Out: the same `RestRequest`, or the same refusal;
+two more limits apply (`json_bodies/spans.py`), on the JSON beside the elements of tensors.
 
 The lists of elements are cut out first, without reading the elements; the rest is small, and the
 strict parser reads it. Elements are converted only if names, datatypes and shapes fit the model.
