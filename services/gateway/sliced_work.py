@@ -5,7 +5,8 @@ In: generators that yield after each slice. Out: their results, by a callback on
 Rules:
 - one turn of the event loop spends `TURN_S` and the end of one slice on all of them together;
 - they take turns, a slice each, so that a small one does not wait for a large one; only one of
-  those over `LARGE_BYTES` runs at a time, since its results take memory meanwhile;
+  those over `LARGE_BYTES` runs at a time, since its results take memory meanwhile. The smallest
+  is next, so that the largest bodies do not delay it, but each `OLDEST_EVERY` times the oldest;
 - abandoned work is dropped at its next slice;
 - threads that wait for the interpreter lock get it between turns;
 - a generator bounds its own slices: none takes longer than about `TURN_S`.
@@ -27,6 +28,8 @@ TURN_S = 0.001
 """Another connection's request waits for at most two turns: one before it is read, one before its
 response is sent."""
 LARGE_BYTES = 8 * 2**20
+OLDEST_EVERY = 4
+"""A flood of small ones among the large leaves this part of the time to the others."""
 MAX_WAITING = 1024
 """Most jobs at once. Their bodies also count against `max_buffered_bytes`."""
 
@@ -34,7 +37,9 @@ T = TypeVar("T")
 Slices = Generator[None, None, T]
 """Yields after each slice, and returns the result."""
 
-_Job = tuple[Slices[Any], Callable[[Any], None], Callable[[Exception], None], Callable[[], bool]]
+_Job = tuple[
+    Slices[Any], Callable[[Any], None], Callable[[Exception], None], Callable[[], bool], int
+]
 
 
 def at_once(slices: Slices[T]) -> T:
@@ -49,12 +54,14 @@ def at_once(slices: Slices[T]) -> T:
 class SlicedWork:
     """Schedules long work in the turns of one event loop."""
 
-    __slots__ = ("_jobs", "_large", "_turn_asked")
+    __slots__ = ("_jobs", "_large", "_started", "_turn_asked")
 
     def __init__(self) -> None:
         self._jobs: deque[_Job] = deque()
         self._large: deque[_Job] = deque()
-        """Large jobs; the first is among `_jobs`, the others wait."""
+        """Large jobs; the first is among `_jobs`, the others wait, the oldest first."""
+        self._started = 0
+        """Large jobs that have waited and were started."""
         self._turn_asked = False
 
     def begin(
@@ -82,7 +89,7 @@ class SlicedWork:
                 f"{MAX_WAITING} large requests and answers are being read and written here, the "
                 "limit; retry later or add servers"
             )
-        job = slices, done, failed, is_over
+        job = slices, done, failed, is_over, size
         if size > LARGE_BYTES:
             self._large.append(job)
         if size <= LARGE_BYTES or len(self._large) == 1:
@@ -116,7 +123,7 @@ class SlicedWork:
         if len(self._large) > 1:
             self._drop_waiting()
         while jobs:
-            job = slices, done, failed, is_over = jobs.popleft()
+            job = slices, done, failed, is_over, _ = jobs.popleft()
             if is_over():
                 slices.close()
                 self._ended(job)
@@ -139,14 +146,23 @@ class SlicedWork:
         if self._large and self._large[0] is job:
             self._large.popleft()
             if self._large:
-                self._jobs.append(self._large[0])
+                self._start_large()
+
+    def _start_large(self) -> None:
+        large = self._large
+        self._started += 1
+        if self._started % OLDEST_EVERY:
+            smallest = min(large, key=lambda job: job[4])
+            large.remove(smallest)
+            large.appendleft(smallest)
+        self._jobs.append(large[0])
 
     def _drop_waiting(self) -> None:
         """Drops abandoned large jobs that have not begun: each holds a body."""
         first, *waiting = self._large
         self._large = deque([first])
         for job in waiting:
-            slices, _, _, is_over = job
+            slices, _, _, is_over, _ = job
             if is_over():
                 slices.close()
             else:

@@ -96,6 +96,18 @@ async def test_large_work_runs_one_after_the_other_and_small_work_beside_it() ->
     assert await work.run(steps(log, "E", 1), sliced_work.LARGE_BYTES + 1) == "E"
 
 
+async def test_smallest_large_work_is_next_and_the_oldest_is_not_forgotten() -> None:
+    ended: list[str] = []
+    work = SlicedWork()
+
+    async def run(name: str, size: int) -> None:
+        ended.append(await work.run(steps([], name, 1), sliced_work.LARGE_BYTES + size))
+
+    others = [run(f"small{number}", number) for number in range(1, 6)]
+    await asyncio.gather(run("first", 60), run("largest", 60), *others)
+    assert ended == ["first", "small1", "small2", "small3", "largest", "small4", "small5"]
+
+
 async def test_large_work_that_failed_lets_the_next_begin() -> None:
     def failing() -> Slices[None]:
         yield
