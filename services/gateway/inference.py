@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
-from services.errors import ServingError
+from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.sliced_work import Slices
@@ -43,14 +43,29 @@ logger = logging.getLogger("flambeau.inference")
 
 T = TypeVar("T")
 
+
+def only_one(reply: InferReply) -> None:
+    """Refuses what a call for one answer cannot give.
+
+    Raises:
+        UnsupportedError: the model has another number of answers.
+    """
+    if not reply.is_last or not reply.outputs:
+        raise UnsupportedError(
+            f"model {reply.lane} answers this request in several parts or in none, and this call "
+            "takes exactly one answer"
+        )
+
+
 INTERNAL_ERROR = "internal error; the server's log says more"
 
 
 class ReplySink(Protocol):
     """The edge's end of one inference: decodes the request, encodes replies and writes them.
 
-    The inference calls `decode` once; then `part` for each reply, or `fail`. It calls nothing
-    after the last reply or an error, nor once the caller has disconnected.
+    The inference calls `decode` once; then `part` for each reply until one `is_last`, or `end` in
+    place of a last one without outputs; or `fail`. It calls nothing after the last reply or an
+    error, nor once the caller has disconnected.
     """
 
     def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
@@ -63,8 +78,17 @@ class ReplySink(Protocol):
     def part(self, reply: InferReply) -> None:
         """Writes a reply; calls `Inference.answered` before it writes the last.
 
+        Once one that is not the last is written, `reply.window.take` lets the backend go on.
+
         Raises:
             ServingError: it cannot be written in the form asked for.
+        """
+
+    def end(self, reply: InferReply) -> None:
+        """Writes the end behind the replies before; calls `Inference.answered` first.
+
+        Raises:
+            ServingError: this protocol has no answer without outputs.
         """
 
     def fail(self, error: ServingError) -> None:
@@ -246,11 +270,16 @@ class Inference:
         """A reply or an error of the queue, on the event loop, among those of the same batch."""
         if self.is_over:
             return
-        self._entry = None  # it holds us, and nothing is to wait for the garbage collector
         if isinstance(outcome, ServingError):
+            self._entry = None
             self.fail(outcome)
             return
         try:
+            if outcome.is_last:
+                self._entry = None  # it holds us, and nothing is to wait for the garbage collector
+                if not outcome.outputs:
+                    self._sink.end(outcome)
+                    return
             self._sink.part(outcome)
         except ServingError as error:
             self.fail(error, outcome.lane)

@@ -32,6 +32,7 @@ from services.errors import (
     ServingError,
 )
 from services.queueing.deadlines import Deadlines
+from services.queueing.part_window import PartWindow
 from services.queueing.records import InferReply, InferRequest, Lane
 
 logger = logging.getLogger("flambeau.queue")
@@ -87,13 +88,14 @@ class Entry:
         dead: True once the request was answered, cancelled or aborted.
         degrade_to: fallback lane if a limit refuses it, if any.
         holder: holder of the share of requests in flight; None where there are no shares.
+        window: of its parts, if its backend gives several.
         queue: queue that counts it; set by the queue that admits it, with
         intake: intake that has accepted it.
     """
 
     __slots__ = (
         "_done", "dead", "degrade_to", "enqueued_at", "holder", "intake", "order", "queue",
-        "request", "tick",
+        "request", "tick", "window",
     )  # fmt: skip
 
     def __init__(
@@ -108,12 +110,24 @@ class Entry:
         self.dead = False
         self.degrade_to = degrade_to
         self.holder: Holder | None = None
+        self.window: PartWindow | None = None
         self._done = done
 
     @property
     def deadline(self) -> float:
         """The request's deadline."""
         return self.request.deadline
+
+    def part(self, reply: InferReply) -> None:
+        """Hands over a reply that is not the last, if the caller still waits."""
+        if not self.dead:
+            try:
+                self._done(reply)
+            except Exception:  # as in `finish`
+                logger.exception(
+                    "an answer could not be handed over",
+                    extra={"request_id": self.request.request_id},
+                )
 
     def finish(self, outcome: Outcome) -> None:
         """Answers the caller, if it still waits."""
@@ -169,6 +183,8 @@ class Entry:
         """Answers the caller of a request that has not run, and passes the reason to the intake."""
         if not self.dead:
             self.finish(outcome)
+            if self.window is not None:
+                self.window.close()
             if self.intake is not None:
                 self.intake.discard(self, reason)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from model_store.signature import Signature
 from model_store.tensors import Array
+from services.queueing.part_window import PartWindow
 from services.tracing.context import TraceContext
 
 HIGHEST_PRIORITY = 1
@@ -80,6 +81,12 @@ class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     gateway."""
     degraded: bool = False
     """True if a faster artifact answered because the requested one had no room."""
+    number: int = 0
+    """Place among the replies to its request."""
+    is_last: bool = True
+    """False if another reply follows; a last one without outputs only ends those before it."""
+    window: PartWindow | None = None
+    """Of a reply that is not the last: told when it is written. It stays in this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from services.gateway.edges import grpc_codec
 from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES
 from services.gateway.edges.grpc_raw import read_infer_request
 from services.gateway.edges.raw_parts import Part
-from services.gateway.inference import Inference, InferencePath, WireProtocol
+from services.gateway.inference import Inference, InferencePath, WireProtocol, only_one
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.scheduling_parameters import work_deadline
 from services.gateway.sliced_work import Slices
@@ -177,6 +177,8 @@ class InferenceCall(UnaryCall):
         """Sends the response message."""
         request, inference = self._request, self._inference
         assert request is not None
+        if not reply.is_last:
+            only_one(reply)
         assert inference is not None
         if self.connection.sending.unsent_bytes > self.connection.share_bytes:
             raise self.connection.unread()
@@ -194,6 +196,10 @@ class InferenceCall(UnaryCall):
         assert inference is not None
         inference.answered(reply)
         self.reply_in_parts(parts, http2_headers.write([(REQUEST_ID, inference.request_id)]))
+
+    def end(self, reply: InferReply) -> None:
+        """Refuses an answer without outputs."""
+        only_one(reply)
 
     def fail(self, error: ServingError, *metadata: tuple[str, str]) -> None:
         """Ends the call with an error's status and message, and the request's id."""

@@ -16,7 +16,7 @@ from services.gateway.admission import InferCall
 from services.gateway.edges import rest_codec
 from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.edges.json_bodies.strict_slices import MIN_LARGE_BYTES
-from services.gateway.inference import Inference, InferencePath, WireProtocol
+from services.gateway.inference import Inference, InferencePath, WireProtocol, only_one
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.scheduling_parameters import time_for_work, work_deadline
 from services.gateway.sliced_work import Slices
@@ -188,6 +188,8 @@ class InferExchange(Exchange):
         """Sends the response in the form that the request and its head ask for."""
         request = self._request
         assert request is not None
+        if not reply.is_last:
+            only_one(reply)
         if (
             request.usual
             and len(reply.outputs) == 1
@@ -225,6 +227,10 @@ class InferExchange(Exchange):
         # Ids are printable ASCII: `Inference` replaces any other.
         fields = b"%bx-request-id: %b\r\n" % (fields, inference.request_id.encode())
         self.respond(200, fields, parts)
+
+    def end(self, reply: InferReply) -> None:
+        """Refuses an answer without outputs."""
+        only_one(reply)
 
     def fail(self, error: ServingError) -> None:
         """Answers `{"error": ...}`, with the request's id as a header."""

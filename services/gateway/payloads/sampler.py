@@ -134,6 +134,8 @@ class PayloadSampler:
         self, call: InferCall, inference: Inference, answered: Done, outcome: Outcome
     ) -> None:
         answered(outcome)
+        if isinstance(outcome, InferReply) and not outcome.is_last:
+            return  # the last of several answers is sampled
         try:
             self._look(call, inference, outcome)
         except Exception:  # an odd request must not harm others of its batch

@@ -1,6 +1,6 @@
 """The interface of a backend: a loaded artifact that runs batches."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ class Backend(Protocol):
 
     platform: str
     """Platform string of the protocol, `<project>_<format>`."""
+    gives_parts: bool = False
+    """True if each request gets any number of answers, from `run_in_parts`."""
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Allocates memory for one input of the next run, which the caller fills.
@@ -46,6 +48,13 @@ class Backend(Protocol):
                 or the process that runs the model died.
             Exception: any other exception of the model.
         """
+
+    def run_in_parts(self, inputs: Mapping[str, Array]) -> Generator[dict[str, Array], None, None]:
+        """Runs one batch and yields any number of answers to each of its requests.
+
+        It is called in place of `run` if `gives_parts`; each answer is as `run` returns it.
+        """
+        yield self.run(inputs)
 
     def close(self) -> None:
         """Frees the model's memory."""

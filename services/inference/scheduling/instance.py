@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from model_store.tensors import Array
@@ -31,6 +31,7 @@ from services.inference.scheduling.batcher import Batch, BatchRules
 from services.inference.scheduling.failure_text import plain_line
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry
+from services.queueing.part_window import PartWindow
 from services.queueing.records import Lane
 
 logger = logging.getLogger("flambeau.worker")
@@ -51,6 +52,21 @@ class BatchReport:
     """Duration from `started_at` to the last result."""
     together: bool
     """True if one run of the whole batch answered all entries."""
+    waited_s: float = 0.0
+    """Seconds of it in which the backend waited for readers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchPart:
+    """One of several answers to the entries of a batch."""
+
+    batch: Batch
+    results: list[Mapping[str, Array]]
+    """Outputs per entry, in order; none for entries that nobody reads."""
+    number: int
+    started_at: float
+    seconds: float
+    """Duration from `started_at` to this part."""
 
 
 class Instance:
@@ -64,6 +80,7 @@ class Instance:
         reopen: opener of another backend of the same verified artifact.
         finished: callback on the event loop with each batch and its report; or with an exception
             instead if no backend could be opened, after which the instance is unusable.
+        gave: callback on the event loop with each part, if the backend gives several answers.
         restarted: callback on the event loop after a backend that died was replaced.
     """
 
@@ -75,6 +92,7 @@ class Instance:
         backend: Backend | None,
         reopen: Callable[[], Backend],
         finished: Callable[["Instance", Batch | None, BatchReport | Exception | None], None],
+        gave: Callable[[BatchPart], None],
         restarted: Callable[[], None],
     ) -> None:
         self._lane = lane
@@ -83,6 +101,7 @@ class Instance:
         self._backend = backend
         self._reopen = reopen
         self._finished = finished
+        self._gave = gave
         self._restarted = restarted
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
@@ -97,6 +116,8 @@ class Instance:
         self.retired = False
         """True if the instance ends after its current batch; set by the event loop."""
         self._opening = False
+        self._has_given, self._waited_s = False, 0.0
+        self._awaits_reader = False
         name = f"worker-{lane.model}-{lane.version}"
         # A thread that blocks in its model for ever must not prevent the process from exiting.
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -111,6 +132,9 @@ class Instance:
     def abandon(self) -> None:
         """Abandons the thread: its later results are ignored. Kills an isolated worker process."""
         self.abandoned = True
+        for entry in self.batch.entries if self.batch is not None else ():
+            if entry.window is not None:
+                entry.window.close()
         if self._backend is not None:
             self._backend.kill()
         self._inbox.put(None)
@@ -124,8 +148,11 @@ class Instance:
         self._thread.join()
 
     def running_s(self, now: float) -> float:
-        """Returns the duration of the current run in seconds; 0 while the backend is reopened."""
-        return 0.0 if self._opening else now - self.started_at
+        """Returns the duration of the current run in seconds, or since its last part.
+
+        It is 0 while the backend is reopened, or waits for a reader.
+        """
+        return 0.0 if self._opening or self._awaits_reader else now - self.started_at
 
     def _main(self) -> None:
         lower_priority(STEPS_BELOW_LOOP)
@@ -152,23 +179,55 @@ class Instance:
     def _execute(self, batch: Batch) -> BatchReport:
         """Runs a batch and returns one result per entry, in order."""
         started_at, together = time.monotonic(), True
+        self._has_given, self._waited_s = False, 0.0
         results: list[Result]
         try:
             results = [*self._run(batch)]
         except BaseException as error:  # any exception is answered, even a model's SystemExit
             results, together = self._after_failure(batch, error), False
-        return BatchReport(results, started_at, time.monotonic() - started_at, together)
+        seconds = time.monotonic() - started_at
+        return BatchReport(results, started_at, seconds, together, self._waited_s)
 
     def _run(self, batch: Batch) -> list[Mapping[str, Array]]:
         backend = self._backend
         assert backend is not None
         self.started_at = time.monotonic()
-        outputs = backend.run(self._arrays.join(batch, backend.buffer))
-        return self._arrays.split(outputs, batch)
+        inputs = self._arrays.join(batch, backend.buffer)
+        if not backend.gives_parts:
+            return self._arrays.split(backend.run(inputs), batch)
+        with contextlib.closing(backend.run_in_parts(inputs)) as parts:
+            self._give_parts(parts, batch)
+        return [{} for _ in batch.entries]
+
+    def _give_parts(self, parts: Iterator[Mapping[str, Array]], batch: Batch) -> None:
+        """Hands over each answer of a backend that gives several, as fast as it is read."""
+        started_at = self.started_at
+        for entry in batch.entries:
+            entry.window = PartWindow()
+            if entry.dead:  # its window was not there to be closed
+                entry.window.close()
+        for number, outputs in enumerate(parts):
+            results = self._arrays.split(outputs, batch)
+            now = time.monotonic()
+            self._awaits_reader = True
+            wanted = [entry.window is not None and entry.window.give() for entry in batch.entries]
+            self.started_at = time.monotonic()
+            self._awaits_reader = False
+            self._waited_s += self.started_at - now
+            if self.abandoned or not any(wanted):
+                break
+            results = [
+                one if is_wanted else {} for one, is_wanted in zip(results, wanted, strict=True)
+            ]
+            part = BatchPart(batch, results, number, started_at, now - started_at)
+            self._has_given = True
+            with contextlib.suppress(RuntimeError):  # the event loop has closed: the process exits
+                self._loop.call_soon_threadsafe(self._gave, part)
 
     def _after_failure(self, batch: Batch, error: BaseException) -> list[Result]:
         died = isinstance(error, DeviceError) and not self.abandoned and self._replace(error)
-        if (isinstance(error, DeviceError) and not died) or self.abandoned:
+        # What has been answered in part is not run again: its caller would get parts twice.
+        if (isinstance(error, DeviceError) and not died) or self.abandoned or self._has_given:
             return [self._failure(entry, error) for entry in batch.entries]
         if len(batch.entries) == 1 and not died:
             return [self._failure(batch.entries[0], error)]

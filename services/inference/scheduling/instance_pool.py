@@ -18,7 +18,7 @@ from model_store.signature import Signature
 from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_arrays import BatchArrays
 from services.inference.scheduling.batcher import Batch, BatchRules
-from services.inference.scheduling.instance import BatchReport, Instance
+from services.inference.scheduling.instance import BatchPart, BatchReport, Instance
 from services.queueing.records import Lane
 
 logger = logging.getLogger("flambeau.worker")
@@ -36,6 +36,9 @@ class PoolOwner(Protocol):
 
     def ran(self, instance: Instance, batch: Batch, report: BatchReport) -> None:
         """A batch was run; the instance is not in `busy` any more."""
+
+    def gave(self, part: BatchPart) -> None:
+        """A backend gave one of several answers."""
 
     def blocked(self, instance: Instance, batch: Batch) -> None:
         """An instance was abandoned, with its batch, because it did not finish in time."""
@@ -144,8 +147,9 @@ class InstancePool:
     def _instance(self, backend: Backend | None) -> Instance:
         restarted = functools.partial(self._owner.count_restart, "died")
         return Instance(
-            self._lane, self._arrays, self._rules, backend, self._reopen, self._finished, restarted
-        )
+            self._lane, self._arrays, self._rules, backend, self._reopen, self._finished,
+            self._owner.gave, restarted,
+        )  # fmt: skip
 
     def _finished(
         self, instance: Instance, batch: Batch | None, report: BatchReport | Exception | None

@@ -21,7 +21,7 @@ from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_traces import trace_batch
 from services.inference.scheduling.batcher import Batch, Batcher, BatchRules
 from services.inference.scheduling.device_turns import DeviceTurns
-from services.inference.scheduling.instance import BatchReport, Instance
+from services.inference.scheduling.instance import BatchPart, BatchReport, Instance
 from services.inference.scheduling.instance_pool import InstancePool
 from services.inference.scheduling.latency import LatencyModel
 from services.queueing.memory_queue import Entry, deadline_exceeded
@@ -319,7 +319,7 @@ class Worker:
         """A batch was run, and its instance is free."""
         now = time.monotonic()
         given_at = instance.given_at
-        took_s = now - given_at
+        took_s = now - given_at - report.waited_s
         self._learn(batch, report, took_s)
         self._pauses_until = now + PAUSE * took_s
         # Starts the next batch first: it runs while these responses are written.
@@ -328,6 +328,25 @@ class Worker:
         self._answer(batch, report, 0)
         if self._tracer is not None:
             trace_batch(self._tracer, self._lane, batch, report, given_at)
+
+    def gave(self, part: BatchPart) -> None:
+        """Hands over one of several answers to the requests of a batch."""
+        batch = part.batch
+        for entry, outputs in zip(batch.entries, part.results, strict=True):
+            if outputs:
+                entry.part(
+                    InferReply(
+                        lane=self._lane,
+                        outputs=outputs,
+                        datatypes=self._datatypes,
+                        batch_rows=batch.rows,
+                        queue_s=part.started_at - entry.enqueued_at,
+                        execution_s=part.seconds,
+                        number=part.number,
+                        is_last=False,
+                        window=entry.window,
+                    )
+                )
 
     def _answer(self, batch: Batch, report: BatchReport, start: int) -> None:
         """Writes the responses of a batch from one entry on, a few in each loop iteration."""
@@ -345,6 +364,7 @@ class Worker:
                         batch_rows=batch.rows if report.together else entry.request.rows,
                         queue_s=report.started_at - entry.enqueued_at,
                         execution_s=report.seconds,
+                        number=0 if entry.window is None else entry.window.given,
                     )
                 )
         if stop < len(batch.entries):

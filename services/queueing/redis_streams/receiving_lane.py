@@ -12,13 +12,19 @@ import asyncio
 import contextlib
 import logging
 import time
+from functools import partial
 
 from redis.exceptions import RedisError, ResponseError
 
-from services.errors import DeadLetterError, DeadlineExceededError, ShuttingDownError
+from services.errors import (
+    DeadLetterError,
+    DeadlineExceededError,
+    ShuttingDownError,
+    UnsupportedError,
+)
 from services.queueing.lane_queue import WorkerIntake
 from services.queueing.memory_queue import Outcome
-from services.queueing.records import InferRequest, Lane
+from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.clients import BLOCK_S, Commands
 from services.queueing.redis_streams.downlink import CLOGGED_BYTES, Downlink, Held, LaneLoad
 from services.queueing.redis_streams.keys import GROUP, HANDED_BACK, JOB, NOBODY, LaneKeys
@@ -298,7 +304,19 @@ class ReceivingLane:
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
             return
-        held.entry = self._downlink.queue.submit(request, lambda out: self._finish(held, out))
+        held.entry = self._downlink.queue.submit(request, partial(self._take_reply, held))
+
+    def _take_reply(self, held: Held, outcome: Outcome) -> None:
+        """Finishes a request with its only reply; parts of several do not travel through Redis."""
+        if isinstance(outcome, InferReply) and not (outcome.is_last and outcome.outputs):
+            entry, held.entry = held.entry, None
+            if entry is not None and not outcome.is_last:
+                entry.cancel()
+            outcome = UnsupportedError(
+                f"model {self.lane} answers in several parts or in none, which does not travel "
+                "through Redis; serve it in one process with its gateway"
+            )
+        self._finish(held, outcome)
 
     async def _fetch(self, held: Held, key: str, deadline: float) -> None:
         """Fetches a payload that was too large for the stream, once there is room for it."""
@@ -317,9 +335,8 @@ class ReceivingLane:
                 if request is None:
                     self._finish(held, None)  # cancelled, or out of time
                 elif self._is_held(held):  # else it was cancelled, or left to others
-                    held.entry = self._downlink.queue.submit(
-                        request, lambda out: self._finish(held, out)
-                    )
+                    take = partial(self._take_reply, held)
+                    held.entry = self._downlink.queue.submit(request, take)
             return
 
     async def _load(self, held: Held, key: str, deadline: float) -> InferRequest | None:

@@ -11,7 +11,7 @@ import orjson
 from services.access.caller import Caller
 from services.errors import InvalidRequestError, ServingError
 from services.gateway.admission import Admission, InferCall, InputTensor
-from services.gateway.inference import Inference, InferencePath, WireProtocol
+from services.gateway.inference import Inference, InferencePath, WireProtocol, only_one
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.wire.body import Body
 from services.gateway.wire.http1.exchange import Exchange, ExchangeConnection, Opener
@@ -22,11 +22,7 @@ CSV = WireProtocol("csv", "ok", lambda error: type(error).__name__)
 
 
 def decode(body: Body) -> InputTensor:
-    """Reads rows of numbers.
-
-    Raises:
-        InvalidRequestError: they are no numbers, or rows differ in length.
-    """
+    """Reads rows of numbers; raises InvalidRequestError for anything else."""
     try:
         rows = [list(map(float, row)) for row in csv.reader(io.StringIO(bytes(body).decode()))]
         return InputTensor(name="x", datatype="FP32", array=np.array(rows, np.float32))
@@ -77,15 +73,17 @@ class CsvExchange(Exchange):
 
     def decode(self, body: Body, caller: Caller | None) -> InferCall:
         assert self._inference is not None
-        return InferCall(
-            request_id="", model=self._inference.model, version="", inputs=[decode(body)]
-        )
+        model, inputs = self._inference.model, [decode(body)]
+        return InferCall(request_id="", model=model, version="", inputs=inputs)
 
     def part(self, reply: InferReply) -> None:
         assert self._inference is not None
+        only_one(reply)
         text = encode(reply)
         self._inference.answered(reply)
         self.respond(200, b"content-type: text/csv\r\n", [text])
+
+    end = staticmethod(only_one)
 
     def fail(self, error: ServingError) -> None:
         self.respond_error(error)
@@ -95,5 +93,4 @@ class CsvExchange(Exchange):
 
 
 def router(admission: Admission, accounting: RequestAccounting, head: Head) -> Opener:
-    """Opens the exchange of a request."""
     return partial(CsvExchange, InferencePath(CSV, admission, accounting))
