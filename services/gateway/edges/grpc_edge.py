@@ -216,7 +216,9 @@ class GrpcEdge:
             try:
                 with refusals_audited(act, "", principal.name, principal.peer):
                     principal.take_request()
-                call.reply_in_parts(await answer(request, principal, call.reserve))
+                with call.working():
+                    parts = await answer(request, principal, call.reserve)
+                call.reply_in_parts(parts)
             except ServingError as error:
                 call.fail(error)
             except Exception as error:

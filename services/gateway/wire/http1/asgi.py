@@ -47,16 +47,31 @@ def asgi_opener(application: Application, *, reads_bodies: bool = False) -> Open
 
 
 class _AsgiExchange(Exchange):
-    __slots__ = ("_application", "_fields", "_gone", "_parts", "_received", "_status", "_task")
+    __slots__ = (
+        "_application",
+        "_fields",
+        "_gone",
+        "_is_running",
+        "_parts",
+        "_received",
+        "_status",
+        "_task",
+    )
     work_us = 200
 
     def __init__(self, connection: Any, head: Head, application: Application) -> None:
         super().__init__(connection, head)
         self._application = application
         self._gone = asyncio.Event()
+        self._is_running = False
         self._status = 0
         self._fields = b""
         self._parts: list[bytes | memoryview] = []
+
+    @property
+    def outlives_caller(self) -> bool:
+        """True while the application runs: it holds its body and what it makes of it."""
+        return self._is_running
 
     def body_limit(self, max_bytes: int) -> int:
         """Returns a few KiB, which the application ignores."""
@@ -65,6 +80,7 @@ class _AsgiExchange(Exchange):
     def begin(self, body: Body) -> None:
         """Starts the application's task, the only one of a request."""
         self._received: Message | None = {"type": "http.request", "body": body}
+        self._is_running = True
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def abandon(self) -> None:
@@ -80,6 +96,10 @@ class _AsgiExchange(Exchange):
                 raise RuntimeError("the application gave no response")
         except Exception:
             logger.exception("the application failed", extra={"path": self.head.path[:200]})
+        self._is_running = False
+        if self.response is not None:  # its caller has disconnected
+            self.release()
+            return
         if not self._status:
             self.respond_error(ServingError("internal error; the server's log says more"))
             return

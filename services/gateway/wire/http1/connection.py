@@ -148,8 +148,9 @@ class HttpConnection(ChargedConnection):
         self._forget_input()
         self._forget_held()
         for exchange in self._waiting:
-            self._budget.held_bytes -= exchange.held_bytes
-            exchange.held_bytes = 0
+            if not exchange.outlives_caller:
+                self._budget.held_bytes -= exchange.held_bytes
+                exchange.held_bytes = 0
         self._waiting.clear()
         self.port.closed(self)
         for exchange in abandoned:

@@ -96,6 +96,11 @@ class Exchange:
         self.held_bytes = 0
         self.response: list[bytes | memoryview] | None = None
 
+    @property
+    def outlives_caller(self) -> bool:
+        """True if its work goes on without its caller; it then releases its bytes itself."""
+        return False
+
     def body_limit(self, max_bytes: int) -> int:
         """Returns the largest body that is received, or decompressed.
 

@@ -8,8 +8,9 @@ Rules:
 - no message over `max_request_bytes` is collected or decompressed.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, TypeVar
 from urllib.parse import quote
 
@@ -114,6 +115,11 @@ class Call:
     def end_input(self) -> None:
         """The caller has said all it had to say."""
 
+    @property
+    def outlives_caller(self) -> bool:
+        """True if its work goes on without its caller; it then releases its bytes itself."""
+        return False
+
     def check_caller(self) -> None:
         """Checks the caller before a message in pieces is awaited.
 
@@ -127,8 +133,6 @@ class Call:
 
     def abandon(self) -> None:
         """Drops the call: the caller no longer waits, and the connection has removed it."""
-
-    # Input from the connection.
 
     def receive(self, data: bytes | memoryview, ended: bool) -> None:
         """Takes a piece of DATA.
@@ -239,8 +243,6 @@ class Call:
             done=taken,
         )
         at_once = False
-
-    # Output.
 
     def reply(self, message: bytes, metadata: bytes = b"") -> None:
         """Answers with the one message of a call, and the status OK.
@@ -425,7 +427,7 @@ class UnaryCall(Call):
 class SimpleCall(UnaryCall):
     """A call whose handler is a function; an exception of it becomes the status."""
 
-    __slots__ = ("_start",)
+    __slots__ = ("_start", "_works")
 
     def __init__(
         self,
@@ -436,6 +438,23 @@ class SimpleCall(UnaryCall):
     ) -> None:
         super().__init__(connection, head, stream)
         self._start = start
+        self._works = False
+
+    @property
+    def outlives_caller(self) -> bool:
+        """True while a task works on it: the task holds the message and what it makes of it."""
+        return self._works
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Keeps the charge of the call until the block ends, whether or not its caller leaves."""
+        self._works = True
+        try:
+            yield
+        finally:
+            self._works = False
+            if self.is_over:
+                self.release()
 
     def begin(self, message: Body) -> None:
         """Has the function begin."""

@@ -318,8 +318,9 @@ class GrpcConnection(Http2Connection):
         """Releases the bytes of a call."""
         self.sending.forget(call)
         call.forget_input()
-        self._budget.held_bytes -= call.held_bytes
-        call.held_bytes = 0
+        if not call.outlives_caller:
+            self._budget.held_bytes -= call.held_bytes
+            call.held_bytes = 0
 
     # What it holds.
 

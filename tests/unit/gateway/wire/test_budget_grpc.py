@@ -1,7 +1,7 @@
 """Charges of gRPC connections to the byte budget, and their refunds."""
 
 import gzip
-from typing import Any
+from typing import Any, cast
 
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.http2.frames import (
@@ -14,10 +14,22 @@ from services.gateway.wire.http2.frames import (
     settings,
     window_update,
 )
-from services.gateway.wire.http2.grpc_connection import CALL_BYTES, MAX_SHED_CALLS, MAX_SILENT_CALLS
+from services.gateway.wire.http2.grpc_call import SimpleCall
+from services.gateway.wire.http2.grpc_connection import (
+    CALL_BYTES,
+    MAX_SHED_CALLS,
+    MAX_SILENT_CALLS,
+)
 from services.gateway.wire.http2.grpc_port import DROPPED_A_TURN, GrpcPort
 from services.telemetry.metrics import Metrics
-from tests.unit.gateway.wire.http2_wire import GREETING, Service, Wire, begin, call, message
+from tests.unit.gateway.wire.http2_wire import (
+    GREETING,
+    Service,
+    Wire,
+    begin,
+    call,
+    message,
+)
 from tests.unit.gateway.wire.http_wire import make_limits, refusals, settle
 
 LIMIT_BYTES = 1024 * 1024
@@ -205,3 +217,16 @@ async def test_little_messages_are_limited_where_no_more_is_needed() -> None:
     bomb = gzip.compress(bytes(10**6))
     w.send(begin(3, grpc_encoding="gzip") + sent_of(3, message(bomb, 1)))
     assert "8192 bytes" in w.answers()[3].words
+
+
+async def test_work_that_outlives_its_caller_stays_charged() -> None:
+    port = make_port()
+    connection = Wire(port).connection
+    job = SimpleCall(lambda *_: None, connection, cast(Any, None), 1)
+    port.budget.take(5000)
+    job.held_bytes = 5000
+    with job.working():
+        job.is_over = True
+        connection.release(job)
+        assert port.budget.held_bytes == 5000
+    assert port.budget.held_bytes == 0

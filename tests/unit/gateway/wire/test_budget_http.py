@@ -11,6 +11,7 @@ import pytest
 from services.errors import BufferFullError
 from services.gateway.wire.body import SMALL_BODY_BYTES
 from services.gateway.wire.byte_budget import ByteBudget
+from services.gateway.wire.http1.asgi import RESERVE, asgi_opener
 from services.gateway.wire.http1.port import HttpPort
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway.wire.http_wire import (
@@ -345,3 +346,27 @@ def test_request_in_chunks_is_refused_when_there_is_no_room(cut: int) -> None:
         assert port.budget.held_bytes == LIMIT_BYTES
 
     on_loop(test)
+
+
+async def test_work_that_outlives_its_caller_stays_charged() -> None:
+    go_on = asyncio.Event()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        scope[RESERVE](len(body))
+        await go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    budget = ByteBudget(10**6)
+    opener = asgi_opener(application, reads_bodies=True)
+    port = HttpPort(lambda head: opener, make_limits(), Metrics("test"), budget)
+    port.tick()
+    wire = Wire(port)
+    wire.send(request("/jobs", b"x" * 5000))
+    await asyncio.sleep(0)
+    wire.connection.connection_lost(None)
+    assert budget.held_bytes >= 10_000
+    go_on.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert budget.held_bytes == 0
