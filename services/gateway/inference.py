@@ -111,7 +111,7 @@ the garbage collector."""
 
 
 class WireProtocol(NamedTuple):
-    """What the accounting says of a protocol."""
+    """Names of a protocol in the accounting."""
 
     name: str
     """Label of its metrics."""
@@ -122,7 +122,7 @@ class WireProtocol(NamedTuple):
 
 
 class InferencePath:
-    """What the inferences of one protocol share.
+    """State that the inferences of one protocol share.
 
     Attributes:
         answered_lane: of the newest answer; None before the first.

@@ -132,6 +132,17 @@ class ByteBudget:
         """Releases charged bytes."""
         self.held_bytes -= size
 
+    def reserve(self, size: int) -> None:
+        """Charges a holder of a large message for more bytes, or releases some if negative.
+
+        Raises:
+            BufferFullError: there is no room for them; nothing is charged.
+        """
+        if size > 0:
+            self.take(size, SMALL_BYTES)
+        else:
+            self.give(-size)
+
     def look_for_freed(self) -> None:
         """Returns memory to the system if much was held and has been freed."""
         self._freed.look(self.held_bytes)

@@ -70,8 +70,9 @@ class Worker:
         metrics: Metrics,
         tracer: Tracer | None = None,
     ) -> None:
-        self._plan = plan
-        self._lane = plan.lane
+        # Not the plan itself: it would retain the backends of an artifact that is replaced.
+        self._lane, self._latency = plan.lane, plan.latency
+        self._max_rows, self._timeout_s = plan.rules.max_rows, plan.execution_timeout_s
         self._turns = turns
         self._tracer = tracer
         self._batcher = Batcher(plan.rules, plan.latency)
@@ -116,7 +117,7 @@ class Worker:
     @property
     def capacity(self) -> int:
         """Most entries to hold here: those that run at once, and one batch more."""
-        return (self._instances + 1) * self._plan.rules.max_rows
+        return (self._instances + 1) * self._max_rows
 
     @property
     def spare_capacity(self) -> int:
@@ -235,7 +236,7 @@ class Worker:
             row_elements: input elements of the rows that `latency_s` was measured with.
         """
         self._instances = len(backends)
-        self._plan.latency.begin_anew(latency_s, row_elements)
+        self._latency.begin_anew(latency_s, row_elements)
         self._pool.replace(backends, reopen)
         self.opened()
 
@@ -418,7 +419,7 @@ class Worker:
 
     def blocked(self, instance: Instance, batch: Batch) -> None:
         """An instance was abandoned, with its batch, because it did not finish in time."""
-        limit_s = self._plan.execution_timeout_s
+        limit_s = self._timeout_s
         for entry in batch.entries:
             entry.finish(
                 BackendError(

@@ -12,7 +12,7 @@ import orjson
 
 from services.errors import ServingError
 from services.gateway.wire.body import Body
-from services.gateway.wire.byte_budget import SMALL_BYTES, ByteBudget
+from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.compression import CompressionThread
 from services.gateway.wire.http1.head import Head
 
@@ -135,11 +135,7 @@ class Exchange:
         """
         if self.response is not None:
             raise ServingError("the caller has gone")
-        budget = self._connection.port.budget
-        if size > 0:
-            budget.take(size, SMALL_BYTES)
-        else:
-            budget.give(-size)
+        self._connection.port.budget.reserve(size)
         self.held_bytes += size
 
     def release(self) -> None:

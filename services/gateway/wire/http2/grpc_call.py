@@ -18,7 +18,6 @@ from google.protobuf.message import DecodeError, Message
 
 from services.errors import BufferFullError, InvalidRequestError, ServingError
 from services.gateway.wire.body import Body, too_large
-from services.gateway.wire.byte_budget import SMALL_BYTES
 from services.gateway.wire.compression import INFLATE_SHIFT
 from services.gateway.wire.http2 import headers as http2_headers
 from services.gateway.wire.http2.call_connection import CallConnection
@@ -405,11 +404,7 @@ class UnaryCall(Call):
         """
         if self.is_over:
             raise ServingError("the caller has gone")
-        budget = self.connection.port.budget
-        if size > 0:
-            budget.take(size, SMALL_BYTES)
-        else:
-            budget.give(-size)
+        self.connection.port.budget.reserve(size)
         self.held_bytes += size
 
     def release(self) -> None:
