@@ -66,6 +66,7 @@ def lose_redis(fleet: Fleet, chance: random.Random) -> None:
     """Deletes all data in Redis."""
     fleet.lost_memory += 1
     _command(fleet, "FLUSHALL")
+    fleet.lost_memory += 1  # a job that began in between is one of those that were lost
 
 
 def cut_connections(fleet: Fleet, chance: random.Random) -> None:

@@ -69,7 +69,7 @@ class Fleet:
     Attributes:
         redis: the Redis server; its socket stays reachable whatever the network does.
         network: network of the hosts; None if none can be made.
-        lost_memory: number of times that Redis lost all data.
+        lost_memory: grows before Redis loses all data, and again after it.
 
     Args:
         store: folder of the model store.
