@@ -32,7 +32,7 @@ from services.errors import (
     ServingError,
 )
 from services.queueing.deadlines import Deadlines
-from services.queueing.part_window import PartWindow
+from services.queueing.part_window import Window
 from services.queueing.records import InferReply, InferRequest, Lane
 
 logger = logging.getLogger("flambeau.queue")
@@ -88,7 +88,7 @@ class Entry:
         dead: True once the request was answered, cancelled or aborted.
         degrade_to: fallback lane if a limit refuses it, if any.
         holder: holder of the share of requests in flight; None where there are no shares.
-        window: of its parts, if its backend gives several.
+        window: window of its parts, if it has several answers.
         queue: queue that counts it; set by the queue that admits it, with
         intake: intake that has accepted it.
     """
@@ -110,7 +110,7 @@ class Entry:
         self.dead = False
         self.degrade_to = degrade_to
         self.holder: Holder | None = None
-        self.window: PartWindow | None = None
+        self.window: Window | None = None
         self._done = done
 
     @property

@@ -12,7 +12,7 @@ import msgspec
 
 from model_store.signature import Signature
 from model_store.tensors import Array
-from services.queueing.part_window import PartWindow
+from services.queueing.part_window import Window
 from services.tracing.context import TraceContext
 
 HIGHEST_PRIORITY = 1
@@ -85,8 +85,8 @@ class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Place among the replies to its request."""
     is_last: bool = True
     """False if another reply follows; a last one without outputs only ends those before it."""
-    window: PartWindow | None = None
-    """Of a reply that is not the last: told when it is written. It stays in this process."""
+    window: Window | None = None
+    """Of a reply that is not the last: counts it once it is written. It stays in this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

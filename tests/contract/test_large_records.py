@@ -31,7 +31,7 @@ from services.queueing.redis_streams.large_records import (
     load_request,
     pushing,
 )
-from services.queueing.redis_streams.receiver import LARGE_REPLIES_BYTES
+from services.queueing.redis_streams.outcome_delivery import LARGE_REPLIES_BYTES
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sender import RedisSender
 from services.queueing.redis_streams.wire import (

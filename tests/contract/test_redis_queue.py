@@ -397,7 +397,7 @@ async def test_what_was_handed_back_is_not_claimed_again(
     ):
         caller = Ends(gateway, worker, first).send()
         await first.holds(1)
-        lane = worker._lanes[LaneKeys(LANE).cancelled]
+        lane = worker._lanes[LaneKeys(LANE).notices]
         lane._keep_script, lane._hand_back_script = SlowKeep("keep"), HandBack("hand_back")
         async with asyncio.TaskGroup() as both, redis_worker(redis.url, "stays", second):
             both.create_task(lane.keep())

@@ -202,15 +202,16 @@ class Instance:
     def _give_parts(self, parts: Iterator[Mapping[str, Array]], batch: Batch) -> None:
         """Hands over each answer of a backend that gives several, as fast as it is read."""
         started_at = self.started_at
-        for entry in batch.entries:
-            entry.window = PartWindow()
+        windows = [PartWindow() for _ in batch.entries]
+        for entry, window in zip(batch.entries, windows, strict=True):
+            entry.window = window
             if entry.dead:  # its window was not there to be closed
-                entry.window.close()
+                window.close()
         for number, outputs in enumerate(parts):
             results = self._arrays.split(outputs, batch)
             now = time.monotonic()
             self._awaits_reader = True
-            wanted = [entry.window is not None and entry.window.give() for entry in batch.entries]
+            wanted = [window.give() for window in windows]
             self.started_at = time.monotonic()
             self._awaits_reader = False
             self._waited_s += self.started_at - now

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.errors import ServingError
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
-from services.queueing.records import Lane
+from services.queueing.part_window import Window
+from services.queueing.records import InferReply, Lane
 from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.large_records import Places, Room
@@ -37,6 +39,9 @@ class HoldingLane(Protocol):
     def count_leaving(self, held: "Held", size: int) -> None:
         """Counts the bytes of a large outcome that is on its way to Redis."""
 
+    def fail(self, held: "Held", error: ServingError) -> None:
+        """Ends a request whose answer cannot be written."""
+
 
 @dataclass(slots=True, eq=False)
 class Held:
@@ -53,6 +58,7 @@ class Held:
         outcome_key: key of its outcome, if that is large.
         state: of a job, once it is over.
         entry: in this process's own queue.
+        window: of its parts, once it has given one of several answers.
     """
 
     lane: HoldingLane
@@ -67,6 +73,7 @@ class Held:
     outcome_key: str = ""
     state: str = ""
     entry: Entry | None = None
+    window: Window | None = None
 
     @property
     def stream_key(self) -> str:
@@ -83,6 +90,7 @@ class Downlink:
         worker: its name.
         queue: its own, where the requests wait for a batch.
         answer: hands an outcome over and lets the request go; None only lets it go.
+        give: hands over one of several answers, which is not the last.
         clock_s: Redis' clock less `time.monotonic()`, as far as is known.
         gateways: those that were heard of, and how often in a row they did not seem alive.
         metrics: of the process.
@@ -95,14 +103,19 @@ class Downlink:
             one suspect runs), or that leaves something to others.
         room: for large payloads and outcomes.
         reading: places for large payloads that are fetched.
+        look: set when there may be something to take over.
+        quiet: set when a lane has ended, or nothing is under way any more.
     """
 
     redis: Commands
     worker: str
     queue: MemoryQueue
-    answer: Callable[[Held, Outcome | None], None]
     metrics: Metrics
     outage: Outage
+    answer: Callable[[Held, Outcome | None], None] = field(init=False)
+    give: Callable[[Held, InferReply], None] = field(init=False)
+    look: asyncio.Event = field(default_factory=asyncio.Event)
+    quiet: asyncio.Event = field(default_factory=asyncio.Event)
     clock_s: float = 0.0
     gateways: dict[str, int] = field(default_factory=dict)
     suspect: Held | None = None

@@ -50,6 +50,7 @@ from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import PAYLOAD_GRACE_S, unreachable
 from services.queueing.redis_streams.wire import (
     Piece,
+    Reference,
     bytes_of,
     decode_outcome,
     encode_reference,
@@ -245,7 +246,7 @@ class Jobs:
                 self._redis,
                 (of_model.job(number), keys.streams[0], of_model.webhooks,
                  keys.job_payload(number)),
-                f"{number:016x}", of_model.finished, keys.cancelled, f"{JOB} {number}",
+                f"{number:016x}", of_model.finished, keys.notices, f"{JOB} {number}",
             )  # fmt: skip
         return await self.find(job_id, reserve)
 
@@ -313,8 +314,8 @@ class Jobs:
         lane = lane_of(_parts(job_id)[0], fields[b"version"].decode())
         data, finished = fields.get(b"outcome"), fields.get(b"finished")
         outcome = decode_outcome(data, lane) if data is not None else None
-        if isinstance(outcome, str):
-            outcome = await self._load(job_id, outcome, lane, reserve)
+        if isinstance(outcome, Reference):
+            outcome = await self._load(job_id, outcome.key, lane, reserve)
         if isinstance(outcome, InferReply) and lane.artifact:
             outcome = msgspec.structs.replace(outcome, artifact=lane.artifact)
         return Job(

@@ -23,8 +23,8 @@ JOB = "job"
 NOBODY = "nobody"
 """Stands for the gateway in the return address of what a person runs again: its caller has had an
 answer, so its outcome is dropped."""
-CANCELLED_CHANNELS = f"{ROOT}:*:cancelled"
-"""Pattern of the channels on which gateways publish cancelled requests."""
+NOTICE_CHANNELS = f"{ROOT}:*:cancelled"
+"""Pattern of the channels of notices; see `LaneKeys.notices`."""
 
 
 def version_text(lane: Lane) -> str:
@@ -45,13 +45,14 @@ class LaneKeys:
         workers: sorted set of who serves it, each with the microsecond until which it counts.
         streams: its requests, a stream for each priority, the highest first; or its jobs.
         payload: prefix of the keys of large payloads.
-        cancelled: channel on which gateways publish cancelled requests.
+        notices: channel on which gateways publish lines about their requests, `GATEWAY NUMBER` for
+            one that is cancelled, `GATEWAY NUMBER COUNT` for parts of its answer that were read.
         dead: stream of the requests that ended their workers.
         lives_s: expiry of all its keys when no worker serves the lane.
         jobs: True for the keys of its jobs.
     """
 
-    __slots__ = ("cancelled", "dead", "jobs", "lives_s", "payload", "streams", "workers")
+    __slots__ = ("dead", "jobs", "lives_s", "notices", "payload", "streams", "workers")
 
     def __init__(self, lane: Lane, jobs: bool = False) -> None:
         tag = f"{ROOT}:{{{lane.model}}}:{version_text(lane)}"
@@ -60,7 +61,7 @@ class LaneKeys:
         self.workers = f"{own}:workers"
         self.streams = (own,) if jobs else tuple(f"{tag}:requests:{p}" for p in priorities)
         self.payload = f"{own}:payload"
-        self.cancelled = f"{own}:cancelled"
+        self.notices = f"{own}:cancelled"
         self.dead = f"{tag}:dead"
         self.jobs = jobs
         self.lives_s = JOBS_LIVE_S if jobs else REQUESTS_LIVE_S

@@ -35,6 +35,7 @@ from services.queueing.redis_streams.wire import (
     PIECE_BYTES,
     UNREADABLE,
     Piece,
+    Reference,
     RequestRecord,
     TensorRecord,
     WireError,
@@ -218,7 +219,7 @@ async def load_outcome(
     pieces, data = found
     try:
         record = reply_record(data)
-        if isinstance(record, str):
+        if isinstance(record, Reference):
             return WireError(f"the answer of model {lane} names another")
         if isinstance(record, ServingError):
             return record

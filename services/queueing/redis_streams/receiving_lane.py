@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from functools import partial
 
 from redis.exceptions import RedisError, ResponseError
@@ -19,11 +20,13 @@ from redis.exceptions import RedisError, ResponseError
 from services.errors import (
     DeadLetterError,
     DeadlineExceededError,
+    ServingError,
     ShuttingDownError,
     UnsupportedError,
 )
 from services.queueing.lane_queue import WorkerIntake
 from services.queueing.memory_queue import Outcome
+from services.queueing.part_window import PartWindow
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.clients import BLOCK_S, Commands
 from services.queueing.redis_streams.downlink import CLOGGED_BYTES, Downlink, Held, LaneLoad
@@ -74,7 +77,7 @@ class ReceivingLane:
         self.keys = keys
         self.serving = False
         """True if gateways may send requests, because Redis knows of this worker."""
-        self._answering: dict[Held, int] = {}
+        self._answering: Counter[Held] = Counter()
         """Requests whose large outcomes are being sent to Redis, with their bytes."""
         self.load = LaneLoad(0, 0, 0.0)
         self._known = False
@@ -143,10 +146,9 @@ class ReceivingLane:
 
     def count_leaving(self, held: Held, size: int) -> None:
         """The large outcome of a request is on its way, or with a negative size no longer."""
-        if size > 0:
-            self._answering[held] = size
-        else:
-            self._answering.pop(held, None)
+        self._answering[held] += size
+        if not self._answering[held]:
+            del self._answering[held]
 
     def look_again(self) -> None:
         """Something outside of the lane has changed: there may be room."""
@@ -160,11 +162,20 @@ class ReceivingLane:
         held.payload_bytes = 0
         return True
 
-    def cancel(self, gateway: str, number: int) -> None:
-        """Cancels a request; one that is not held changes nothing."""
-        held = self._held.get((gateway, number))
-        if held is not None:
-            self._drop(held)
+    def notice(self, lines: bytes) -> None:
+        """Handles a gateway's lines about its requests; see `LaneKeys.notices`.
+
+        A request that is not held changes nothing.
+        """
+        for line in lines.decode().split("\n"):
+            gateway, number, *read = line.split(" ")
+            held = self._held.get((gateway, int(number)))
+            if held is None:
+                continue
+            if not read:
+                self._drop(held)
+            elif isinstance(held.window, PartWindow):
+                held.window.read_up_to(int(read[0]))
 
     def cancel_gone(self) -> None:
         """Drops requests of gateways that have died."""
@@ -307,16 +318,26 @@ class ReceivingLane:
         held.entry = self._downlink.queue.submit(request, partial(self._take_reply, held))
 
     def _take_reply(self, held: Held, outcome: Outcome) -> None:
-        """Finishes a request with its only reply; parts of several do not travel through Redis."""
+        """Handles a reply or an error; a job has exactly one reply."""
         if isinstance(outcome, InferReply) and not (outcome.is_last and outcome.outputs):
-            entry, held.entry = held.entry, None
-            if entry is not None and not outcome.is_last:
-                entry.cancel()
-            outcome = UnsupportedError(
-                f"model {self.lane} answers in several parts or in none, which does not travel "
-                "through Redis; serve it in one process with its gateway"
-            )
+            if held.gateway in (JOB, NOBODY):
+                words = (
+                    f"model {self.lane} answers in several parts or in none, and a job takes one"
+                )
+                self.fail(held, UnsupportedError(words))
+                return
+            if not outcome.is_last:
+                if self._is_held(held):
+                    held.window = outcome.window
+                    self._downlink.give(held, outcome)
+                return
         self._finish(held, outcome)
+
+    def fail(self, held: Held, error: ServingError) -> None:
+        """Ends a request whose answer cannot be written."""
+        if held.entry is not None:
+            held.entry.cancel()
+        self._finish(held, error)
 
     async def _fetch(self, held: Held, key: str, deadline: float) -> None:
         """Fetches a payload that was too large for the stream, once there is room for it."""

@@ -5,7 +5,7 @@ lane's streams; their outcomes, when they come back, finish the entries.
 
 Rules:
 - an outcome of an answered request is dropped: a request may run twice, if its worker seems dead
-  or Redis lost it, and is answered once;
+  or Redis lost it, and is answered once; of several answers, each arrives once, in order;
 - a request that Redis confirmed and lost (a failover, a restart without its file) is sent again;
 - while Redis is unreachable, requests are refused at once (503).
 """
@@ -24,7 +24,7 @@ from services.queueing.redis_streams.keys import alive_key, large_replies_key, r
 from services.queueing.redis_streams.large_records import Places, length_of, load_outcome
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink, unreachable
-from services.queueing.redis_streams.wire import decode_outcome, reference_in
+from services.queueing.redis_streams.wire import Reference, decode_outcome, reference_in
 
 REPLIES_AT_ONCE = 128
 ANSWERS_AT_ONCE = 32
@@ -130,9 +130,10 @@ class RedisSender:
                 unwanted += [key] if (key := reference_in(content)) else []
             else:
                 outcome = decode_outcome(content, sent.lane.lane)
-                if isinstance(outcome, str):
-                    sent.stream_id = None  # it is in its stream no more, and not lost
-                    task = asyncio.get_running_loop().create_task(self._fetch(sent, outcome))
+                if isinstance(outcome, Reference):
+                    if outcome.is_last:
+                        sent.stream_id = None  # it is in its stream no more, and not lost
+                    task = asyncio.get_running_loop().create_task(self._fetch(sent, outcome.key))
                     self._fetching.add(task)
                     task.add_done_callback(self._fetching.discard)
                 else:
@@ -182,6 +183,7 @@ class RedisSender:
             await asyncio.sleep(LOOK_FOR_LOST_EVERY_S)
             for lane in {sent.lane for sent in self._uplink.unanswered.values()}:
                 if self.up:
+                    lane.tell_again()
                     with contextlib.suppress(RedisError):
                         await lane.send_lost_again()
 

@@ -6,7 +6,9 @@ Rules:
 - a request that Redis does not confirm is refused at once (503); if its outcome comes all the same,
   it is dropped;
 - a dead entry leaves its stream, and the worker that may have it is notified;
-- a large payload is in Redis before its entry is sent, and delays no other entry.
+- a large payload is in Redis before its entry is sent, and delays no other entry;
+- workers are told how many parts of an answer were read: again every few seconds, for a message
+  may be lost.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from redis.exceptions import OutOfMemoryError, RedisError
 
@@ -27,7 +30,8 @@ from services.errors import (
     WouldMissDeadlineError,
 )
 from services.queueing.memory_queue import Entry, Outcome
-from services.queueing.records import HIGHEST_PRIORITY, Lane
+from services.queueing.records import HIGHEST_PRIORITY, InferReply, Lane
+from services.queueing.redis_streams.arriving_parts import ArrivingParts
 from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.large_records import Places, leave, pushing
@@ -119,6 +123,8 @@ class SendingLane:
         """Of large payloads that are on their way."""
         self._sent: dict[Entry, Sent] = {}
         self._withdrawn: list[Sent] = []
+        self._read: set[Entry] = set()
+        """Entries whose callers have read parts since their workers were told."""
         self._trip: asyncio.Task[None] | None = None
 
     @property
@@ -141,12 +147,39 @@ class SendingLane:
             self._depart()
 
     def answered(self, sent: Sent, outcome: Outcome) -> None:
-        """Handles an outcome."""
-        self._forget(sent.entry)
-        if isinstance(outcome, ServingError):
-            sent.entry.refuse(outcome)
+        """Handles an outcome: the only one of a request, one of several, or its error."""
+        entry = sent.entry
+        if isinstance(outcome, InferReply) and (outcome.number or not outcome.is_last):
+            self._arrived(entry, outcome)
+            return
+        self._forget(entry)
+        if isinstance(outcome, ServingError) and entry.window is None:
+            entry.refuse(outcome)
         else:
-            sent.entry.finish(outcome)
+            entry.finish(outcome)
+
+    def _arrived(self, entry: Entry, reply: InferReply) -> None:
+        """Hands over one of several answers, and those that waited for it."""
+        window = entry.window
+        if window is None:
+            window = entry.window = ArrivingParts(partial(self._tell, entry))
+        assert isinstance(window, ArrivingParts)
+        for one in window.arrived(reply):
+            if one.is_last:
+                self._forget(entry)
+                entry.finish(one)
+            else:
+                entry.part(one)
+
+    def _tell(self, entry: Entry) -> None:
+        """Has the worker told how many parts were read."""
+        self._read.add(entry)
+        self._depart()
+
+    def tell_again(self) -> None:
+        """Tells the workers once more how many parts were read."""
+        self._read.update(entry for entry in self._sent if entry.window is not None)
+        self._depart()
 
     async def send_lost_again(self) -> None:
         """Sends confirmed requests again that Redis lost before their outcome came.
@@ -218,9 +251,10 @@ class SendingLane:
 
     async def _travel(self) -> None:
         try:
-            while self._again or self._outbox or self._withdrawn:
+            while self._again or self._outbox or self._withdrawn or self._read:
                 await self._send()
                 await self._withdraw()
+                await self._tell_read()
         finally:
             self._trip = None
 
@@ -297,11 +331,25 @@ class SendingLane:
             if sent.payload_key:
                 trip.add("UNLINK", sent.payload_key)
         names = "\n".join(f"{uplink.gateway} {sent.number}" for sent in withdrawn)
-        trip.add("PUBLISH", keys.cancelled, names)
+        trip.add("PUBLISH", keys.notices, names)
         try:
             await trip.execute()
         except RedisError as error:
             uplink.heard(error)  # their deadlines end them
+
+    async def _tell_read(self) -> None:
+        """Names the parts that were read to the workers that may wait for that."""
+        read, self._read = self._read, set()
+        lines = [
+            f"{self._uplink.gateway} {sent.number} {entry.window.read}"
+            for entry in read
+            if (sent := self._sent.get(entry)) and isinstance(entry.window, ArrivingParts)
+        ]
+        if lines:
+            try:
+                await self._uplink.redis.send("PUBLISH", self._keys.notices, "\n".join(lines))
+            except RedisError as error:
+                self._uplink.heard(error)  # they are told again
 
     def _refusal(self, result: object, entry: Entry) -> ServingError:
         """Returns the error of an entry that Redis did not accept."""

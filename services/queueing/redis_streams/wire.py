@@ -10,6 +10,7 @@ an error arrives as the class it left as, or, where the reader does not know tha
 
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -63,6 +64,19 @@ class ReplyRecord(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0)
     batch_rows: int
     queue_s: float
     execution_s: float
+    number: int = 0
+    is_last: bool = True
+
+
+class _PartReference(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=2):
+    key: str
+
+
+class Reference(NamedTuple):
+    """The key under which an outcome lies. One that is not the last travels as a record."""
+
+    key: str
+    is_last: bool = True
 
 
 class _Error(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
@@ -82,12 +96,12 @@ Piece = bytes | memoryview
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(RequestRecord | str).decode
-_decode_outcome = msgspec.msgpack.Decoder(ReplyRecord | _Error | str).decode
+_decode_outcome = msgspec.msgpack.Decoder(ReplyRecord | _PartReference | _Error | str).decode
 
 
-def encode_reference(key: str) -> bytes:
+def encode_reference(key: str, *, is_last: bool = True) -> bytes:
     """Encodes the key of a large record, which is sent in its place."""
-    return _encode(key)
+    return _encode(key if is_last else _PartReference(key))
 
 
 def is_large(arrays: Mapping[str, Array]) -> bool:
@@ -111,10 +125,10 @@ def bytes_of(arrays: Mapping[str, Array]) -> float:
 def reference_in(data: bytes | memoryview) -> str:
     """Returns the key of a stored outcome; empty if the outcome is inline."""
     try:
-        found = _decode_outcome(data)
+        found = reply_record(data)
     except UNREADABLE:
         return ""
-    return found if isinstance(found, str) else ""
+    return found.key if isinstance(found, Reference) else ""
 
 
 def encode_request(request: InferRequest) -> bytes:
@@ -208,12 +222,13 @@ def reply_pieces(reply: InferReply) -> Iterator[Piece]:
 
 def _reply_record(reply: InferReply, outputs: tuple[TensorRecord, ...]) -> ReplyRecord:
     return ReplyRecord(
-        outputs, dict(reply.datatypes), reply.batch_rows, reply.queue_s, reply.execution_s
-    )
+        outputs, dict(reply.datatypes), reply.batch_rows, reply.queue_s, reply.execution_s,
+        reply.number, reply.is_last,
+    )  # fmt: skip
 
 
-def decode_outcome(data: bytes | memoryview, lane: Lane) -> Outcome | str:
-    """Decodes an outcome, whose arrays view `data`; or the key under which it lies.
+def decode_outcome(data: bytes | memoryview, lane: Lane) -> Outcome | Reference:
+    """Decodes an outcome, whose arrays view `data`; or its reference.
 
     One that cannot be read is an error like any other.
     """
@@ -227,14 +242,18 @@ def decode_outcome(data: bytes | memoryview, lane: Lane) -> Outcome | str:
     return reply_of(found, outputs, lane)
 
 
-def reply_record(data: bytes | memoryview) -> ReplyRecord | ServingError | str:
-    """Decodes the record of a reply, an error, or the key under which an outcome lies.
+def reply_record(data: bytes | memoryview) -> ReplyRecord | ServingError | Reference:
+    """Decodes the record of a reply, an error, or a reference.
 
     Raises:
         MsgspecError, UnicodeDecodeError: it is none of them.
     """
     found = _decode_outcome(data)
-    return error_of_kind(found.kind, found.message) if isinstance(found, _Error) else found
+    if isinstance(found, ReplyRecord):
+        return found
+    if isinstance(found, _Error):
+        return error_of_kind(found.kind, found.message)
+    return Reference(found) if isinstance(found, str) else Reference(found.key, is_last=False)
 
 
 def reply_of(found: ReplyRecord, outputs: dict[str, Array], lane: Lane) -> InferReply:
@@ -246,6 +265,8 @@ def reply_of(found: ReplyRecord, outputs: dict[str, Array], lane: Lane) -> Infer
         batch_rows=found.batch_rows,
         queue_s=found.queue_s,
         execution_s=found.execution_s,
+        number=found.number,
+        is_last=found.is_last,
     )
 
 

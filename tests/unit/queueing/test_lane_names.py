@@ -14,7 +14,7 @@ def all_keys(lane: Lane) -> set[str]:
     found: set[str] = set()
     for jobs in (False, True):
         keys = LaneKeys(lane, jobs)
-        found |= {keys.workers, *keys.streams, keys.payload, keys.cancelled, keys.dead}
+        found |= {keys.workers, *keys.streams, keys.payload, keys.notices, keys.dead}
     return found
 
 

@@ -1,0 +1,62 @@
+"""The parts of one answer as they arrive at a gateway from Redis.
+
+In: replies of the workers that ran the request, in any order, some twice. Out: each part once, in
+the order of its number, and the number of parts that the caller has read.
+
+A request runs again when its worker dies or Redis loses it; its parts then come again, with the
+same numbers. Large parts take longer than the small ones behind them.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from services.queueing.part_window import MAX_UNREAD
+from services.queueing.records import InferReply
+
+TELL_AFTER = MAX_UNREAD // 2
+"""Parts read since the worker was last told: it then still has half of its window."""
+
+
+class ArrivingParts:
+    """Puts the parts of one request in order; the `Window` of its readers.
+
+    Args:
+        tell: has the worker told how many parts were read.
+
+    Attributes:
+        read: parts that the caller has read.
+    """
+
+    __slots__ = ("_early", "_next", "_tell", "_told", "read")
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._early: dict[int, InferReply] = {}
+        self._next = self._told = self.read = 0
+
+    @property
+    def given(self) -> int:
+        """Parts that were handed to the caller."""
+        return self._next
+
+    def arrived(self, reply: InferReply) -> Iterator[InferReply]:
+        """Yields the replies whose turn has come with this one."""
+        if reply.number < self._next:
+            self._tell()  # its worker runs the request anew, and knows nothing of the reader
+            return
+        self._early[reply.number] = reply
+        while (found := self._early.pop(self._next, None)) is not None:
+            self._next += 1
+            yield found if found.is_last else msgspec.structs.replace(found, window=self)
+
+    def take(self) -> None:
+        """Counts a part that the caller has read."""
+        self.read += 1
+        if self.read - self._told >= TELL_AFTER:
+            self._told = self.read
+            self._tell()
+
+    def close(self) -> None:
+        """Drops parts that came early: the request is over."""
+        self._early.clear()
