@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from services.errors import BackendError, DeadlineExceededError
-from services.queueing.memory_queue import Entry, Outcome
+from services.queueing.memory_queue import Entry
 from services.queueing.part_window import MAX_UNREAD, PartWindow
 from services.queueing.records import InferReply
+from tests.fixtures.part_reader import PartReader
 from tests.fixtures.queue_ends import (
     Ends,
     Shelf,
@@ -37,47 +39,9 @@ async def ends(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             yield ends
 
 
-class Reader:
-    """A caller that reads each part at once, or when the test says so."""
-
-    def __init__(self, ends: Ends, *, reads: bool = True, timeout_s: float = 30.0) -> None:
-        self.heard: list[Outcome] = []
-        self.over = asyncio.Event()
-        self._reads = reads
-        self._unread: list[InferReply] = []
-        self.entry = ends.gateway.submit(request(timeout_s=timeout_s), self._hear)
-
-    def _hear(self, outcome: Outcome) -> None:
-        self.heard.append(outcome)
-        if isinstance(outcome, InferReply) and not outcome.is_last:
-            self._unread.append(outcome)
-            if self._reads:
-                self.read()
-        else:
-            self.over.set()
-
-    def read(self) -> None:
-        """Reads all that has come."""
-        unread, self._unread = self._unread, []
-        for part in unread:
-            assert part.window is not None
-            part.window.take()
-
-    async def wait(self) -> None:
-        """Waits for the end."""
-        async with asyncio.timeout(30):
-            await self.over.wait()
-
-    @property
-    def numbers(self) -> list[int]:
-        """Numbers of the replies, the last one's too."""
-        return [one.number for one in self.heard if isinstance(one, InferReply)]
-
-    @property
-    def values(self) -> list[float]:
-        """The value in each part."""
-        parts = [one for one in self.heard if isinstance(one, InferReply) and not one.is_last]
-        return [float(part.outputs["y"][0, 0]) for part in parts]
+def reader_of(ends: Ends, *, reads: bool = True, timeout_s: float = 30.0) -> PartReader:
+    """Sends a request, and returns its caller."""
+    return PartReader(partial(ends.gateway.submit, request(timeout_s=timeout_s)), reads=reads)
 
 
 async def give(entry: Entry, count: int, elements: int = 1) -> bool:
@@ -99,7 +63,7 @@ def end(entry: Entry, count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
 async def test_each_part_arrives_once_in_order_and_then_the_end(ends: Ends, count: int) -> None:
-    reader = Reader(ends)
+    reader = reader_of(ends)
     await ends.shelf.holds(1)
     entry = ends.shelf.take()
     assert await give(entry, count)
@@ -111,7 +75,7 @@ async def test_each_part_arrives_once_in_order_and_then_the_end(ends: Ends, coun
 
 
 async def test_large_parts_keep_their_places_among_small_ones(ends: Ends) -> None:
-    reader = Reader(ends)
+    reader = reader_of(ends)
     await ends.shelf.holds(1)
     entry = ends.shelf.take()
     assert await give(entry, 20, LARGE)
@@ -123,7 +87,7 @@ async def test_large_parts_keep_their_places_among_small_ones(ends: Ends) -> Non
 
 
 async def test_slow_reader_stops_the_backend_and_nobody_else(ends: Ends) -> None:
-    slow = Reader(ends, reads=False)
+    slow = reader_of(ends, reads=False)
     await ends.shelf.holds(1)
     entry = ends.shelf.take()
     giving = asyncio.create_task(give(entry, 100))
@@ -144,7 +108,7 @@ async def test_slow_reader_stops_the_backend_and_nobody_else(ends: Ends) -> None
 
 
 async def test_caller_that_leaves_ends_the_run(ends: Ends) -> None:
-    reader = Reader(ends, reads=False)
+    reader = reader_of(ends, reads=False)
     await ends.shelf.holds(1)
     giving = asyncio.create_task(give(ends.shelf.take(), 10**9))
     await until(lambda: len(reader.heard) == MAX_UNREAD)
@@ -154,7 +118,7 @@ async def test_caller_that_leaves_ends_the_run(ends: Ends) -> None:
 
 
 async def test_deadline_ends_the_run_of_a_reader_that_stopped(ends: Ends) -> None:
-    reader = Reader(ends, reads=False, timeout_s=0.5)
+    reader = reader_of(ends, reads=False, timeout_s=0.5)
     await ends.shelf.holds(1)
     assert not await give(ends.shelf.take(), 10**9)
     await reader.wait()
@@ -162,7 +126,7 @@ async def test_deadline_ends_the_run_of_a_reader_that_stopped(ends: Ends) -> Non
 
 
 async def test_error_ends_the_parts_before_it(ends: Ends) -> None:
-    reader = Reader(ends)
+    reader = reader_of(ends)
     await ends.shelf.holds(1)
     entry = ends.shelf.take()
     assert await give(entry, 3)
@@ -182,7 +146,7 @@ async def test_parts_of_a_request_that_runs_again_are_seen_once(
     first, second = Shelf(), Shelf()
     async with running_redis(flavour, tmp_path) as redis, redis_gateway(redis.url, "g") as gateway:
         async with redis_worker(redis.url, "dies", first) as worker:
-            reader = Reader(Ends(gateway, worker, first), reads=reads)
+            reader = reader_of(Ends(gateway, worker, first), reads=reads)
             await first.holds(1)
             dead = first.take()
             before = 3 * MAX_UNREAD if reads else MAX_UNREAD
@@ -208,7 +172,7 @@ async def test_parts_of_a_request_that_runs_again_are_seen_once(
 async def test_parts_survive_the_loss_of_redis_memory(flavour: str, tmp_path: Path) -> None:
     """The request is sent again, and runs again beside its first run."""
     async with running_redis(flavour, tmp_path) as redis, redis_ends(redis.url) as ends:
-        reader = Reader(ends, reads=False)
+        reader = reader_of(ends, reads=False)
         await ends.shelf.holds(1)
         lost = ends.shelf.take()
         first = asyncio.create_task(give(lost, 30))

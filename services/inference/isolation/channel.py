@@ -6,7 +6,9 @@ other at once.
 
 Messages, by their only key. To the worker: `open` (the artifact; its descriptor has the files, one
 after another), `memory` (name of an input; its descriptor is the memory), `run` (the inputs of a
-batch). From it: `opened` (the platform), `memory` (as above, of an output), `outputs`, `error`.
+batch), `next` (True to continue behind a part, False to end the run). From it: `opened` (platform,
+and whether it gives parts), `memory` (as above, of an output), `outputs`, `error`. A backend that
+gives parts sends `part` (its outputs) any number of times, then `end`, in place of `outputs`.
 """
 
 import array

@@ -16,7 +16,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from services.inference.backends.backend import Backend
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.python_step import StepCode
 from services.inference.isolation.channel import Channel, ChannelClosedError
-from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
+from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
 from services.low_priority_thread import run_at_low_priority
 from services.resident_memory import resident_bytes
 
@@ -52,13 +53,19 @@ class IsolatedBackend(Backend):
     """One artifact, open in one worker process; created by `open_isolated_backend`.
 
     One thread at a time may call `buffer`, `run` and `close`; any thread may call `kill`.
+
+    Args:
+        name: name of the artifact, for messages.
+        gently: True for a process of permanently low priority.
+        module: module of the worker process.
     """
 
-    def __init__(self, name: str, *, gently: bool = False) -> None:
+    def __init__(self, name: str, *, gently: bool = False, module: str = _WORKER) -> None:
         self.platform = ""
         self._name = name
+        start = partial(_start, module)
         # A process inherits the priority of the thread that starts it, from its first import on.
-        self._process, self._channel = run_at_low_priority(_start) if gently else _start()
+        self._process, self._channel = run_at_low_priority(start) if gently else start()
         self._inputs, self._outputs = TensorWriter(self._channel), TensorReader()
         self._killed = False
 
@@ -72,7 +79,7 @@ class IsolatedBackend(Backend):
         try:
             self._channel.wait_at_most(OPEN_TIMEOUT_S)
             _send_artifact(self._channel, (data, weights, source), how)
-            self.platform = self._receive("opened")
+            self.platform, self.gives_parts = self._receive("opened")[1]
             self._channel.wait_at_most(None)
         except TimeoutError:
             self.kill()
@@ -98,12 +105,46 @@ class IsolatedBackend(Backend):
             DeviceError: the worker process reported a failure of the device.
             WorkerProcessDiedError: the process ended, before or during this run.
         """
+        self._begin(inputs)
+        return self._copied(self._receive("outputs")[1])
+
+    def run_in_parts(self, inputs: Mapping[str, Array]) -> Generator[dict[str, Array], None, None]:
+        """Runs one batch in the worker process, which waits behind each part; see `Backend`.
+
+        Raises:
+            BackendError, DeviceError: as `run`.
+        """
+        self._begin(inputs)
+        while True:
+            kind, entries = self._receive("part", "end")
+            if kind == "end":
+                return
+            goes_on = False
+            try:
+                yield self._copied(entries)
+                goes_on = True
+            finally:
+                self._send("next", goes_on)
+                if not goes_on:
+                    self._receive("end")
+
+    def _begin(self, inputs: Mapping[str, Array]) -> None:
+        """Has the worker process begin a batch."""
         try:
             entries = [self._inputs.write(name, array) for name, array in inputs.items()]
-            self._channel.send("run", entries)
         except ChannelClosedError:
             raise self._death() from None
-        return {entry[0]: self._outputs.view(entry).copy() for entry in self._receive("outputs")}
+        self._send("run", entries)
+
+    def _copied(self, entries: Sequence[TensorEntry]) -> dict[str, Array]:
+        """Copies outputs out of the shared memory, which the next ones overwrite."""
+        return {entry[0]: self._outputs.view(entry).copy() for entry in entries}
+
+    def _send(self, kind: str, content: Any) -> None:
+        try:
+            self._channel.send(kind, content)
+        except ChannelClosedError:
+            raise self._death() from None
 
     def kill(self) -> None:
         """Kills the process at once; any thread may call it, and a run in progress raises."""
@@ -129,8 +170,8 @@ class IsolatedBackend(Backend):
         self._channel.close()
         self._wait_for_end()
 
-    def _receive(self, wanted: str) -> Any:
-        """Returns the content of the next message of a kind; attaches announced memory before."""
+    def _receive(self, *wanted: str) -> tuple[str, Any]:
+        """Returns the next message of some kinds; attaches announced memory before."""
         try:
             while True:
                 kind, content, descriptor = self._channel.receive()
@@ -139,8 +180,8 @@ class IsolatedBackend(Backend):
                 elif kind == "error":
                     raise _error_of(content)
                 else:
-                    assert kind == wanted, f"a worker process sent {kind}, not {wanted}"
-                    return content
+                    assert kind in wanted, f"a worker process sent {kind}, not {wanted}"
+                    return kind, content
         except ChannelClosedError:
             raise self._death() from None
 
@@ -208,11 +249,11 @@ def open_isolated_backend(
     return backend
 
 
-def _start() -> tuple[subprocess.Popen[bytes], Channel]:
+def _start(module: str) -> tuple[subprocess.Popen[bytes], Channel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: S603
-            own_command(_WORKER, str(theirs.fileno())),
+            own_command(module, str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
             stdout=2,  # a model's output must not mix with the server's
             pass_fds=[theirs.fileno()],

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from pydantic import TypeAdapter
 from model_store.host.memory_limit import explained, limit_memory
 from model_store.manifest import Artifact, PythonStep
 from model_store.signature import Signature
+from model_store.tensors import Array
 from services.errors import DeviceError, InputRefusedError
 from services.inference.backends.backend import Backend
 from services.inference.backends.backend_options import BackendOptions
@@ -60,7 +62,7 @@ def main() -> None:
         if opened is not None:
             backend, limit_bytes = opened
             try:
-                _serve(channel, backend, limit_bytes)
+                serve(channel, backend, limit_bytes)
             finally:
                 backend.close()
     closed.set()
@@ -99,7 +101,7 @@ def _open(channel: Channel) -> tuple[Backend, int] | None:
     except Exception as error:
         _send_error(channel, error, limit_bytes)
         return None
-    channel.send("opened", backend.platform)
+    channel.send("opened", [backend.platform, backend.gives_parts])
     return backend, limit_bytes
 
 
@@ -107,7 +109,17 @@ def _step_code(step: dict[str, Any] | None, source: bytes) -> StepCode | None:
     return None if step is None else StepCode(PythonStep.model_validate(step), source)
 
 
-def _serve(channel: Channel, backend: Backend, limit_bytes: int) -> None:
+def serve(channel: Channel, backend: Backend, limit_bytes: int) -> None:
+    """Runs the batches that the parent sends, until it closes the channel.
+
+    Args:
+        channel: channel to the parent.
+        backend: an open backend.
+        limit_bytes: limit of its memory, which errors name; 0 for none.
+
+    Raises:
+        ChannelClosedError: the parent has closed the channel.
+    """
     inputs, outputs = TensorReader(), TensorWriter(channel)
     while True:
         kind, content, descriptor = channel.receive()
@@ -115,19 +127,31 @@ def _serve(channel: Channel, backend: Backend, limit_bytes: int) -> None:
             inputs.attach(content, cast(int, descriptor))
             continue
         try:
-            entries = _run(backend, content, inputs, outputs)
+            arrays = {entry[0]: inputs.view(entry) for entry in content}
+            if backend.gives_parts:
+                _run_in_parts(backend, arrays, channel, outputs)
+            else:
+                channel.send("outputs", _written(backend.run(arrays), outputs))
         except ChannelClosedError:
             raise
         except Exception as error:
             _send_error(channel, error, limit_bytes)
-        else:
-            channel.send("outputs", entries)
 
 
-def _run(
-    backend: Backend, entries: list[Any], inputs: TensorReader, outputs: TensorWriter
-) -> list[TensorEntry]:
-    results = backend.run({entry[0]: inputs.view(entry) for entry in entries})
+def _run_in_parts(
+    backend: Backend, arrays: Mapping[str, Array], channel: Channel, outputs: TensorWriter
+) -> None:
+    """Sends each part, and continues once the parent has taken it, unless nobody reads."""
+    with contextlib.closing(backend.run_in_parts(arrays)) as parts:
+        for part in parts:
+            channel.send("part", _written(part, outputs))
+            _, goes_on, _ = channel.receive()
+            if not goes_on:
+                break
+    channel.send("end", None)
+
+
+def _written(results: Mapping[str, Array], outputs: TensorWriter) -> list[TensorEntry]:
     return [outputs.write(name, array) for name, array in results.items()]
 
 

@@ -13,6 +13,7 @@ from services import errors
 from services.errors import OverloadedError, ServingError
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.wire import (
+    Reference,
     WireError,
     decode_outcome,
     decode_request,
@@ -106,7 +107,9 @@ def test_an_error_that_is_not_known_here_comes_out_as_the_root() -> None:
 
 def test_what_is_too_large_travels_as_the_name_of_its_key() -> None:
     assert decode_request(encode_reference("k"), LANE, 0.0, alone=False) == "k"
-    assert decode_outcome(encode_reference("k"), LANE) == "k"
+    assert decode_outcome(encode_reference("k"), LANE) == Reference("k")
+    part = encode_reference("k", is_last=False)
+    assert decode_outcome(part, LANE) == Reference("k", is_last=False)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90"])

@@ -5,59 +5,24 @@ import asyncio
 import pytest
 
 from services.errors import BackendError, DeadlineExceededError
-from services.queueing.memory_queue import Outcome
 from services.queueing.part_window import MAX_UNREAD
-from services.queueing.records import InferReply
 from tests.fixtures.fake_backends import CountingBackend
+from tests.fixtures.part_reader import PartReader
 from tests.fixtures.running_worker import Running, running, values_of
 
 
-class Reader:
-    """A caller that reads each part at once, or when the test says so."""
-
-    def __init__(
-        self, made: Running, value: float, *, reads: bool = True, timeout_s: float = 60.0
-    ) -> None:
-        self.heard: list[Outcome] = []
-        self.over = asyncio.Event()
-        self._reads = reads
-        self._more = asyncio.Event()
-        self._unread: list[InferReply] = []
-        self.entry = made.submit(self._hear, value, timeout_s=timeout_s)
-
-    def _hear(self, outcome: Outcome) -> None:
-        self.heard.append(outcome)
-        self._more.set()
-        if isinstance(outcome, InferReply) and not outcome.is_last:
-            self._unread.append(outcome)
-            if self._reads:
-                self.read()
-        else:
-            self.over.set()
-
-    async def until(self, count: int) -> None:
-        """Waits until so many outcomes have come."""
-        while len(self.heard) < count:
-            self._more.clear()
-            await self._more.wait()
-
-    def read(self) -> None:
-        """Takes all that has come."""
-        for reply in self._unread:
-            assert reply.window is not None
-            reply.window.take()
-        self._unread.clear()
-
-    @property
-    def replies(self) -> list[InferReply]:
-        return [outcome for outcome in self.heard if isinstance(outcome, InferReply)]
+def reader_of(
+    made: Running, value: float, *, reads: bool = True, timeout_s: float = 60.0
+) -> PartReader:
+    """Sends a request of one row, and returns its caller."""
+    return PartReader(lambda done: made.submit(done, value, timeout_s=timeout_s), reads=reads)
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
 async def test_each_answer_arrives_once_in_order_and_then_the_end(count: int) -> None:
     async with running(CountingBackend(count)) as made:
-        reader = Reader(made, 1.0)
-        await reader.over.wait()
+        reader = reader_of(made, 1.0)
+        await reader.wait()
         assert [reply.number for reply in reader.replies] == [*range(count), count]
         assert [reply.is_last for reply in reader.replies] == [False] * count + [True]
         answers = [values_of(reply) for reply in reader.replies[:-1]]
@@ -68,9 +33,9 @@ async def test_each_answer_arrives_once_in_order_and_then_the_end(count: int) ->
 async def test_requests_of_a_batch_get_their_own_rows() -> None:
     backend = CountingBackend(3)
     async with running(backend) as made:
-        readers = [Reader(made, value) for value in (1.0, 5.0)]
+        readers = [reader_of(made, value) for value in (1.0, 5.0)]
         for reader in readers:
-            await reader.over.wait()
+            await reader.wait()
         assert backend.runs == 1
         for reader, first in zip(readers, (2.0, 10.0), strict=True):
             answers = [values_of(reply) for reply in reader.replies[:-1]]
@@ -80,7 +45,7 @@ async def test_requests_of_a_batch_get_their_own_rows() -> None:
 async def test_slow_reader_stops_the_backend_and_nothing_is_lost() -> None:
     backend = CountingBackend(100)
     async with running(backend, execution_timeout_s=0.2) as made:
-        reader = Reader(made, 1.0, reads=False)
+        reader = reader_of(made, 1.0, reads=False)
         await reader.until(MAX_UNREAD)
         await asyncio.sleep(0.5)  # longer than a run may take: it is the reader who waits
         assert len(reader.heard) == MAX_UNREAD
@@ -95,13 +60,13 @@ async def test_slow_reader_stops_the_backend_and_nothing_is_lost() -> None:
 async def test_caller_who_leaves_ends_the_run() -> None:
     backend = CountingBackend(10**9)
     async with running(backend) as made:
-        leaving = Reader(made, 1.0, reads=False)
+        leaving = reader_of(made, 1.0, reads=False)
         await leaving.until(1)
         leaving.entry.cancel()
         await asyncio.to_thread(backend.ended.wait)
         backend.parts = 1
-        next_one = Reader(made, 1.0)
-        await next_one.over.wait()
+        next_one = reader_of(made, 1.0)
+        await next_one.wait()
         assert len(next_one.replies) == 2
         assert not leaving.over.is_set()
 
@@ -109,18 +74,18 @@ async def test_caller_who_leaves_ends_the_run() -> None:
 async def test_caller_who_leaves_takes_nothing_from_its_neighbour() -> None:
     backend = CountingBackend(40)
     async with running(backend) as made:
-        leaving, staying = Reader(made, 1.0, reads=False), Reader(made, 5.0)
+        leaving, staying = reader_of(made, 1.0, reads=False), reader_of(made, 5.0)
         await leaving.until(1)
         leaving.entry.cancel()
-        await staying.over.wait()
+        await staying.wait()
         assert [reply.number for reply in staying.replies] == [*range(41)]
 
 
 async def test_deadline_ends_the_run_of_a_reader_that_stopped() -> None:
     backend = CountingBackend(100)
     async with running(backend) as made:
-        reader = Reader(made, 1.0, reads=False, timeout_s=0.3)
-        await reader.over.wait()
+        reader = reader_of(made, 1.0, reads=False, timeout_s=0.3)
+        await reader.wait()
         assert isinstance(reader.heard[-1], DeadlineExceededError)
         await asyncio.to_thread(backend.ended.wait)
 
@@ -128,9 +93,9 @@ async def test_deadline_ends_the_run_of_a_reader_that_stopped() -> None:
 async def test_run_that_fails_in_the_middle_is_not_run_again() -> None:
     backend = CountingBackend(5, fails_at=2)
     async with running(backend) as made:
-        readers = [Reader(made, value) for value in (1.0, 5.0)]
+        readers = [reader_of(made, value) for value in (1.0, 5.0)]
         for reader in readers:
-            await reader.over.wait()
+            await reader.wait()
             assert [reply.number for reply in reader.replies] == [0, 1]
             assert isinstance(reader.heard[-1], BackendError)
         assert backend.runs == 1
