@@ -221,7 +221,8 @@ class _PartsResponse(Response):
     def __init__(
         self, parts: Sequence[bytes | memoryview], status: int = 200, media_type: str = _JSON
     ) -> None:
-        super().__init__(status_code=status, media_type=media_type)
+        length = {"content-length": str(sum(map(len, parts)))}
+        super().__init__(status_code=status, media_type=media_type, headers=length)
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,7 +6,6 @@ In: a head that names a model, and its body. Out: the protocol's JSON or binary 
 
 import math
 import re
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from services.errors import InvalidRequestError, ServingError
 from services.gateway.admission import InferCall
 from services.gateway.edges import rest_codec
+from services.gateway.edges.http_inference import HttpInference
 from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.edges.json_bodies.strict_slices import MIN_LARGE_BYTES
 from services.gateway.inference import Inference, InferencePath, WireProtocol, only_one
@@ -22,7 +22,7 @@ from services.gateway.scheduling_parameters import time_for_work, work_deadline
 from services.gateway.sliced_work import Slices
 from services.gateway.wire.body import Body
 from services.gateway.wire.compression import MIN_COMPRESSED_BYTES, accepted_encoding
-from services.gateway.wire.http1.exchange import JSON, Exchange, ExchangeConnection
+from services.gateway.wire.http1.exchange import JSON, ExchangeConnection
 from services.gateway.wire.http1.head import Head
 from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
@@ -41,8 +41,6 @@ WAY_BACK_S = 0.002
 _TIMEOUT = re.compile(r"[0-9]{1,10}(\.[0-9]{1,6})?")
 _HEADER_LENGTH = rest_codec.HEADER_LENGTH.encode()
 _OCTETS = b"content-type: application/octet-stream\r\n"
-_CLIENT_CLOSED = "499"
-"""nginx's status for a caller that disconnected; it is only counted."""
 
 
 class RestInferRoute:
@@ -80,23 +78,20 @@ class RestInferRoute:
         """True if the head describes a plain JSON body."""
 
 
-class InferExchange(Exchange):
+class InferExchange(HttpInference):
     """One inference."""
 
-    __slots__ = ("_inference", "_request", "_route")
-    counts_refusals = True
-    is_paced = True
+    __slots__ = ("_request", "_route")
 
     def __init__(self, route: RestInferRoute, connection: ExchangeConnection, head: Head) -> None:
-        Exchange.__init__(self, connection, head)
+        HttpInference.__init__(self, route.path, connection, head)
         self._route = route
-        self._inference: Inference | None = None
         self._request: RestRequest | None = None
 
     @property
-    def is_over(self) -> bool:
-        """True once it is answered, or its caller has disconnected."""
-        return self.response is not None
+    def authorization(self) -> "CachedAuthorization | None":
+        """Authorization of the caller."""
+        return self._route.authorization
 
     def body_limit(self, max_bytes: int) -> int:
         """Returns the port's limit for callers that may infer."""
@@ -105,34 +100,12 @@ class InferExchange(Exchange):
             route.authorization.caller(route.model)
         return max_bytes
 
-    def begin(self, body: Body) -> None:
-        """Queues the work for its turn of the event loop."""
-        self._route.path.admission.turns.begin(self, body, self._connection)
-
-    def begin_in_turn(self, body: Body, received_at: float) -> None:
-        """Starts the inference."""
+    def opened(self, received_at: float) -> Inference:
+        """Returns the record of this inference, by the facts of its head."""
         route = self._route
-        inference = self._inference = route.path.open(
+        return route.path.open(
             self, received_at, route.given_id, route.model, route.version, route.traceparent
         )
-        inference.begin(body, route.authorization)
-
-    def refuse(self, error: ServingError) -> None:
-        """Counts a request that was not decoded under the model that it names."""
-        self._open().fail(error)
-
-    def abandon(self) -> None:
-        """Cancels the inference: its caller has disconnected."""
-        Exchange.abandon(self)
-        inference = self._inference or self._open()
-        inference.cancel(_CLIENT_CLOSED, ServingError("the caller hung up"))
-
-    def _open(self) -> Inference:
-        route = self._route
-        self._inference = route.path.open(
-            self, time.monotonic(), route.given_id, route.model, route.version, route.traceparent
-        )
-        return self._inference
 
     # Called by `Inference`.
 

@@ -1,8 +1,10 @@
-"""A protocol of its own: CSV in, CSV out, errors as objects. All that a new protocol takes."""
+"""A protocol of its own: CSV in, CSV out, errors as objects. All that a new protocol takes.
+
+The rows of several answers follow one another in one response, as they come.
+"""
 
 import csv
 import io
-import time
 from functools import partial
 
 import numpy as np
@@ -11,13 +13,15 @@ import orjson
 from services.access.caller import Caller
 from services.errors import InvalidRequestError, ServingError
 from services.gateway.admission import Admission, InferCall, InputTensor
-from services.gateway.inference import Inference, InferencePath, WireProtocol, only_one
+from services.gateway.edges.http_inference import HttpInference
+from services.gateway.inference import Inference, InferencePath, WireProtocol
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.wire.body import Body
-from services.gateway.wire.http1.exchange import Exchange, ExchangeConnection, Opener
+from services.gateway.wire.http1.exchange import Opener
 from services.gateway.wire.http1.head import Head
 from services.queueing.records import InferReply
 
+FIELDS = b"content-type: text/csv\r\n"
 CSV = WireProtocol("csv", "ok", lambda error: type(error).__name__)
 
 
@@ -37,39 +41,14 @@ def encode(reply: InferReply) -> bytes:
     return text.getvalue().encode()
 
 
-class CsvExchange(Exchange):
+class CsvExchange(HttpInference):
     """One inference."""
 
-    __slots__ = ("_inference", "_path")
-    is_paced = True
+    __slots__ = ()
+    closed_code = "gone"
 
-    def __init__(self, path: InferencePath, connection: ExchangeConnection, head: Head) -> None:
-        super().__init__(connection, head)
-        self._path = path
-        self._inference: Inference | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self.response is not None
-
-    def begin(self, body: Body) -> None:
-        self._path.admission.turns.begin(self, body, self._connection)
-
-    def begin_in_turn(self, body: Body, received_at: float) -> None:
-        self._open(received_at).begin(body, None)
-
-    def refuse(self, error: ServingError) -> None:
-        self._open(time.monotonic()).fail(error)
-
-    def abandon(self) -> None:
-        super().abandon()
-        gone = ServingError("the caller has disconnected")
-        (self._inference or self._open(time.monotonic())).cancel("gone", gone)
-
-    def _open(self, received_at: float) -> Inference:
-        model = self.head.path.removeprefix("/csv/")
-        self._inference = self._path.open(self, received_at, "", model)
-        return self._inference
+    def opened(self, received_at: float) -> Inference:
+        return self._path.open(self, received_at, "", self.head.path.removeprefix("/csv/"))
 
     def decode(self, body: Body, caller: Caller | None) -> InferCall:
         assert self._inference is not None
@@ -77,16 +56,26 @@ class CsvExchange(Exchange):
         return InferCall(request_id="", model=model, version="", inputs=inputs)
 
     def part(self, reply: InferReply) -> None:
-        assert self._inference is not None
-        only_one(reply)
-        text = encode(reply)
-        self._inference.answered(reply)
-        self.respond(200, b"content-type: text/csv\r\n", [text])
+        if reply.is_last:
+            self.end(reply)
+            return
+        assert reply.window is not None
+        stream = self.stream or self.respond_in_parts(200, FIELDS)
+        stream.write(encode(reply), reply.window.take)
 
-    end = staticmethod(only_one)
+    def end(self, reply: InferReply) -> None:
+        assert self._inference is not None
+        self._inference.answered(reply)
+        if self.stream is not None:
+            self.stream.end()
+        else:
+            self.respond(200, FIELDS, [encode(reply)] if reply.outputs else [])
 
     def fail(self, error: ServingError) -> None:
-        self.respond_error(error)
+        if self.stream is not None:
+            self.stream.break_off()
+        else:
+            self.respond_error(error)
 
     def error_content(self, error: ServingError) -> bytes:
         return orjson.dumps({"error": {"kind": type(error).__name__, "message": str(error)}})

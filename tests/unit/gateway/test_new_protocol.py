@@ -1,26 +1,45 @@
 """A protocol added in less than 100 lines supports the whole life cycle of an inference."""
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import orjson
 import pytest
 
 from model_store.signature import Signature, TensorSpec
+from model_store.tensors import Array
 from services.errors import BackendError
 from services.gateway.admission import Admission
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.wire.http1.port import HttpPort
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
+from services.queueing.part_window import MAX_UNREAD, PartWindow
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway import csv_protocol
-from tests.unit.gateway.wire.http_wire import Answer, Wire, make_budget, make_limits, request
+from tests.unit.gateway.wire.http_wire import (
+    Answer,
+    Wire,
+    make_budget,
+    make_limits,
+    request,
+    settle,
+)
 
 LANE = Lane("m", 1)
 SPEC = TensorSpec(name="x", datatype="FP32", shape=(-1, 2))
+
+
+def reply(outputs: dict[str, Array]) -> InferReply:
+    """Returns the only reply of a request."""
+    return InferReply(
+        lane=LANE, outputs=outputs, datatypes={"y": "FP32"}, batch_rows=1, queue_s=0.0,
+        execution_s=0.0,
+    )  # fmt: skip
 
 
 class Doubling:
@@ -43,13 +62,7 @@ class Doubling:
 
     def answer(self) -> None:
         entry = self.held.pop()
-        outputs = {"y": 2 * entry.request.inputs["x"]}
-        entry.finish(
-            InferReply(
-                lane=LANE, outputs=outputs, datatypes={"y": "FP32"}, batch_rows=1, queue_s=0.0,
-                execution_s=0.0,
-            )
-        )  # fmt: skip
+        entry.finish(reply({"y": 2 * entry.request.inputs["x"]}))
 
 
 class Place:
@@ -127,3 +140,78 @@ async def test_caller_who_disconnects() -> None:
     place.wire.connection.connection_lost(None)
     assert place.intake.discarded == ["cancelled"]
     assert place.counted("gone") == 1
+
+
+class Streaming:
+    """A request whose rows come one by one."""
+
+    def __init__(self, place: Place) -> None:
+        place.ask(b"1,2\n")
+        self.entry = place.intake.held[0]
+        self.window = self.entry.window = PartWindow()
+
+    def give(self, value: float) -> None:
+        """Gives one part, which its window must have room for."""
+        number = self.window.given
+        assert self.window.give()
+        part = reply({"y": np.array([[value]], np.float32)})
+        self.entry.part(
+            msgspec.structs.replace(part, number=number, is_last=False, window=self.window)
+        )
+
+    def end(self) -> None:
+        self.entry.finish(msgspec.structs.replace(reply({}), number=self.window.given))
+
+
+async def test_many_answers_are_written_as_they_come() -> None:
+    place = Place()
+    streaming = Streaming(place)
+    for number in range(3 * MAX_UNREAD):
+        streaming.give(number)
+    assert place.counted("ok") is None
+    streaming.end()
+    values = [float(line) for line in place.one().body.split()]
+    assert values == [*range(3 * MAX_UNREAD)]
+    assert place.counted("ok") == 1
+
+
+async def test_no_answer_is_an_empty_response() -> None:
+    place = Place()
+    Streaming(place).end()
+    assert (place.one().status, place.one().body) == (200, b"")
+    assert place.counted("ok") == 1
+
+
+async def test_slow_reader_leaves_no_room_for_more_parts() -> None:
+    place = Place()
+    streaming = Streaming(place)
+    streaming.give(0)
+    place.wire.connection.pause_writing()
+    for number in range(1, MAX_UNREAD + 1):
+        streaming.give(number)
+    more = asyncio.create_task(asyncio.to_thread(streaming.window.give))
+    done, _ = await asyncio.wait([more], timeout=0.1)
+    assert not done
+    place.wire.connection.resume_writing()
+    assert await more
+
+
+async def test_caller_who_disconnects_between_two_parts() -> None:
+    place = Place()
+    streaming = Streaming(place)
+    streaming.give(0)
+    place.wire.connection.connection_lost(None)
+    assert not streaming.window.give()
+    assert place.intake.discarded == ["cancelled"]
+    assert place.counted("gone") == 1
+
+
+async def test_error_between_two_parts_breaks_the_response_off() -> None:
+    place = Place()
+    streaming = Streaming(place)
+    streaming.give(0)
+    streaming.entry.finish(BackendError("broken"))
+    await settle()
+    assert place.wire.closed
+    assert not place.wire.output.endswith(b"\r\n0\r\n\r\n")
+    assert place.counted("BackendError") == 1

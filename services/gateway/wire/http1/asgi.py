@@ -1,7 +1,8 @@
 """Runs an ASGI application behind our own HTTP server, for endpoints off the hot path.
 
-In: an exchange with its whole body. Out: the application's response, collected and sent at once.
-Not offered: streaming either way, lifespan, websockets. Offered besides: `RESERVE` in the scope.
+In: an exchange with its whole body. Out: the application's response: collected and sent at once, or
+piece by piece, as fast as the client reads, if it has several pieces and no Content-Length.
+Not offered: requests in pieces, lifespan, websockets. Offered besides: `RESERVE` in the scope.
 
 Source: ASGI specification 3.0, HTTP connection scope.
 """
@@ -51,10 +52,12 @@ class _AsgiExchange(Exchange):
         "_application",
         "_fields",
         "_gone",
+        "_is_collected",
         "_is_running",
         "_parts",
         "_received",
         "_status",
+        "_taken",
         "_task",
     )
     work_us = 200
@@ -63,10 +66,11 @@ class _AsgiExchange(Exchange):
         super().__init__(connection, head)
         self._application = application
         self._gone = asyncio.Event()
-        self._is_running = False
+        self._is_collected = self._is_running = False
         self._status = 0
         self._fields = b""
         self._parts: list[bytes | memoryview] = []
+        self._taken: asyncio.Future[None] | None = None
 
     @property
     def outlives_caller(self) -> bool:
@@ -87,6 +91,7 @@ class _AsgiExchange(Exchange):
         """Marks the exchange as disconnected, which the application can query; it may finish."""
         Exchange.abandon(self)
         self._gone.set()
+        self._piece_was_taken()
 
     async def _run(self) -> None:
         try:
@@ -97,8 +102,11 @@ class _AsgiExchange(Exchange):
         except Exception:
             logger.exception("the application failed", extra={"path": self.head.path[:200]})
         self._is_running = False
-        if self.response is not None:  # its caller has disconnected
+        if self.response is not None:  # it is sent, or its caller has disconnected
             self.release()
+            return
+        if self.stream is not None:
+            self.stream.break_off()  # it was not ended
             return
         if not self._status:
             self.respond_error(ServingError("internal error; the server's log says more"))
@@ -130,8 +138,35 @@ class _AsgiExchange(Exchange):
                 if name.lower() not in _OURS
             )
             self._status = message["status"]
-        elif message["type"] == "http.response.body" and (body := message.get("body")):
-            self._parts.append(body)
+            names = [name.lower() for name, _ in message.get("headers", ())]
+            self._is_collected = b"content-length" in names
+        elif message["type"] == "http.response.body":
+            body, goes_on = message.get("body", b""), message.get("more_body", False)
+            if (goes_on and not self._is_collected) or self.stream is not None:
+                await self._send_piece(body, goes_on)
+            elif body:
+                self._parts.append(body)
+
+    async def _send_piece(self, body: bytes, goes_on: bool) -> None:
+        """Sends a piece, and waits until it is written; does nothing without a client."""
+        if self.response is not None:
+            return
+        if self.head.method == "HEAD":
+            self.respond(self._status, self._fields, [])
+            self._gone.set()
+            return
+        stream = self.stream or self.respond_in_parts(self._status, self._fields)
+        if body:
+            taken = self._taken = asyncio.get_running_loop().create_future()
+            stream.write(body, self._piece_was_taken)
+            await taken
+        if not goes_on and self.response is None:
+            stream.end()
+
+    def _piece_was_taken(self) -> None:
+        taken, self._taken = self._taken, None
+        if taken is not None and not taken.done():
+            taken.set_result(None)
 
 
 class _ReadingExchange(_AsgiExchange):

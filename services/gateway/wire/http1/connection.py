@@ -20,7 +20,7 @@ from collections import deque
 from services.errors import InvalidRequestError, OverloadedError, ServingError
 from services.gateway.wire.body import Body, ChunkedBody, SizedBody, part_of, too_large
 from services.gateway.wire.errors import too_many_connections, too_slow
-from services.gateway.wire.http1.charges import ChargedConnection
+from services.gateway.wire.http1.answers import AnsweringConnection
 from services.gateway.wire.http1.exchange import Exchange, Opener
 from services.gateway.wire.http1.head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadProbe
 from services.gateway.wire.http1.port import HttpPort, head_too_large
@@ -47,13 +47,12 @@ _LINE_END = b"\r\n"
 _EMPTY_LINES = re.compile(rb"[\r\n]+")
 
 
-class HttpConnection(ChargedConnection):
+class HttpConnection(AnsweringConnection):
     """One connection of an `HttpPort`."""
 
     __slots__ = (
-        "_advancing", "_began", "_body", "_data", "_dropped_bytes", "_empty_bytes", "_ended",
-        "_flush_asked", "_in_place", "_incoming", "_last", "_out", "_partial",
-        "_paused_at", "_position", "_probe", "_unread", "_waiting", "port",
+        "_began", "_body", "_data", "_dropped_bytes", "_empty_bytes", "_in_place", "_incoming",
+        "_last", "_partial", "_paused_at", "_probe", "_waiting", "port",
     )  # fmt: skip
 
     def __init__(self, port: HttpPort) -> None:
@@ -155,13 +154,6 @@ class HttpConnection(ChargedConnection):
         self.port.closed(self)
         for exchange in abandoned:
             exchange.abandon()
-
-    def resume_writing(self) -> None:
-        """Resumes writing: the peer has read."""
-        self._write_paused = False
-        self._since = self._now()
-        self.settle_unsent()
-        self._advance()
 
     # Requests.
 
@@ -373,78 +365,6 @@ class HttpConnection(ChargedConnection):
     def _forget_input(self) -> None:
         self._data, self._position, self._partial = b"", 0, bytearray()
         self._probe = self._incoming = self._body = None
-
-    # Answers.
-
-    def ends_with(self, exchange: Exchange) -> bool:
-        """Ends the connection with this exchange, unless further requests follow it."""
-        newest = bool(self._waiting) and self._waiting[-1] is exchange
-        if newest and self._position >= len(self._data) and self._incoming is None:
-            self._ended = True
-        return newest and self._ended
-
-    def finish(self, exchange: Exchange, response: list[bytes | memoryview]) -> None:
-        """Queues the response of an exchange."""
-        waiting, out = self._waiting, self._out
-        self._budget.held_bytes -= exchange.held_bytes
-        exchange.held_bytes = 0
-        if not waiting or waiting[0] is not exchange or self._closing:
-            if waiting and not self._closing:
-                self._hold_answer(exchange, sum(map(len, response)))
-            return  # its turn will come, or the peer has gone
-        if len(waiting) == 1 and not out and not self._advancing:
-            waiting.clear()
-            self._write(response)
-            return
-        while waiting and (ready := waiting[0].response) is not None:
-            out += ready
-            self._budget.held_bytes -= waiting.popleft().held_bytes
-        if self._advancing:
-            return
-        if not waiting:
-            self._flush()
-        elif not self._flush_asked:
-            self._flush_asked = True
-            asyncio.get_running_loop().call_soon(self._flush_later)
-
-    def _flush_later(self) -> None:
-        self._flush_asked = False
-        if self._out and not self._closing:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Writes the responses whose turn has come, and continues reading."""
-        out, self._out = self._out, []
-        self._write(out)
-
-    def _write(self, parts: list[bytes | memoryview]) -> None:
-        if self._write_paused and self._is_over_share():
-            return
-        if len(parts) == 1:
-            self._transport.write(parts[0])
-        else:
-            self._transport.writelines(parts)
-        if self._write_paused:
-            self.settle_unsent()
-        if not self._waiting:
-            self._since = self.port.now
-            if self._ended:
-                self._hang_up()
-                return
-            if self.port.stopping:
-                self.close_if_idle()
-        if self._data or self._read_paused:
-            self._advance()
-
-    def _hang_up(self) -> None:
-        """Closes after the last response, once all output is sent."""
-        self._closing, self._since = True, self._now()
-        self._unsent_bytes = self._transport.get_write_buffer_size()
-        if self._unread and self._transport.can_write_eof():
-            self._transport.write_eof()
-            self._set_reading()
-        else:
-            self._transport.close()
 
     def take_turn(self, work_us: int) -> None:
         """Continues with read input, and resumes reading."""

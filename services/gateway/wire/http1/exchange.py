@@ -15,12 +15,19 @@ from services.gateway.wire.body import Body
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.compression import CompressionThread
 from services.gateway.wire.http1.head import Head
+from services.gateway.wire.http1.response_stream import (
+    CHUNKED,
+    ResponseStream,
+    StreamedConnection,
+    refuse_old,
+)
 
 JSON = b"content-type: application/json\r\n"
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _START = b"%b%b%bcontent-length: %d\r\n\r\n"
 _WHOLE = _START + b"%b"
+_HEAD = b"%b%b%b\r\n"
 _CLOSE = b"connection: close\r\n"
 _KEEP_ALIVE = b"connection: keep-alive\r\n"
 _CHALLENGE = b"www-authenticate: Bearer\r\n"
@@ -48,7 +55,7 @@ class ExchangePort(Protocol):
         """True once the port closes its connections."""
 
 
-class ExchangeConnection(Protocol):
+class ExchangeConnection(StreamedConnection, Protocol):
     """The interface of a connection that an exchange uses."""
 
     @property
@@ -75,10 +82,11 @@ class Exchange:
         response: buffers to write, once known; empty when abandoned.
         held_bytes: bytes charged for its body until it has a response, and then for a response
             whose turn has not come.
+        stream: the response while it is sent in pieces.
         counts_refusals: True if `refuse` counts refusals by limits.
     """
 
-    __slots__ = ("_connection", "head", "held_bytes", "last", "response")
+    __slots__ = ("_connection", "head", "held_bytes", "last", "response", "stream")
     counts_refusals: ClassVar[bool] = False
 
     work_us: ClassVar[int] = 40
@@ -95,6 +103,7 @@ class Exchange:
         self.last = not head.keep_alive
         self.held_bytes = 0
         self.response: list[bytes | memoryview] | None = None
+        self.stream: ResponseStream | None = None
 
     @property
     def outlives_caller(self) -> bool:
@@ -123,6 +132,7 @@ class Exchange:
     def abandon(self) -> None:
         """Ends the exchange without a response: the caller has disconnected."""
         self.response = []
+        self.stream = None
 
     def reserve(self, size: int) -> None:
         """Reserves memory for a large request or response, until it is answered.
@@ -190,6 +200,36 @@ class Exchange:
                 response = [start] if self.head.method == "HEAD" else [start, *parts]
         self.response = response
         connection.finish(self, response)
+
+    def respond_in_parts(self, status: int, fields: bytes) -> ResponseStream:
+        """Begins a response of unknown length.
+
+        Args:
+            status: an HTTP status.
+            fields: as in `respond`.
+
+        Raises:
+            UnsupportedError: the client cannot tell where it ends.
+        """
+        connection = self._connection
+        port = connection.port
+        is_chunked = self.head.version != "1.0"
+        if not (is_chunked or self.last or connection.ends_with(self)):
+            raise refuse_old(self.head.version)
+        self.last |= not is_chunked
+        fields = self._connection_field() + fields
+        if is_chunked:
+            fields = CHUNKED + fields
+        head = _HEAD % (_STATUS_LINES[status], port.date, fields)
+        self.stream = ResponseStream(self, connection, head, is_chunked)
+        self.stream.proceed()
+        return self.stream
+
+    def finish(self, response: list[bytes | memoryview]) -> None:
+        """Sends the last bytes of a response in pieces."""
+        self.response = response
+        self.stream = None  # they refer to each other
+        self._connection.finish(self, response)
 
     def _connection_field(self) -> bytes:
         """The answer's Connection header, where HTTP/1.1 does not imply it."""

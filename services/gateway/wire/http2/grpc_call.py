@@ -8,9 +8,7 @@ Rules:
 - no message over `max_request_bytes` is collected or decompressed.
 """
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 from urllib.parse import quote
 
@@ -24,8 +22,6 @@ from services.gateway.wire.http2.call_connection import CallConnection
 from services.gateway.wire.http2.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, frame
 from services.gateway.wire.http2.grpc_head import GrpcHead
 from services.gateway.wire.http2.sending import Unsent
-
-logger = logging.getLogger("flambeau.grpc")
 
 STATUS_CODES = {
     name: code
@@ -87,7 +83,7 @@ class Call:
     """
 
     __slots__ = (
-        "_begun", "_partial", "_taking", "connection", "credit", "has_ended", "has_moved",
+        "_begun", "_partial", "_taken", "_taking", "connection", "credit", "has_ended", "has_moved",
         "head", "held_bytes", "id", "is_over", "since", "unsent",
     )  # fmt: skip
     counts_refusals: ClassVar[bool] = False
@@ -103,6 +99,7 @@ class Call:
         self.since = connection.port.now
         self._partial = bytearray()
         self._begun = False
+        self._taken: list[Callable[[], None]] | None = None
         self._taking = False
 
     # Overridden by kinds of calls.
@@ -295,17 +292,31 @@ class Call:
         )
         connection.settle_unsent()
 
-    def send(self, message: bytes) -> None:
-        """Sends one of several messages."""
+    def send(self, message: bytes, taken: Callable[[], None] | None = None) -> None:
+        """Sends one of several messages.
+
+        Args:
+            message: serialised.
+            taken: called once nothing sent so far waits for the peer; never if the call is over
+                before. A handler that waits for it sends as fast as the peer reads.
+        """
         if self.is_over:
             return
         if not self._begun:
             self._begun = True
             self.connection.write(self.connection.beginning(self.id, _BEGINNING))
         prefixed = b"\x00" + len(message).to_bytes(4, "big") + message
+        if taken is not None:
+            self._taken = [*(self._taken or ()), taken]
         self.connection.sending.send(self, [memoryview(prefixed)])
         if self.unsent is not None:
             self.connection.settle_unsent()
+
+    def drained(self) -> None:
+        """Calls back for messages that no longer wait."""
+        taken, self._taken = self._taken, None
+        for one in taken or ():
+            one()
 
     def finish(self) -> None:
         """Ends the call behind what was sent, with the status OK."""
@@ -419,49 +430,6 @@ class UnaryCall(Call):
         self._held_bytes, self._message = 0, None
 
 
-class SimpleCall(UnaryCall):
-    """A call whose handler is a function; an exception of it becomes the status."""
-
-    __slots__ = ("_start", "_works")
-
-    def __init__(
-        self,
-        start: "Callable[[Body, SimpleCall], None]",
-        connection: CallConnection,
-        head: GrpcHead,
-        stream: int,
-    ) -> None:
-        super().__init__(connection, head, stream)
-        self._start = start
-        self._works = False
-
-    @property
-    def outlives_caller(self) -> bool:
-        """True while a task works on it: the task holds the message and what it makes of it."""
-        return self._works
-
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Keeps the charge of the call until the block ends, whether or not its caller leaves."""
-        self._works = True
-        try:
-            yield
-        finally:
-            self._works = False
-            if self.is_over:
-                self.release()
-
-    def begin(self, message: Body) -> None:
-        """Has the function begin."""
-        try:
-            self._start(message, self)
-        except ServingError as error:
-            self.fail(error)
-        except Exception as error:
-            logger.exception("a call failed in the gateway")
-            self.fail(failure(error))
-
-
 def parsed(message: type[M], body: Body) -> M:
     """Parses a request message.
 
@@ -474,11 +442,6 @@ def parsed(message: type[M], body: Body) -> M:
         raise InvalidRequestError(
             "the request is not a valid message of this call: broken, or text not in UTF-8"
         ) from None
-
-
-def failure(error: Exception) -> ServingError:
-    """Returns the caller's error for an internal fault; the log has the details."""
-    return ServingError(f"the server failed on this request ({type(error).__name__}); see its log")
 
 
 def _percent_encoded(words: str) -> str:

@@ -46,6 +46,9 @@ class Sender(Protocol):
     has_moved: bool
     unsent: Unsent | None
 
+    def drained(self) -> None:
+        """Called once nothing of what was sent waits any more."""
+
 
 class Sending:
     """The send windows of one connection.
@@ -176,6 +179,7 @@ class Sending:
                 turns.move_to_end(call)
             else:
                 self.forget(call)
+                call.drained()
 
     def _resume_now(self) -> None:
         self._is_asked = False

@@ -28,8 +28,8 @@ from services.gateway.wire.http2.frames import (
     reset,
     settings,
 )
-from services.gateway.wire.http2.grpc_call import SimpleCall
 from services.gateway.wire.http2.grpc_head import GrpcHead
+from services.gateway.wire.http2.simple_call import SimpleCall
 from tests.unit.gateway.wire.http2_wire import (
     GREETING,
     Service,

@@ -114,18 +114,22 @@ class Echo(UnaryCall):
 class EchoAll(Call):
     """Answers each message with itself."""
 
-    __slots__ = ("got", "service")
+    __slots__ = ("got", "service", "taken")
 
     def __init__(self, service: Service, *args: Any) -> None:
         super().__init__(*args)
         self.service = service
         self.got: list[bytes] = []
+        self.taken = 0
         service.opened.append(self)
 
     def take(self, message: Body) -> None:
         """Answers."""
         self.got.append(bytes(message))
-        self.send(bytes(message))
+        self.send(bytes(message), self._was_taken)
+
+    def _was_taken(self) -> None:
+        self.taken += 1
 
     def end_input(self) -> None:
         """Ends, too."""

@@ -14,13 +14,13 @@ from services.gateway.wire.http2.frames import (
     settings,
     window_update,
 )
-from services.gateway.wire.http2.grpc_call import SimpleCall
 from services.gateway.wire.http2.grpc_connection import (
     CALL_BYTES,
     MAX_SHED_CALLS,
     MAX_SILENT_CALLS,
 )
 from services.gateway.wire.http2.grpc_port import DROPPED_A_TURN, GrpcPort
+from services.gateway.wire.http2.simple_call import SimpleCall
 from services.telemetry.metrics import Metrics
 from tests.unit.gateway.wire.http2_wire import (
     GREETING,

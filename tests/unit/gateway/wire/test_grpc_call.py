@@ -24,8 +24,9 @@ from services.gateway.wire.http2.frames import (
     frame,
     reset,
 )
-from services.gateway.wire.http2.grpc_call import Call, SimpleCall, UnaryCall
+from services.gateway.wire.http2.grpc_call import Call, UnaryCall
 from services.gateway.wire.http2.grpc_head import GrpcHead
+from services.gateway.wire.http2.simple_call import SimpleCall
 from tests.unit.gateway.wire.http2_wire import (
     GREETING,
     Answer,

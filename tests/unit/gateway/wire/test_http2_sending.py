@@ -46,6 +46,11 @@ class One:
     credit: int = 0
     has_moved: bool = False
     unsent: Unsent | None = None
+    drains: int = 0
+
+    def drained(self) -> None:
+        """Counts how often nothing waited any more."""
+        self.drains += 1
 
 
 @dataclass

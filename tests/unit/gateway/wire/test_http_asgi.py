@@ -25,7 +25,8 @@ async def send_all(
     status: int = 200,
     headers: list[tuple[bytes, bytes]] | None = None,
 ) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers or []})
+    fields = [(b"content-length", b"%d" % sum(map(len, bodies))), *(headers or [])]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
     for body in bodies:
         await send({"type": "http.response.body", "body": body, "more_body": True})
     await send({"type": "http.response.body"})

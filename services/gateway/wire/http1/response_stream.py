@@ -1,0 +1,128 @@
+"""A response whose length is not known when it begins: pieces, sent as the peer reads them.
+
+In: pieces of a body, any number. Out: chunks (RFC 9112, 7.1); to a client of HTTP/1.0 the pieces
+themselves, ended by the end of the connection.
+
+Rules:
+- pieces wait for the responses before them on the connection, and while the peer does not read;
+- `taken` is called once a piece is written, so that its producer goes on only as fast as the peer;
+- what waits is charged to the exchange;
+- a response that cannot be completed ends the connection, so that its client sees that.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from services.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from services.gateway.wire.http1.exchange import Exchange
+
+CHUNKED = b"transfer-encoding: chunked\r\n"
+EVENT_STREAM = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
+"""Headers of server-sent events."""
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class StreamedConnection(Protocol):
+    """The interface of a connection that a stream uses, beside that of an exchange."""
+
+    def may_write(self, exchange: "Exchange") -> bool:
+        """Returns True if it is an exchange's turn to be answered, and the peer reads."""
+
+    def write_piece(self, piece: bytes) -> None:
+        """Writes a piece of the response whose turn it is."""
+
+    def break_off(self) -> None:
+        """Ends the connection in the middle of a response."""
+
+
+def event(data: bytes, kind: str = "") -> bytes:
+    """Encodes a server-sent event.
+
+    Args:
+        data: text without line ends, such as JSON.
+        kind: type of the event; empty for a `message`.
+
+    Source: HTML Living Standard, 9.2 Server-sent events.
+    """
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data) if kind else b"data: %b\n\n" % data
+
+
+class ResponseStream:
+    """The response of one exchange; made by `Exchange.respond_in_parts`.
+
+    Args:
+        exchange: exchange of the request.
+        connection: its connection.
+        head: status line and headers, with the empty line.
+        is_chunked: True if pieces are framed as chunks.
+    """
+
+    __slots__ = ("_connection", "_ends", "_exchange", "_is_broken", "_is_chunked", "_waiting")
+
+    def __init__(
+        self, exchange: "Exchange", connection: StreamedConnection, head: bytes, is_chunked: bool
+    ) -> None:
+        self._exchange = exchange
+        self._connection = connection
+        self._is_chunked = is_chunked
+        self._ends = self._is_broken = False
+        self._waiting: deque[tuple[bytes, Callable[[], None]]] = deque([(head, _nothing)])
+
+    def write(self, data: bytes, taken: Callable[[], None]) -> None:
+        """Sends a piece of the body.
+
+        Args:
+            data: not empty.
+            taken: called once the piece is written; never if the caller disconnects before.
+
+        Raises:
+            BufferFullError: there is no room for it to wait.
+            ServingError: the caller has disconnected.
+        """
+        piece = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
+        self._exchange.reserve(len(piece))
+        self._waiting.append((piece, taken))
+        self.proceed()
+
+    def end(self) -> None:
+        """Ends the response behind the pieces before."""
+        self._ends = True
+        self.proceed()
+
+    def break_off(self) -> None:
+        """Ends the connection behind the pieces before: the response is incomplete."""
+        self._ends = self._is_broken = True
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Writes what waits, as far as the connection allows."""
+        exchange, connection, waiting = self._exchange, self._connection, self._waiting
+        while waiting and connection.may_write(exchange):
+            piece, taken = waiting.popleft()
+            if taken is not _nothing:
+                exchange.reserve(-len(piece))
+            connection.write_piece(piece)
+            taken()
+        if self._ends and not waiting and exchange.response is None:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._is_broken:
+            self._connection.break_off()
+        else:
+            self._exchange.finish([_LAST_CHUNK] if self._is_chunked else [])
+
+
+def refuse_old(version: str) -> UnsupportedError:
+    """Returns the error of a client that cannot be sent a response of unknown length."""
+    return UnsupportedError(
+        f"this response comes in parts, which HTTP/{version} ends only with the connection; "
+        "send the request alone, or use HTTP/1.1"
+    )
+
+
+def _nothing() -> None:
+    """The callback of a head."""
