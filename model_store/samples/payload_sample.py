@@ -111,7 +111,9 @@ class PayloadSample(StrictModel):
     duration_ms: float = Field(ge=0)
     inputs: tuple[SampledTensor, ...]
     outputs: tuple[SampledTensor, ...] = ()
-    """Outputs; empty for a failed request."""
+    """Outputs; empty for a failed request. Of several answers, those of the first few in turn."""
+    answers: int | None = Field(default=None, ge=0)
+    """Number of answers, of a model that gives several or none; else omitted."""
 
     def to_line(self) -> bytes:
         """Returns the sample as JSON with a newline at the end."""

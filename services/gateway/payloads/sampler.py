@@ -50,6 +50,8 @@ MAX_WAITING_BYTES = 32 * 2**20
 MAX_WAITING = 1024
 """Values, and samples, that wait to be written; further ones are dropped."""
 WRITE_AT_ONCE_BYTES = 4 * 2**20
+SAMPLED_ANSWERS = 16
+"""Answers of one request whose outputs are sampled; further ones are only counted."""
 LAST_WRITE_S = 3.0
 """Time that the shutdown of the process waits for the remaining samples."""
 
@@ -69,6 +71,7 @@ class Taken(NamedTuple):
     duration_s: float
     inputs: list[TakenTensor]
     outputs: list[TakenTensor]
+    answers: int
 
     def line(self) -> bytes:
         """Returns the line of the sample."""
@@ -85,7 +88,45 @@ class Taken(NamedTuple):
             duration_ms=round(self.duration_s * 1000, 3),
             inputs=tuple(tensor.sampled() for tensor in self.inputs),
             outputs=tuple(tensor.sampled() for tensor in self.outputs),
+            answers=None if self.answers == (not self.error) else self.answers,
         ).to_line()
+
+
+class Chosen:
+    """A request that is sampled, and copies of its tensors so far.
+
+    Attributes:
+        rule: rule of its model.
+        lane: version that runs it.
+        inputs: its inputs.
+        outputs: outputs of its answers, as far as they were copied.
+        answers: number of its answers.
+    """
+
+    __slots__ = ("answers", "inputs", "lane", "outputs", "rule", "taken_bytes")
+
+    def __init__(self, rule: PayloadRule, lane: Lane) -> None:
+        self.rule = rule
+        self.lane = lane
+        self.answers = self.taken_bytes = 0
+        self.inputs: list[TakenTensor] = []
+        self.outputs: list[TakenTensor] = []
+
+    def take(self, call: InferCall, reply: InferReply | None) -> None:
+        """Copies the inputs, unless that was done, and the outputs of a reply."""
+        tensors: list[NamedTensor] = []
+        if not self.inputs:
+            tensors += [NamedTensor(each.name, each.datatype, each.array) for each in call.inputs]
+        inputs = len(tensors)
+        if reply is not None and reply.outputs:
+            self.answers += 1
+            if self.answers <= SAMPLED_ANSWERS:
+                types = reply.datatypes
+                tensors += [NamedTensor(name, types[name], x) for name, x in reply.outputs.items()]
+        taken = take(self.rule, tensors, self.taken_bytes)
+        self.taken_bytes += sum(tensor.value_bytes for tensor in taken)
+        self.inputs += taken[:inputs]
+        self.outputs += taken[inputs:]
 
 
 class PayloadSampler:
@@ -128,69 +169,88 @@ class PayloadSampler:
             inference: inference of the request.
             answered: callback of the caller.
         """
-        return partial(self._answered, call, inference, answered)
+        return partial(self._answered, call, inference, answered, [])
 
     def _answered(
-        self, call: InferCall, inference: Inference, answered: Done, outcome: Outcome
+        self,
+        call: InferCall,
+        inference: Inference,
+        answered: Done,
+        chosen: "list[Chosen | None]",
+        outcome: Outcome,
     ) -> None:
+        """Answers the caller, then samples.
+
+        Args:
+            call: request.
+            inference: inference of the request.
+            answered: callback of the caller.
+            chosen: whether it is sampled, once its first answer has come.
+            outcome: answer, or error.
+        """
         answered(outcome)
-        if isinstance(outcome, InferReply) and not outcome.is_last:
-            return  # the last of several answers is sampled
         try:
-            self._look(call, inference, outcome)
+            if not chosen:
+                chosen.append(self._choose(call, outcome))
+            if (one := chosen[0]) is None:
+                return
+            reply = outcome if isinstance(outcome, InferReply) else None
+            one.take(call, reply)
+            if reply is None or reply.is_last:
+                self._keep(one, inference, outcome)
         except Exception:  # an odd request must not harm others of its batch
             self._dropped["failed"].inc()
             logger.exception("a request could not be sampled")
 
-    def _look(self, call: InferCall, inference: Inference, outcome: Outcome) -> None:
-        """Samples a request at random, as its rule says."""
-        served = None
+    def _choose(self, call: InferCall, outcome: Outcome) -> Chosen | None:
+        """Chooses requests at random, as their model's rule says, by their first outcome."""
         if isinstance(outcome, InferReply):
             lane = outcome.lane
         elif isinstance(outcome, BackendError | DeadlineExceededError):
             served = self._served(call.model, call.version)
             if served is None:
-                return
+                return None
             lane = served.lane
         else:
-            return
+            return None
         rule, bucket = self._of_model.get(lane.model) or self._rule(lane.model)
         if rule is None or bucket is None or random.random() >= rule.share:  # noqa: S311
-            return
-        now = time.monotonic()
-        if bucket.take(1.0, now):
+            return None
+        if bucket.take(1.0, time.monotonic()):
             self._dropped["rate_limited"].inc()
         elif len(self._waiting) >= self._max_waiting:
             self._dropped["queue_full"].inc()
         else:
-            self._waiting.append(self._taken(rule, call, inference, outcome, lane))
-            if len(self._waiting) == self._max_waiting // 2:
-                self._wake.set()
+            return Chosen(rule, lane)
+        return None
 
-    def _taken(
-        self, rule: PayloadRule, call: InferCall, inference: Inference, outcome: Outcome, lane: Lane
-    ) -> Taken:
-        tensors = [NamedTensor(each.name, each.datatype, each.array) for each in call.inputs]
-        inputs, status, error = len(tensors), inference.protocol.ok, ""
+    def _keep(self, chosen: Chosen, inference: Inference, outcome: Outcome) -> None:
+        """Queues a sample whose request is over."""
+        if len(self._waiting) >= self._max_waiting:
+            self._dropped["queue_full"].inc()
+            return
+        status, error = inference.protocol.ok, ""
         if isinstance(outcome, ServingError):
             status, error = inference.protocol.code(outcome), type(outcome).__name__
-        else:
-            types = outcome.datatypes
-            tensors += [NamedTensor(name, types[name], x) for name, x in outcome.outputs.items()]
-        taken = take(rule, tensors)
-        return Taken(
-            lane=lane,
-            artifact=self._artifact(lane) if isinstance(outcome, InferReply) else "",
-            request_id=inference.request_id,
-            trace_id=inference.trace_id,
-            protocol=inference.protocol.name,
-            status=status,
-            error=error,
-            ended_at=time.time(),
-            duration_s=time.monotonic() - inference.received_at,
-            inputs=taken[:inputs],
-            outputs=taken[inputs:],
+        lane = chosen.lane
+        self._waiting.append(
+            Taken(
+                lane=lane,
+                artifact=self._artifact(lane) if isinstance(outcome, InferReply) else "",
+                request_id=inference.request_id,
+                trace_id=inference.trace_id,
+                protocol=inference.protocol.name,
+                status=status,
+                error=error,
+                ended_at=time.time(),
+                duration_s=time.monotonic() - inference.received_at,
+                inputs=chosen.inputs,
+                outputs=chosen.outputs,
+                answers=chosen.answers,
+            )
         )
+        if len(self._waiting) == self._max_waiting // 2:
+            self._wake.set()
 
     def _artifact(self, lane: Lane) -> str:
         """Returns the artifact that runs in a lane; empty if it is no longer served."""

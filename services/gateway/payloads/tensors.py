@@ -40,6 +40,11 @@ class TakenTensor(NamedTuple):
     elements: Array | None
     """A copy of all elements; or, for statistics, of some or all; None for no copy."""
 
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of the values that are sampled; elements of BYTES count as references."""
+        return 0 if self.left_out or self.elements is None else self.elements.nbytes
+
     def sampled(self) -> SampledTensor:
         """Returns the written form."""
         if self.left_out is None:
@@ -57,9 +62,18 @@ class TakenTensor(NamedTuple):
         )
 
 
-def take(rule: PayloadRule, tensors: Sequence[NamedTensor]) -> list[TakenTensor]:
-    """Copies the allowed parts, the smallest tensors first. Returns them in the order given."""
-    limit = room = rule.max_sample_bytes
+def take(
+    rule: PayloadRule, tensors: Sequence[NamedTensor], taken_bytes: int = 0
+) -> list[TakenTensor]:
+    """Copies the allowed parts, the smallest tensors first. Returns them in the order given.
+
+    Args:
+        rule: rule of the model.
+        tensors: tensors of the sample.
+        taken_bytes: bytes of other tensors of the same sample, which are copied already.
+    """
+    limit = rule.max_sample_bytes
+    room = limit - taken_bytes
     sizes = [_raw_bytes(tensor, limit) for tensor in tensors]
     taken: dict[int, TakenTensor] = {}
     for place in sorted(range(len(tensors)), key=sizes.__getitem__):

@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -25,7 +26,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.payload_settings import open_sampler
 from services.gateway.payloads import sampler as payload_sampler
 from services.gateway.payloads.rule import PayloadRule, rule_of
-from services.gateway.payloads.sampler import PayloadSampler
+from services.gateway.payloads.sampler import SAMPLED_ANSWERS, PayloadSampler
 from services.gateway.payloads.tensors import NamedTensor, take
 from services.gateway.request_accounting import RequestAccounting
 from services.queueing.directory import Directory
@@ -89,14 +90,27 @@ class Place:
         protocol: str = "rest",
         request_id: str = "mine",
     ) -> None:
-        """Runs a request to its outcome."""
+        """Runs a request to its only outcome."""
+        self.ask_for_many([outcome], inputs, model, protocol, request_id)
+
+    def ask_for_many(
+        self,
+        outcomes: Iterable[Outcome],
+        inputs: Mapping[str, Array] | None = None,
+        model: str = "digits",
+        protocol: str = "rest",
+        request_id: str = "mine",
+    ) -> None:
+        """Runs a request to its outcomes."""
         tensors = [
             InputTensor(name=name, datatype="BYTES" if x.dtype == object else "FP32", array=x)
             for name, x in (inputs or {"x": X}).items()
         ]
         call = InferCall(request_id=request_id, model=model, version="", inputs=tensors)
         inference = open_inference(self.accounting, protocol, request_id, model)
-        self.sampler.watch(call, inference, self.answers.append)(outcome)
+        told = self.sampler.watch(call, inference, self.answers.append)
+        for outcome in outcomes:
+            told(outcome)
 
     def kept(self) -> list[PayloadSample]:
         """Returns the content of the store once the sampler has ended."""
@@ -129,6 +143,34 @@ def test_a_sample_says_what_was_asked_and_answered(opened: Callable[..., Place])
     counted = place.metrics.registry.get_sample_value("flambeau_payload_samples_total", labels)
     assert counted == 1
     assert [place.dropped(reason) for reason in UNSAMPLED] == [0] * len(UNSAMPLED)
+
+
+def part(number: int, array: Array) -> InferReply:
+    """Returns one of several answers."""
+    return msgspec.structs.replace(reply(y=array), number=number, is_last=False)
+
+
+def test_several_answers_are_one_sample(opened: Callable[..., Place]) -> None:
+    place = opened()
+    count = 2 * SAMPLED_ANSWERS
+    place.ask_for_many([*(part(n, X + n) for n in range(count)), reply()])
+    place.ask_for_many([part(0, X), BackendError("broken")])
+    place.ask_for_many([reply()])
+    many, failed, none = place.kept()
+    assert (many.status, many.answers, len(many.outputs)) == ("200", count, SAMPLED_ANSWERS)
+    for number, tensor in enumerate(many.outputs):
+        np.testing.assert_array_equal(tensor.array(), X + number)
+    assert (failed.error, failed.answers, len(failed.outputs)) == ("BackendError", 1, 1)
+    assert (none.status, none.answers, none.outputs, len(none.inputs)) == ("200", 0, (), 1)
+    assert len(place.answers) == count + 1 + 2 + 1
+
+
+def test_values_of_several_answers_share_the_room_of_a_sample(opened: Callable[..., Place]) -> None:
+    place = opened(max_sample_bytes=1024)
+    large = np.zeros((1, 100), np.float32)
+    place.ask_for_many([*(part(n, large) for n in range(4)), reply()])
+    (found,) = place.kept()
+    assert [tensor.left_out for tensor in found.outputs] == [None, None, "too large", "too large"]
 
 
 def test_it_is_counted_under_the_artifact_that_answered(opened: Callable[..., Place]) -> None:
