@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import orjson
-import simdjson
 
 from model_store.tensors import Array, datatype_of, object_array
 from services.gateway.edges import rest_codec
@@ -47,7 +46,6 @@ class _Request(msgspec.Struct):
 
 
 RAW = msgspec.json.Decoder(_Request)
-PARSER = simdjson.Parser()
 ANY = msgspec.json.Decoder()
 
 
@@ -60,14 +58,13 @@ def main() -> None:
 
 
 def _parsing() -> None:
-    _table("µs to parse a request: to Python's objects, or with simdjson to one buffer")
+    _table("µs to parse a request to Python's objects")
     bodies = _bodies()
     for title, body in bodies.items():
         _row(title, {
             "orjson": partial(orjson.loads, body),
             "msgspec, untyped": partial(ANY.decode, body),
             "msgspec, data left raw": partial(RAW.decode, body),
-            "simdjson, one buffer": partial(_buffer, body),
         })  # fmt: skip
     _table("µs from a body to a request: the whole of decoding, ours")
     for title, body in bodies.items():
@@ -106,11 +103,6 @@ def _bodies() -> dict[str, bytes]:
         body = orjson.dumps(document, option=NUMPY)
         bodies[f"{title} ({len(body) / 1000:.1f} kB)"] = body
     return bodies
-
-
-def _buffer(body: bytes) -> Array:
-    parsed: Any = PARSER.parse(body)
-    return np.frombuffer(parsed["inputs"][0]["data"].as_buffer(of_type="d"))
 
 
 def _conversion() -> None:

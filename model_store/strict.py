@@ -8,12 +8,14 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
-_MAPPING = "write a mapping, as in {key: value}"
+_MAPPING = "write a mapping, as in {{key: value}}"
 _WORDS = {
     "string_type": "write text",
     "dict_type": _MAPPING,
@@ -26,8 +28,19 @@ _WORDS = {
     "float_parsing": "write a number",
     "bool_type": "write true or false",
     "bool_parsing": "write true or false",
+    "finite_number": "write a finite number",
+    "greater_than": "write a number above {gt}",
+    "greater_than_equal": "write {ge} or more",
+    "less_than": "write a number below {lt}",
+    "less_than_equal": "write {le} or less",
+    "literal_error": "write {expected}",
+    "string_too_short": "write at least {min_length} characters",
+    "string_too_long": "write at most {max_length} characters",
+    "too_short": "give at least {min_length} of them",
+    "too_long": "give at most {max_length} of them",
+    "invalid_key": "write its name as text",
 }
-"""Remedy for a value of the wrong type, by pydantic's name of the error."""
+"""Remedy for a wrong value, by pydantic's name of the error; braces take the error's context."""
 MAX_EXPLAINED = 5
 """Faults that a message describes; the rest are counted."""
 MAX_FAULTS = 200
@@ -45,6 +58,22 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True
     )
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Annotation of text that must match a pattern, which says in words what to write."""
+
+    pattern: str
+    wanted: str
+    """The remedy, after "write"."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        """Returns the validator."""
+        text = core_schema.str_schema(pattern=self.pattern)
+        return core_schema.custom_error_schema(
+            text, custom_error_type="matching", custom_error_message=f"write {self.wanted}"
+        )
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
@@ -86,7 +115,7 @@ def _explain_one(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
         return f"'{place}' is missing"
     if detail["type"] == "value_error" and not path:  # the message names the keys itself
         return message
-    message = _what_to_write(detail) or f"{message}{_nearest_value(detail)}"
+    message = f"{_what_to_write(detail) or message}{_nearest_value(detail)}"
     if detail["input"] is None and _has_default(model, path):
         message += f", or leave '{path[-1]}' out for its default"
     return f"'{place}' is {_short(detail['input'])}: {message}"
@@ -102,7 +131,13 @@ def _what_to_write(detail: Mapping[str, Any]) -> str | None:
         name = getattr(value, "__name__", "Name")
         module = getattr(value, "__module__", "package.module")
         return f"write where it is found, as text: path/file.py:{name} or {module}:{name}"
-    return _WORDS.get(kind)
+    words = _WORDS.get(kind)
+    return words and words.format(**{name: _whole(v) for name, v in detail.get("ctx", {}).items()})
+
+
+def _whole(value: object) -> object:
+    """Returns a number without a fraction of 0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _nearest_value(detail: Mapping[str, Any]) -> str:

@@ -4,14 +4,16 @@ import argparse
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Self, TypeVar, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, get_origin
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from model_store.strict import StrictModel, explain
+from model_store.strict import Matching, StrictModel, explain
 from model_store.yaml_text import YamlError, read_yaml
 from services.readiness import ReadinessRule
+
+_COLLECTOR = "a URL such as http://collector:4318/v1/traces, or nothing"
 
 
 class ConfigError(Exception):
@@ -58,7 +60,7 @@ class ProcessSettings(ServiceSettings):
     all are served now, as Triton's `--strict-readiness`; set it if a server with one broken model
     should get no traffic. `any_model`: at least one is served; set it if one broken model among
     many must not keep new processes from traffic."""
-    trace_endpoint: str = Field("", pattern=r"^(https?://.+)?$")
+    trace_endpoint: Annotated[str, Matching(r"^(https?://.+)?$", _COLLECTOR)] = ""
     """URL of the collector for spans over OTLP/HTTP, such as `http://collector:4318/v1/traces`;
     set it to trace requests. Empty disables tracing."""
     trace_ratio: float = Field(0.01, ge=0, le=1)

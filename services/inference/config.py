@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from model_store.strict import StrictModel
+from model_store.strict import Matching, StrictModel
 from services.inference.backends.device import parse_device
 from services.inference.backends.onnx_providers import ProviderName
 from services.inference.trust import SignatureScope
@@ -14,7 +14,7 @@ from services.settings import ProcessSettings
 VERIFY_TIME_LIMIT_S, VERIFY_MEMORY_GIB = 300.0, 16.0
 """Limits of one artifact, in a server and in `flambeau verify`; the memory is as for exports."""
 KeptArtifacts = Annotated[
-    tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ...],
+    tuple[Annotated[str, Matching(r"^[a-z0-9][a-z0-9-]*$", "a name such as onnx-int8")], ...],
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
 ]
 """Names of artifacts, accuracies, or `all`; a single one needs no list."""

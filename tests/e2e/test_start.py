@@ -54,7 +54,7 @@ def test_port_in_use_is_one_clear_line(tmp_path: Path, taken_port: int, setting:
         (
             "verify_for",
             "everybody",
-            "'verify_for' is 'everybody': Input should be 'nobody' or 'this_ma",
+            "'verify_for' is 'everybody': write 'nobody' or 'this_ma",
         ),
         ("api_keys_file", "missing.yaml", "api_keys_file missing.yaml: "),
         ("host", "0.0.0.0", "nobody is asked who they are. Give out keys (flambeau access add"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from model_store.strict import Matching
 from training.recipe.parts.recipe_part import RecipePart
 
 MOMENT = r"^([0-9]+(\.[0-9]+)?%|[0-9]+ epochs?|[0-9]+ steps?)$"
@@ -29,7 +30,7 @@ class PrunePart(RecipePart):
     layers: tuple[str, ...] = Field(default=("*",), min_length=1)
     """Patterns of layer names, such as `features.*`, or of layer types, such as `Conv2d`. Narrow it
     to spare layers that accuracy depends on."""
-    at: Annotated[str, Field(pattern=MOMENT)] | None = None
+    at: Annotated[str, Matching(MOMENT, "60%, 12 epochs or 500 steps")] | None = None
     """Moment of the training at which single weights are removed: after `60%` of its steps, `12
     epochs` or `500 steps`; the rest of the training recovers accuracy. null prunes the trained
     network. Give it to train once, at full learning rates, without fine-tuning afterwards."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from model_store.signature import TensorName
+from model_store.strict import Matching
 from training.recipe.parts.loading_parts import LoadingFields
 from training.recipe.parts.one_of import OneOf
 from training.recipe.parts.recipe_part import RecipePart
@@ -124,7 +125,7 @@ class Table(Shares):
 class Csv(Table):
     """A file of comma-separated values in UTF-8, whose first line names the columns."""
 
-    delimiter: str = Field(default=",", pattern=r"^[^\r\n\"]$")
+    delimiter: Annotated[str, Matching(r"^[^\r\n\"]$", "one character, such as ;")] = ","
     """Separator between cells. Give `;` or a tab for files that use it."""
 
 

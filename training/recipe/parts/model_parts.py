@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from model_store.signature import TensorName
-from model_store.strict import nearest_name
+from model_store.strict import Matching, nearest_name
 from training.recipe.parts.recipe_part import RecipePart
 
 Initialisation = Literal[
@@ -67,6 +67,9 @@ VERSION_NAME = (
     r"@([A-Za-z0-9][A-Za-z0-9._-]{0,127}|[\^~][0-9]{1,9}(\.[0-9]{1,9}){0,2})$"
 )
 """`model@version`, `model@alias` or `model@range`."""
+VersionName = Annotated[
+    str, Matching(VERSION_NAME, "a version such as digits@3, digits@production or digits@^1.2")
+]
 
 
 class ModelPart(FreezePart):
@@ -90,7 +93,7 @@ class ModelPart(FreezePart):
     it for retrieval networks, whose single elements have no meaning."""
     init: InitPart = InitPart()
     """Initial weights of layers, by type. Give it when the loss does not start to decrease."""
-    from_: Annotated[str, Field(pattern=VERSION_NAME)] | None = Field(default=None, alias="from")
+    from_: VersionName | None = Field(default=None, alias="from")
     """A version in the store that initialises the weights whose names and shapes match: by number
     (`digits@3`), alias (`digits@production`), or semantic version (`digits@^1.2`, `@~1.2`,
     `@1.2.0`: the newest match); null starts from the network's own initial weights. Give it to

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from model_store.strict import Matching
 from training.recipe.parts.compile_part import CompilePart
 from training.recipe.parts.parallel_part import ParallelPart
 from training.recipe.parts.recipe_part import RecipePart
@@ -11,6 +12,7 @@ from training.recipe.parts.task import METRICS
 
 STOP_METRICS = ("val/loss", *sorted({f"val/{n}" for names in METRICS.values() for n in names}))
 """All values of `stop.metric`, over all tasks."""
+_DEVICE = "auto, cpu, cuda, or a GPU such as cuda:1"
 
 
 class TeacherForcing(RecipePart):
@@ -40,7 +42,7 @@ class TrainPart(ParallelPart, CompilePart):
     threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads; 0 uses torch's default. Fix a number to get identical bits on machines with
     different numbers of cores."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")] = "auto"
+    device: Annotated[str, Matching(r"^(auto|cpu|cuda(:[0-9]{1,2})?)$", _DEVICE)] = "auto"
     """Device of the training: `cpu`, `cuda`, `cuda:1`, or `auto`, which uses a GPU if torch finds
     one. Give it to keep a run on the CPU, or on a GPU of its own."""
     teacher_forcing: TeacherForcing | None = None

@@ -8,13 +8,12 @@ parses, so no list of numbers is iterated again: a boolean, null or object among
 gets here, which `tensors.packed` relies on.
 """
 
-import struct
 from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from model_store.tensors import MAX_RANK, decode_raw
+from model_store.tensors import MAX_RANK, TensorError, decode_raw
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_preference import checked_preference
 from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES, Buffer
@@ -23,11 +22,11 @@ from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.edges.json_bodies.tensors import packed
 from services.gateway.scheduling_parameters import checked_scheduling
 
-NOT_FAST = (
-    msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
-    struct.error,
-)  # fmt: skip
-"""Exceptions of the fast parser that leave a request to the strict one."""
+NOT_FAST = (msgspec.MsgspecError, UnicodeDecodeError, TensorError)
+"""Exceptions of the fast parser that leave a request to the strict one.
+
+Any other is a bug: it must not end in a slower answer that hides it.
+"""
 
 _Leaf = int | float | str
 _Data = list[_Leaf | list[_Leaf | list[_Leaf | list[_Leaf | list[_Leaf]]]]]
@@ -64,7 +63,7 @@ _NOTHING = _RequestParameters()
 class _Input(_Strict):
     name: str
     datatype: str
-    shape: Annotated[list[int], Meta(max_length=MAX_RANK)]
+    shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MAX_RANK)]
     data: _Data | UnsetType = UNSET
     parameters: _InputParameters = _InputParameters()
 
@@ -95,24 +94,24 @@ def read_fast(head: Buffer, binary: memoryview) -> RestRequest:
             is invalid.
     """
     if len(head) >= MIN_COUNTED_BYTES and has_slow_numbers(head):
-        raise ValueError("numbers that the other parser reads faster")
+        raise TensorError("numbers that the other parser reads faster")
     document = _DECODE(head)
     inputs = []
     position = 0
     for entry in document.inputs:
         size = entry.parameters.binary_data_size
         if (size is UNSET) is (entry.data is UNSET):
-            raise ValueError("neither or both forms of data")
+            raise TensorError("neither or both forms of data")
         if size is UNSET:
             array = packed(entry.datatype, entry.shape, entry.data)
         else:
             if size > MAX_TEXTS_AT_ONCE_BYTES and entry.datatype == "BYTES":
-                raise ValueError("so many texts are split in slices")
+                raise TensorError("so many texts are split in slices")
             array = decode_raw(entry.datatype, entry.shape, binary[position : position + size])
             position += size
         inputs.append(InputTensor(name=entry.name, datatype=entry.datatype, array=array))
     if position != len(binary):
-        raise ValueError("binary data that no input claims, or too little of it")
+        raise TensorError("binary data that no input claims, or too little of it")
     if not document.outputs and document.parameters is _NOTHING:
         return RestRequest(id=document.id, inputs=inputs, usual=not document.id)
     return _with_wishes(document, inputs)

@@ -50,13 +50,24 @@ def packed(datatype: str, shape: Sequence[int], data: Any) -> Array:
         data: lists of `int`, `float` and `str` only; a `bool` would pass for a number.
 
     Raises:
-        ValueError, TypeError, LookupError, AttributeError, struct.error: the data is not plainly
-            right; `from_json` decides if it is wrong, and reports why.
+        TensorError: the data is not plainly right; `from_json` decides if it is wrong, and
+            reports why.
     """
+    if not data:
+        raise TensorError("no elements")
     flat = _flatten_as(shape, data) if type(data[0]) is list else data
+    count = math.prod(shape)
     if datatype == "BYTES":
+        if len(flat) != count or {*map(type, flat)} != {str}:
+            raise TensorError("not only texts, or not as many as the shape takes")
         return object_array([text.encode() for text in flat]).reshape(shape)
-    octets = _packer(math.prod(shape), _STRUCT_CODES[datatype])(*flat)
+    code = _STRUCT_CODES.get(datatype)
+    if code is None:
+        raise TensorError("no datatype of numbers")
+    try:
+        octets = _packer(count, code)(*flat)
+    except (struct.error, OverflowError):
+        raise _out_of_range(datatype) from None
     return np.ndarray(shape, DATATYPES[datatype], octets)
 
 
@@ -167,18 +178,20 @@ def _flatten_as(shape: Sequence[int], data: list[Any]) -> list[Any]:
     """Returns all leaves, in order, of data that is nested exactly as the shape.
 
     Raises:
-        ValueError: it is not.
+        TensorError: it is not.
     """
+    if not shape:
+        raise TensorError("not nested as the shape")
     flat, length = data, shape[0]
     for inner_length in shape[1:]:
         if len(flat) != length or {*map(type, flat)} != {list}:
-            raise ValueError("not nested as the shape")
+            raise TensorError("not nested as the shape")
         if length == 1:
             flat = flat[0]  # A batch of one; nothing has to be copied.
         elif {*map(len, flat)} == {inner_length}:
             flat = list(chain.from_iterable(flat))
         else:
-            raise ValueError("ragged")
+            raise TensorError("ragged")
         length *= inner_length
     return flat
 
@@ -196,9 +209,9 @@ def _flatten(data: list[Any]) -> tuple[list[Any], list[int]]:
 
 
 def convert_flat(datatype: str, flat: list[Any]) -> Array:
-    """Converts parsed elements to an array.
+    """Converts parsed elements to an array, which is read-only if it holds numbers.
 
-    NumPy gets elements of one known type only: it would convert 1.5 to 1 or "1" to 1.
+    `struct` and NumPy get elements of known types only: they would convert true to 1 or "1" to 1.
 
     Raises:
         TensorError: one is not of the datatype, or outside its range.
@@ -212,13 +225,9 @@ def convert_flat(datatype: str, flat: list[Any]) -> Array:
         raise TensorError(f"'data' must hold {wanted} for {datatype}; it holds {found}")
     if datatype == "BYTES":
         return object_array([text.encode() for text in flat])
-    try:
-        if dtype.kind != "f":
-            return np.array(flat, dtype)
-        with np.errstate(over="raise"):
-            return np.array(flat, np.float64).astype(dtype)
-    except (OverflowError, FloatingPointError):
-        raise _out_of_range(datatype) from None
+    if datatype == "BOOL" or not flat:
+        return np.array(flat, dtype)
+    return packed(datatype, [len(flat)], flat)
 
 
 def _is_beyond(value: float, dtype: np.dtype[Any]) -> bool:

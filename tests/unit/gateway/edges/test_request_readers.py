@@ -13,9 +13,13 @@ from hypothesis.extra import numpy as npst
 
 from model_store.tensors import DATATYPES, Array, encode_raw
 from services.errors import ServingError
+from services.gateway.edges.json_bodies import fast_request, slices
 from services.gateway.edges.json_bodies.fast_request import NOT_FAST, read_fast
 from services.gateway.edges.json_bodies.numbers import has_slow_numbers
 from services.gateway.edges.json_bodies.strict_request import RestRequest, read_strictly
+from services.gateway.edges.json_bodies.strict_slices import read_in_slices
+from services.gateway.edges.rest_codec import decode_json
+from services.gateway.sliced_work import at_once
 
 Reader = Callable[[bytes, memoryview], RestRequest]
 QUICK = pytest.mark.parametrize("read", [read_fast])
@@ -265,3 +269,22 @@ def test_nesting_without_end(read: Reader) -> None:
     for head in (b"[" * 10_000, b"[" * 10_000 + b"]" * 10_000, b'{"inputs":' * 2_000):
         with pytest.raises(NOT_FAST):
             read(head, NOTHING)
+
+
+@pytest.mark.parametrize("error", [TypeError, AttributeError, LookupError, struct.error])
+def test_bug_of_a_fast_way_surfaces(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slower answer would hide it."""
+
+    def broken(datatype: str, shape: object, data: object) -> Array:
+        raise error("a bug")
+
+    head = orjson.dumps({"inputs": [entry()]})
+    monkeypatch.setattr(fast_request, "packed", broken)
+    with pytest.raises(error, match="a bug"):
+        decode_json(head)
+    large = orjson.dumps({"inputs": [entry(shape=[300], data=[1] * 300)]})
+    monkeypatch.setattr(slices, "packed", broken)
+    with pytest.raises(error, match="a bug"):
+        at_once(read_in_slices(large, NOTHING))

@@ -42,7 +42,7 @@ def test_the_stored_copy_has_the_chosen_source_with_its_defaults_and_no_other() 
         ({"csv": {**CSV, "inputs": {"x": ["kind"]}}}, "input 'x' has the column 'kind'"),
         ({"csv": {**CSV, "label": []}}, "at least 1 item"),
         ({"csv": {**CSV, "path": {"train": "a"}, "split_column": "s"}}, "exclude each other"),
-        ({"csv": {**CSV, "delimiter": "\n"}}, "pattern"),
+        ({"csv": {**CSV, "delimiter": "\n"}}, "one character"),
         ({"csv": {**CSV, "test_share": 1.0}}, "less than 1"),
         ({"numpy": {"path": "a.npz", "inputs": {}, "label": "y"}}, "at least 1 item"),
         ({"image_folder": {"path": "a", "size": [0, 3]}}, "greater than or equal to 1"),

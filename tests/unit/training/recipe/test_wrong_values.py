@@ -29,6 +29,7 @@ VALUES = (
 OF_OTHERS = (
     *("Traceback", "pydantic", "validation error", " object at 0x"),
     *("instance of", "valid dictionary", "valid tuple", "valid string"),
+    *("Input should", "String should", "Tuple should", "Dictionary should", "Keys should"),
 )
 """What no message of ours has."""
 DEEPEST = 6

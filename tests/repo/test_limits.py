@@ -1,0 +1,154 @@
+"""Limits that are constants: each is listed by its effect, and those that refuse raise an error.
+
+Settings and keys of recipes are counted too: their numbers are frozen.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from services.gateway.config import GatewayConfig
+from services.gateway.payloads.rule import PayloadRule
+from services.inference.config import InferenceConfig, ModelSettings
+from services.standalone.config import ServerConfig
+from services.trainer.config import TrainerConfig
+from tests.repo.test_house_style import tracked
+from tests.unit.training.recipe.test_wrong_values import keys_of
+from training.recipe.schema import recipe_schema
+
+LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
+SETTINGS, RECIPE_KEYS = 123, 383
+"""Different names of settings, those of models and of payload samples included; keys of recipes."""
+
+EFFECTS = {
+    "refuses with an error": """
+        api_keys.MAX_FILE_BYTES api_keys.MAX_KEYS binary_texts.MAX_TEXTS body._MAX_LINE_BYTES
+        certificate_files.MAX_PEM_BYTES channel.MAX_MESSAGE_BYTES
+        choice_memory.MAX_ARTIFACTS code_bundle.MAX_SHARED_HEADERS connection.MAX_CALLS
+        connection.MAX_EMPTY_BYTES frames.MAX_FRAME_BYTES grpc_calls.MAX_CALLS
+        grpc_health.MAX_WATCHES grpc_health.MAX_WATCHES_A_CONNECTION grpc_raw.MAX_FIELDS
+        grpc_raw.MAX_INNER_FIELDS grpc_raw.MAX_TYPED_BYTES grpc_reflection.MAX_UNREAD_BYTES
+        grpc_reflection.MAX_WAITING head.MAX_HEADERS head.MAX_HEAD_BYTES head.MAX_TARGET_BYTES
+        headers.MAX_BLOCK_BYTES headers.MAX_FIELDS_BYTES headers._MAX_RESIZES
+        http_connections.MAX_HEAD_BYTES key_set.MAX_SET_BYTES kubernetes_api.MAX_ANSWER_BYTES
+        kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES loader.MAX_STEP_BYTES
+        message_fields.MAX_FIELDS message_fields._MAX_VARINT_BYTES request_pacer.MAX_WAITING
+        scheduling_parameters.MAX_TIMEOUT_US sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES
+        spans.MAX_BESIDE_MEMBERS submission_body.MAX_BESIDE_BYTES submission_body.MAX_MEMBERS
+        submission_body.MAX_OVERRIDES_BYTES training_job_service.MAX_OVERRIDES
+        watched_file.MAX_BYTES web_tokens.MAX_TOKEN_BYTES
+        """,
+    "ends connections, and counts them, in another function": """
+        body._MAX_TRAILER_BYTES calm.MAX_SETTINGS_BYTES grpc_connection.MAX_SHED_CALLS
+        tls_handshakes.MAX_RUNNING
+        """,
+    "drops, and counts": """
+        sampler.MAX_WAITING sampler.MAX_WAITING_BYTES tracer.MAX_KEPT
+        """,
+    "makes callers wait, or answers them without a wait": """
+        charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES connection.MAX_HELD_BYTES
+        grpc_jobs.MAX_WAITING job_service.MAX_WAIT_S outbox.MOST_WAITING part_window.MAX_UNREAD
+        verification_service.MAX_WAITING verification_service.MAX_WAIT_S
+        """,
+    "forgets entries": """
+        admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
+        grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES
+        needs_memory.MAX_NEEDS port.MAX_KNOWN_HEADS port.MAX_KNOWN_HEAD_BYTES
+        receiving_lane.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
+        """,
+    "shortens or samples": """
+        executor.MAX_METRICS failure_text.MAX_LINE grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS
+        model_failure.MAX_TOLD probe_host._MAX_ERROR_CHARACTERS readiness.MAX_REASONS
+        readiness.MAX_REASON_CHARACTERS tensors.MAX_ELEMENTS_OF_STATISTICS tensors.MAX_TEXTS
+        worker_process._MAX_ERROR_CHARACTERS
+        """,
+    "sizes a piece of work, or chooses how it is done": """
+        artifact_needs.MOST_BYTES background_choice.MOST_MEASURING_S batcher.MAX_BATCH_BYTES
+        binary_texts.MAX_TEXTS_AT_ONCE_BYTES compression._MAX_ACCEPT_BYTES frames.MAX_WINDOW
+        grpc_connection.MAX_SILENT_CALLS kubeflow.MAX_READ_BYTES latency.MAX_DOUBTS
+        latency.MAX_OBSERVATION_RATIO latency.MOST_COLD_S numbers.MAX_SLOW_NUMBERS
+        open_port._MAX_SWEEP_S outbox.MOST_AT_ONCE probe_host.MAX_INPUT_BYTES
+        reconciler.MAX_GENERATIONS_TRIED request_path.MAX_ESCAPES sending.MAX_WRITTEN_FRAME_BYTES
+        server.MAX_HELD shared_rates.MAX_AT_ONCE slices._MAX_ESCAPE_BYTES
+        tls_handshakes._MAX_RECORD_BYTES
+        """,
+}
+"""Constants of `services`, as file and name, by the effect of reaching them."""
+REFUSING_CALLS = {"refuse", "read_plain_file", "read_file", "send_400_response", "loads"}
+"""Functions that refuse, or raise an error for what is larger than their argument."""
+REFUSING_ARGUMENTS = {"max_length", "maximum_concurrent_rpcs"}
+
+
+@cache
+def modules() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in tracked("services/*.py")}
+
+
+def limits() -> Iterator[str]:
+    for path, module in modules().items():
+        for node in module.body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            names = [one.id for one in targets if isinstance(one, ast.Name)]
+            yield from (f"{path.stem}.{name}" for name in names if LIMIT.fullmatch(name))
+
+
+def users(limit: str) -> Iterator[ast.AST]:
+    """Functions, and classes of fields, that name a constant."""
+    stem, name = limit.split(".")
+    for path, module in modules().items():
+        imported = any(
+            isinstance(node, ast.ImportFrom)
+            and str(node.module).endswith(f".{stem}")
+            and any(one.name == name for one in node.names)
+            for node in module.body
+        )
+        if path.stem != stem and not imported:
+            continue
+        for node in ast.walk(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.AnnAssign):
+                inner = list(ast.walk(node))
+                if any(isinstance(one, ast.Name) and one.id == name for one in inner):
+                    yield node
+
+
+def refuses(user: ast.AST) -> bool:
+    for node in ast.walk(user):
+        if isinstance(node, ast.Raise):
+            return True
+        if isinstance(node, ast.keyword) and node.arg in REFUSING_ARGUMENTS:
+            return True
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called.endswith("Error") or called in REFUSING_CALLS:
+                return True
+    return False
+
+
+def test_every_limit_is_listed_with_its_effect() -> None:
+    listed = [limit for names in EFFECTS.values() for limit in names.split()]
+    assert len(listed) == len(set(listed))
+    assert sorted(set(limits())) == sorted(listed), "add it to EFFECTS, where it belongs"
+
+
+@pytest.mark.parametrize("limit", EFFECTS["refuses with an error"].split())
+def test_limit_that_refuses_raises_an_error(limit: str) -> None:
+    assert any(map(refuses, users(limit)))
+
+
+def test_settings_are_no_more() -> None:
+    processes = (GatewayConfig, InferenceConfig, ServerConfig, TrainerConfig)
+    names = {name for kind in processes for name in kind.model_fields}
+    found = len(names) + len(ModelSettings.model_fields) + len(PayloadRule.model_fields)
+    assert found <= SETTINGS, "a new setting replaces another: remove one"
+    assert found == SETTINGS, "there are fewer now: lower SETTINGS"
+
+
+def test_recipe_keys_are_no_more() -> None:
+    schema = recipe_schema()
+    found = len(set(keys_of(schema, schema)))
+    assert found <= RECIPE_KEYS, "a new key replaces another: remove one"
+    assert found == RECIPE_KEYS, "there are fewer now: lower RECIPE_KEYS"
