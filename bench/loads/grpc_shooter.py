@@ -82,6 +82,9 @@ class _Call:
         self.unsent: Unsent | None = None
         self.answer = b""
 
+    def drained(self) -> None:
+        """Does nothing: the message is whole."""
+
 
 class _Connection(asyncio.Protocol):
     """One connection; calls submitted before it is open wait."""

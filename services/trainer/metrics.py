@@ -1,16 +1,33 @@
 """The metrics of the training service."""
 
 import platform
+from typing import ClassVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from services.telemetry.access_metrics import AccessMetrics
+from services.telemetry.loop_metrics import CounterChild, LoopCounter
 from services.telemetry.metrics import TlsMetrics
 from services.trainer.records import OVER, STATES, State
 
 ATTEMPT_SECONDS = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
+
+
+class ClosedConnections(LoopCounter):
+    """Counter of connections that limits ended; counts the other refusals of the port nowhere."""
+
+    REASONS: ClassVar = {
+        "ReceiveTimeoutError": "slow",
+        "UnreadAnswersError": "slow",
+        "TooManyConnectionsError": "full",
+    }
+
+    def labels(self, *values: str) -> CounterChild:
+        """Returns the counter of an error's reason."""
+        reason = self.REASONS.get(values[0])
+        return super().labels(reason) if reason else CounterChild()
 
 
 class TrainerMetrics:
@@ -50,11 +67,11 @@ class TrainerMetrics:
             buckets=ATTEMPT_SECONDS,
             registry=registry,
         )
-        self.closed_connections = Counter(
-            "flambeau_training_closed_connections_total",
+        self.refusals = ClosedConnections(
+            "flambeau_training_closed_connections",
             "REST connections that limits ended, by reason: slow (a peer took too long to send or "
             "to read) or full (one more came than max_connections).",
-            ["reason"],
+            ("reason",),
             registry=registry,
         )
         self.tls = TlsMetrics(registry)
@@ -63,8 +80,8 @@ class TrainerMetrics:
             self._jobs.labels(state)
         for state in OVER:
             self.finished.labels(state)
-        for reason in ("slow", "full"):
-            self.closed_connections.labels(reason)
+        for error in ClosedConnections.REASONS:
+            self.refusals.labels(error)
 
     def set_jobs(self, counts: dict[State, int]) -> None:
         """Sets the number of jobs in each state."""

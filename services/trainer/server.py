@@ -10,16 +10,11 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator
 from importlib.metadata import version as installed_version
-from math import ceil
 from pathlib import Path
 
 import prometheus_client
-import uvicorn
-from starlette.applications import Starlette
 
 from services.access.audit import open_audit_log
 from services.access.authenticator import Authenticator
@@ -35,8 +30,8 @@ from services.tls import Certificates, open_certificates
 from services.trainer.config import TrainerConfig
 from services.trainer.edges.grpc_calls import TrainingGrpcEdge
 from services.trainer.edges.grpc_connections import ConnectionLimits
-from services.trainer.edges.http_connections import HttpLimits, LimitedConnection
 from services.trainer.edges.rest import TrainingRoutes
+from services.trainer.edges.rest_port import serving_rest
 from services.trainer.executors.executor import Executor
 from services.trainer.executors.kubeflow import KubeflowExecutor
 from services.trainer.executors.kubernetes_api import TrainJobApi
@@ -158,7 +153,6 @@ async def _api(
     metrics: TrainerMetrics,
 ) -> AsyncIterator[tuple[int, int]]:
     """Serves REST and gRPC until the end of the `async with` block. Yields the two ports."""
-    application = TrainingRoutes(service, config.max_bundle_bytes, authenticator).application()
     listening = listen(config.host, config.http_port, "http_port")
     grpc_limits = ConnectionLimits(
         max_connections=config.max_connections,
@@ -168,58 +162,14 @@ async def _api(
     edge = TrainingGrpcEdge(service, config.max_bundle_bytes, authenticator, grpc_limits)
     credentials = tls.grpc_credentials() if tls else None
     grpc_port = await edge.start(config.host, config.grpc_port, credentials)
-    limits = HttpLimits(
-        max_connections=config.max_connections,
-        keep_alive_timeout_s=config.keep_alive_timeout_s,
-        receive_timeout_s=config.receive_timeout_s,
-    )
-    server = _HttpServer(
-        application,
-        tls.context if tls else None,
-        partial(LimitedConnection, limits, metrics.closed_connections),
-        limits,
-    )
-    answering = asyncio.create_task(server.serve(sockets=[listening]))
-    try:
-        yield listening.getsockname()[1], grpc_port
-    finally:
-        server.should_exit = True
-        await edge.stop(LAST_CALLS_S)
-        await answering
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without signal handlers; it can stream, which the gateway's own server cannot."""
-
-    def __init__(
-        self,
-        application: Starlette,
-        tls: ssl.SSLContext | None,
-        connection: Callable[..., LimitedConnection],
-        limits: HttpLimits,
-    ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                application,
-                loop="none",
-                http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                limit_concurrency=limits.max_connections + 1,  # uvicorn refuses at this number
-                timeout_keep_alive=ceil(limits.keep_alive_timeout_s),
-                timeout_graceful_shutdown=int(LAST_CALLS_S),
-            )
-        )
-        self.config.load()
-        self.config.ssl = tls  # uvicorn's own options are files, which it would read only once
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Captures no signals."""
-        yield
+    http_port = listening.getsockname()[1]
+    route = TrainingRoutes(service, authenticator).route
+    context = tls.context if tls else None
+    async with serving_rest(route, listening, config, metrics, context, LAST_CALLS_S):
+        try:
+            yield http_port, grpc_port
+        finally:
+            await edge.stop(LAST_CALLS_S)
 
 
 async def _keep_house(config: TrainerConfig, store: JobStore, metrics: TrainerMetrics) -> None:

@@ -238,5 +238,5 @@ def too_large(max_bytes: int) -> PayloadTooLargeError:
     if max_bytes <= SMALL_BODY_BYTES:
         words = "the limit of what this path reads; send none"
     else:
-        words = "the limit (max_request_bytes); send smaller batches"
+        words = "the limit (max_request_bytes; of a training service max_bundle_bytes); send less"
     return PayloadTooLargeError(f"the body is over {max_bytes} bytes, {words}")

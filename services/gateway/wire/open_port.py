@@ -7,12 +7,13 @@ connection, which ends itself when it has lasted too long or is asked to.
 import abc
 import asyncio
 import contextlib
+import math
 import socket
 import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from services.errors import BufferFullError, ServingError, UnreadAnswersError
 from services.gateway.wire.byte_budget import SHARES, ByteBudget
@@ -26,7 +27,7 @@ from services.gateway.wire.loop_turns import (
 )
 from services.gateway.wire.tls_handshakes import GRACE_S, TlsHandshakes
 from services.ports import BACKLOG
-from services.telemetry.metrics import Metrics
+from services.telemetry.loop_metrics import LoopCounter
 
 LINGER_S = 2.0
 """Time for a peer to read the reason of the close, and to disconnect."""
@@ -55,6 +56,9 @@ class PortLimits:
     receive_timeout_s: float
     """Longest time for a request to arrive, from its first byte to its last; and for which a peer
     may take to read nothing of what is written to it."""
+    replaces_idle: bool = False
+    """True if a connection over the limit replaces the one that has waited longest for its peer, as
+    suits clients that are few and known; False if it is refused."""
     max_age_s: float = 0
     """After it, with a tenth of chance, a connection of gRPC takes no new calls; 0 for never."""
     grace_s: float = 0
@@ -97,8 +101,20 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
         unsent = self._transport.get_write_buffer_size()
         if unsent != self._unsent_bytes:
             self._unsent_bytes, self._since = unsent, now
-        elif now - self._since > (limit_s if unsent else LINGER_S):
+        elif unsent and now - self._since > limit_s:
+            self._give_up_reader(
+                UnreadAnswersError(
+                    f"the peer has read nothing for {limit_s:g} s (receive_timeout_s); read the "
+                    "answers as they come"
+                )
+            )
+        elif not unsent and now - self._since > LINGER_S:
             self.abort()
+
+    @property
+    def waits_since(self) -> float:
+        """The loop's time since which it waits for its peer; infinite while it does not."""
+        return math.inf
 
     @abc.abstractmethod
     def close_if_idle(self) -> None:
@@ -232,6 +248,14 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
         return asyncio.get_running_loop().time()
 
 
+class PortMetrics(Protocol):
+    """The metrics that a port of any kind needs."""
+
+    @property
+    def refusals(self) -> LoopCounter:
+        """Counter of requests and connections that were refused, by the name of the error."""
+
+
 class OpenPort:
     """State shared by all connections of one port.
 
@@ -252,7 +276,7 @@ class OpenPort:
     def __init__(
         self,
         limits: PortLimits,
-        metrics: Metrics,
+        metrics: PortMetrics,
         budget: ByteBudget,
         turns: LoopTurns | None = None,
         compression: CompressionThread | None = None,

@@ -12,9 +12,10 @@ GET    /v1/health/live, /v1/health/ready
 Errors are `{"error": "..."}` with the HTTP status of the error class.
 """
 
+import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,11 +23,9 @@ import msgspec
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.audit import refusals_audited
 from services.access.authenticator import Authenticator
@@ -35,13 +34,14 @@ from services.access.credential import secret_among
 from services.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
-    PayloadTooLargeError,
     RateLimitedError,
     ServingError,
     UnknownPathError,
 )
-from services.request_path import decoded_path
-from services.trainer.edges.submission_body import MAX_BESIDE_BYTES, read_submission
+from services.gateway.wire.http1.asgi import asgi_opener
+from services.gateway.wire.http1.exchange import Opener
+from services.gateway.wire.http1.head import Head
+from services.trainer.edges.submission_body import read_submission
 from services.trainer.records import JobEvent, TrainingJob
 from services.trainer.training_job_service import Submission, TrainingJobService
 from training.recipe.schema import recipe_schema
@@ -54,42 +54,51 @@ _MOMENTS = ("created_at", "started_at", "finished_at")
 _HIDDEN = ("holder", "lease_until", "revision", "deaths")
 
 
-class _PathAsSent:
-    """Middleware that decodes the path except `%2F`; uvicorn decodes all of it.
-
-    Args:
-        application: the wrapped application.
-    """
-
-    def __init__(self, application: ASGIApp) -> None:
-        self._application = application
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._application({**scope, "path": decoded_path(scope["raw_path"])}, receive, send)
-
-
 class TrainingRoutes:
     """The routes of the REST edge.
 
     Args:
         service: service that executes the calls.
-        max_bundle_bytes: maximum size of a bundle.
         authenticator: authenticator of clients, if credentials are required.
     """
 
     def __init__(
-        self,
-        service: TrainingJobService,
-        max_bundle_bytes: int,
-        authenticator: Authenticator | None = None,
+        self, service: TrainingJobService, authenticator: Authenticator | None = None
     ) -> None:
         self._service = service
         self._authenticator = authenticator
-        # Base64 takes four thirds of the size of its content.
-        self._max_body_bytes = max_bundle_bytes * 4 // 3 + MAX_BESIDE_BYTES
+        application = self._application()
+        self._open = asgi_opener(application)
+        self._open_submission = asgi_opener(application, reads_bodies=True, gate=self)
 
-    def application(self) -> Starlette:
-        """Returns the ASGI application."""
+    def route(self, head: Head) -> Opener:
+        """Finds the handler of a request; only a submission has a large body."""
+        is_submission = head.method == "POST" and head.path == "/v1/jobs"
+        return self._open_submission if is_submission else self._open
+
+    def admit(self, head: Head, peer: str) -> None:
+        """Checks the client of a submission before its body is awaited.
+
+        Raises:
+            ServingError: it may not submit.
+        """
+        self._bearer(head)
+
+    def refused(self, head: Head, peer: str, error: ServingError) -> None:
+        """Audits a submission that was refused before its body was read."""
+        name = ""
+        with contextlib.suppress(ServingError):
+            name = self._bearer(head)
+        with contextlib.suppress(ServingError), refusals_audited("submit", "", name, peer):
+            raise error
+
+    def _bearer(self, head: Head) -> str:
+        """Returns the name of the client of a submission; empty where nobody needs a credential."""
+        if self._authenticator is None:
+            return ""
+        return self._authenticator.admit(_secret(head.headers)).name
+
+    def _application(self) -> Starlette:
         calls: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("/v1/jobs", "POST", self._submit),
             ("/v1/jobs", "GET", self._list),
@@ -108,7 +117,6 @@ class TrainingRoutes:
                 HTTPException: _http_error,
                 Exception: _our_fault,
             },
-            middleware=[Middleware(_PathAsSent)],
         )
 
     def _principal(self, request: Request, act: str = "") -> Principal:
@@ -124,7 +132,7 @@ class TrainingRoutes:
             return Principal(None, peer)
         target = request.path_params.get("id", "")
         with refusals_audited(act, target, "", peer):
-            secret = secret_among(request.headers.items())
+            secret = _secret(request.headers.raw)
         return self._authenticator.principal(secret, peer, act, target)
 
     async def _submit(self, request: Request) -> Response:
@@ -140,18 +148,12 @@ class TrainingRoutes:
         """Reads the submission in the request's body.
 
         Raises:
-            PayloadTooLargeError: the body exceeds the limit.
+            PayloadTooLargeError: the JSON beside the bundle exceeds its limit.
             InvalidRequestError: the body is not a valid submission.
         """
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._max_body_bytes:
-                raise PayloadTooLargeError(
-                    f"the body has more than {self._max_body_bytes} bytes: the code bundle may "
-                    "have as many as max_bundle_bytes says"
-                )
-        return await read_submission(body, request.headers.get("idempotency-key", ""))
+        body = (await request.receive())["body"]
+        own = body if isinstance(body, bytearray) else bytearray(body)
+        return await read_submission(own, request.headers.get("idempotency-key", ""))
 
     async def _list(self, request: Request) -> Response:
         principal = self._principal(request)
@@ -199,6 +201,12 @@ class TrainingRoutes:
     async def _ready(self, _: Request) -> Response:
         ready = not self._service.stopping
         return _json({"ready": ready}, 200 if ready else 503)
+
+
+def _secret(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Returns the credential in the headers; raises InvalidRequestError for two."""
+    fields = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+    return secret_among(fields)
 
 
 def job_document(job: TrainingJob, *, with_recipe: bool = True) -> dict[str, Any]:

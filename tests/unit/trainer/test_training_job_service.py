@@ -29,6 +29,7 @@ from services.errors import (
     ShuttingDownError,
     UnknownJobError,
 )
+from services.gateway.wire.http1.port import HttpPort
 from services.telemetry.line_allowance import LineAllowance
 from services.trainer.config import TrainerConfig
 from services.trainer.edges.grpc_calls import TrainingGrpcEdge
@@ -41,7 +42,9 @@ from services.trainer.stores.job_store import change
 from services.trainer.stores.sqlite_store import SqliteJobStore
 from services.trainer.training_job_service import CODE, RECIPE, Submission, TrainingJobService
 from tests.fixtures import training_jobs
+from tests.fixtures.redis_servers import until
 from tests.fixtures.training_jobs import BEARER, KEYS, TOKEN, config
+from tests.unit.gateway.wire.http_wire import Wire, make_budget, make_limits, request
 from tests.unit.trainer.test_code_bundle import tar_of
 from training.recipe.file import parse_recipe
 
@@ -274,41 +277,21 @@ async def test_old_jobs_are_forgotten_with_their_folders(place: Place) -> None:
 
 
 class Rest:
-    """Calls the application without a server."""
+    """Calls the routes on a port without a network."""
 
     def __init__(self, place: Place) -> None:
-        self._app = TrainingRoutes(
-            place.service, place.config.max_bundle_bytes, place.authenticator
-        ).application()
+        route = TrainingRoutes(place.service, place.authenticator).route
+        self._port = HttpPort(route, make_limits(), TrainerMetrics(""), make_budget())
+        self._port.tick()
 
     async def __call__(
         self, method: str, path: str, body: bytes = b"", **headers: str
-    ) -> tuple[int, dict[bytes, bytes], bytes]:
-        path, _, query = path.partition("?")
-        fields = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
-        scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
-            "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "",
-            "query_string": query.encode(), "headers": fields, "server": ("x", 80),
-        }  # fmt: skip
-        given = [{"type": "http.request", "body": body}]
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            if given:
-                return given.pop()
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self._app(scope, receive, send)
-        return (
-            sent[0]["status"],
-            dict(sent[0]["headers"]),
-            b"".join(message["body"] for message in sent[1:]),
-        )
+    ) -> tuple[int, dict[str, str], bytes]:
+        wire = Wire(self._port)
+        wire.send(request(path, body, method, connection="close", **headers))
+        await until(lambda: wire.closed)
+        (answer,) = wire.answers([method])
+        return answer.status, dict(answer.headers), answer.body
 
 
 async def test_jobs_over_rest(place: Place) -> None:
@@ -322,7 +305,7 @@ async def test_jobs_over_rest(place: Place) -> None:
         "POST", "/v1/jobs", json.dumps(body).encode(), authorization=BEARER, idempotency_key="k"
     )
     job = json.loads(found)
-    assert (status, headers[b"location"].decode()) == (202, f"/v1/jobs/{job['id']}")
+    assert (status, headers["location"]) == (202, f"/v1/jobs/{job['id']}")
     assert (job["state"], job["submitter"], job["error"]) == ("queued", "key:ann", "")
     assert "holder" not in job
     status, _, found = await rest("GET", "/v1/jobs?state=queued&limit=5", authorization=BEARER)
@@ -333,7 +316,7 @@ async def test_jobs_over_rest(place: Place) -> None:
     assert (status, json.loads(found)["state"]) == (200, "cancelled")
     path = f"/v1/jobs/{job['id']}/events?after=1&follow=true"
     status, headers, found = await rest("GET", path, authorization=BEARER)
-    assert (status, headers[b"content-type"]) == (200, b"application/x-ndjson")
+    assert (status, headers["content-type"]) == (200, "application/x-ndjson")
     (event,) = map(json.loads, found.splitlines())
     assert (event["seq"], event["kind"], event["state"]) == (2, "state", "cancelled")
     _, _, found = await rest("GET", path, authorization=BEARER, accept="text/event-stream")
@@ -369,7 +352,7 @@ async def test_what_rest_refuses(
     if path.startswith("/v1/") and method != "DELETE":
         for wrong in ("", "Bearer nonsense-nonsense", "Basic abc"):
             found, headers, _ = await Rest(place)(method, path, body, authorization=wrong)
-            assert (found, headers[b"www-authenticate"]) == (401, b"Bearer")
+            assert (found, headers["www-authenticate"]) == (401, "Bearer")
 
 
 async def test_calls_that_change_something_are_written_down_whatever_refuses_them(

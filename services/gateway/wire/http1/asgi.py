@@ -1,7 +1,7 @@
 """Runs an ASGI application behind our own HTTP server, for endpoints off the hot path.
 
 In: an exchange with its whole body. Out: the application's response: collected and sent at once, or
-piece by piece, as fast as the client reads, if it has several pieces and no Content-Length.
+piece by piece, as fast as the client reads, if it has no Content-Length.
 Not offered: requests in pieces, lifespan, websockets. Offered besides: `RESERVE` in the scope.
 
 Source: ASGI specification 3.0, HTTP connection scope.
@@ -10,13 +10,15 @@ Source: ASGI specification 3.0, HTTP connection scope.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from services.errors import ServingError
 from services.gateway.wire.body import SMALL_BODY_BYTES, Body
 from services.gateway.wire.compression import MIN_COMPRESSED_BYTES, accepted_encoding
-from services.gateway.wire.http1.exchange import Exchange, Opener
+from services.gateway.wire.http1.exchange import Exchange, ExchangeConnection, Opener
 from services.gateway.wire.http1.head import Head
+from services.gateway.wire.http1.response_stream import ResponseStream
 
 logger = logging.getLogger("flambeau.http")
 
@@ -32,19 +34,39 @@ Application = Callable[
 
 RESERVE = "flambeau.reserve"
 """Key of the scope: a function that takes memory for a large response (`Exchange.reserve`)."""
+_BODILESS = (204, 304)
+"""Statuses whose responses have no body."""
 _OURS = (b"content-length", b"connection", b"date", b"transfer-encoding")
 """Headers the server writes itself."""
 
 
-def asgi_opener(application: Application, *, reads_bodies: bool = False) -> Opener:
+class BodyGate(Protocol):
+    """Decides whose body is awaited."""
+
+    def admit(self, head: Head, peer: str) -> None:
+        """Checks a client by the head of its request and its address.
+
+        Raises:
+            ServingError: its body is not awaited.
+        """
+
+    def refused(self, head: Head, peer: str, error: ServingError) -> None:
+        """Hears of a request that was refused before the application saw it."""
+
+
+def asgi_opener(
+    application: Application, *, reads_bodies: bool = False, gate: BodyGate | None = None
+) -> Opener:
     """Returns the opener of an application's exchanges.
 
     Args:
         application: ASGI application.
         reads_bodies: True for bodies up to the port's limit; else a few KiB.
+        gate: decides whose body is awaited; the application checks clients itself, too.
     """
-    kind = _ReadingExchange if reads_bodies else _AsgiExchange
-    return lambda connection, head: kind(connection, head, application)
+    if reads_bodies:
+        return partial(_ReadingExchange, gate, application)
+    return partial(_AsgiExchange, application)
 
 
 class _AsgiExchange(Exchange):
@@ -52,7 +74,6 @@ class _AsgiExchange(Exchange):
         "_application",
         "_fields",
         "_gone",
-        "_is_collected",
         "_is_running",
         "_parts",
         "_received",
@@ -62,11 +83,13 @@ class _AsgiExchange(Exchange):
     )
     work_us = 200
 
-    def __init__(self, connection: Any, head: Head, application: Application) -> None:
+    def __init__(
+        self, application: Application, connection: ExchangeConnection, head: Head
+    ) -> None:
         super().__init__(connection, head)
         self._application = application
         self._gone = asyncio.Event()
-        self._is_collected = self._is_running = False
+        self._is_running = False
         self._status = 0
         self._fields = b""
         self._parts: list[bytes | memoryview] = []
@@ -95,7 +118,7 @@ class _AsgiExchange(Exchange):
 
     async def _run(self) -> None:
         try:
-            scope = _scope(self.head) | {RESERVE: self.reserve}
+            scope = _scope(self.head, self._connection.peer) | {RESERVE: self.reserve}
             await self._application(scope, self._receive, self._send)
             if not self._status:
                 raise RuntimeError("the application gave no response")
@@ -139,23 +162,27 @@ class _AsgiExchange(Exchange):
             )
             self._status = message["status"]
             names = [name.lower() for name, _ in message.get("headers", ())]
-            self._is_collected = b"content-length" in names
+            if b"content-length" not in names and self._status not in _BODILESS:
+                self._begin_stream()
         elif message["type"] == "http.response.body":
             body, goes_on = message.get("body", b""), message.get("more_body", False)
-            if (goes_on and not self._is_collected) or self.stream is not None:
-                await self._send_piece(body, goes_on)
-            elif body:
+            if self.stream is not None:
+                await self._send_piece(self.stream, body, goes_on)
+            elif body and self.response is None:
                 self._parts.append(body)
 
-    async def _send_piece(self, body: bytes, goes_on: bool) -> None:
-        """Sends a piece, and waits until it is written; does nothing without a client."""
+    def _begin_stream(self) -> None:
+        """Sends the head of a response of unknown length, if there is a client."""
         if self.response is not None:
             return
         if self.head.method == "HEAD":
             self.respond(self._status, self._fields, [])
             self._gone.set()
-            return
-        stream = self.stream or self.respond_in_parts(self._status, self._fields)
+        else:
+            self.respond_in_parts(self._status, self._fields)
+
+    async def _send_piece(self, stream: ResponseStream, body: bytes, goes_on: bool) -> None:
+        """Sends a piece, and waits until it is written."""
         if body:
             taken = self._taken = asyncio.get_running_loop().create_future()
             stream.write(body, self._piece_was_taken)
@@ -170,14 +197,32 @@ class _AsgiExchange(Exchange):
 
 
 class _ReadingExchange(_AsgiExchange):
-    __slots__ = ()
+    __slots__ = ("_gate",)
+
+    def __init__(
+        self,
+        gate: BodyGate | None,
+        application: Application,
+        connection: ExchangeConnection,
+        head: Head,
+    ) -> None:
+        super().__init__(application, connection, head)
+        self._gate = gate
 
     def body_limit(self, max_bytes: int) -> int:
-        """Returns the port's limit."""
+        """Returns the port's limit, for a client that is admitted."""
+        if self._gate is not None:
+            self._gate.admit(self.head, self._connection.peer)
         return max_bytes
 
+    def refuse(self, error: ServingError) -> None:
+        """Refuses the request, and says so to the gate."""
+        if self._gate is not None:
+            self._gate.refused(self.head, self._connection.peer, error)
+        super().refuse(error)
 
-def _scope(head: Head) -> dict[str, Any]:
+
+def _scope(head: Head, peer: str) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -189,6 +234,7 @@ def _scope(head: Head) -> dict[str, Any]:
         "query_string": head.query,
         "root_path": "",
         "headers": head.headers,
+        "client": (peer, 0),
     }
 
 

@@ -14,6 +14,7 @@ seen before is not parsed again (`HttpPort.heads`): callers repeat heads.
 """
 
 import asyncio
+import math
 import re
 from collections import deque
 
@@ -89,12 +90,26 @@ class HttpConnection(AnsweringConnection):
         """Handles a new connection."""
         self._transport = transport  # type: ignore[assignment]  # uvloop's has no base class
         port = self.port
+        self._since = self._now()
         port.opened(self)
         limit = port.limits.max_connections
         if len(port.connections) > limit + SPARE_CONNECTIONS:
             self.abort()
-        elif len(port.connections) > limit:
+        elif len(port.connections) > limit and not port.replace_idle(self):
             self._refuse(too_many_connections(limit))
+
+    @property
+    def peer(self) -> str:
+        """The address of the client; empty if it is unknown."""
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    @property
+    def waits_since(self) -> float:
+        """The loop's time since which it waits for its peer; infinite while it does not."""
+        if self._closing or (self._waiting and not self._write_paused):
+            return math.inf
+        return self._began if self._incoming is not None or self._partial else self._since
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """A body of known length is read into its place, all else into the buffer all share.

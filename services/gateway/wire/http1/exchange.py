@@ -62,6 +62,10 @@ class ExchangeConnection(StreamedConnection, Protocol):
     def port(self) -> ExchangePort:
         """The port it belongs to."""
 
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+
     def finish(self, exchange: "Exchange", response: list[bytes | memoryview]) -> None:
         """Writes the response when those before it are written."""
 

@@ -1,17 +1,17 @@
 """State shared by the connections of one HTTP port: known heads, and the state of any port."""
 
+import math
 from email.utils import formatdate
 
 from services.errors import OverloadedError, ServingError
 from services.gateway.wire.body import Body
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.compression import INFLATE_SHIFT, INLINE_BYTES, CompressionThread
-from services.gateway.wire.errors import HeadTooLargeError
+from services.gateway.wire.errors import HeadTooLargeError, too_many_connections
 from services.gateway.wire.http1.exchange import Exchange, Opener, Router
 from services.gateway.wire.http1.head import MAX_HEAD_BYTES, Head, parse_head
 from services.gateway.wire.loop_turns import LoopTurns
-from services.gateway.wire.open_port import OpenPort, PortLimits
-from services.telemetry.metrics import Metrics
+from services.gateway.wire.open_port import OpenConnection, OpenPort, PortLimits, PortMetrics
 
 MAX_KNOWN_HEADS = 1024
 MAX_KNOWN_HEAD_BYTES = 4096
@@ -40,7 +40,7 @@ class HttpPort(OpenPort):
         self,
         router: Router,
         limits: PortLimits,
-        metrics: Metrics,
+        metrics: PortMetrics,
         budget: ByteBudget,
         turns: LoopTurns | None = None,
         compression: CompressionThread | None = None,
@@ -54,6 +54,25 @@ class HttpPort(OpenPort):
         """Renews the clock."""
         super().tick()
         self.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
+
+    def replace_idle(self, newest: OpenConnection) -> bool:
+        """Makes room for a connection over the limit, if the port may.
+
+        Args:
+            newest: the connection.
+
+        Returns:
+            True if the connection that waited longest for its peer was dropped.
+        """
+        if not self.limits.replaces_idle:
+            return False
+        others = [one for one in self.connections if one is not newest]
+        idle = min(others, key=lambda one: one.waits_since, default=None)
+        if idle is None or idle.waits_since == math.inf:
+            return False
+        self.count_refusal(too_many_connections(self.limits.max_connections))
+        idle.abort()
+        return True
 
     def learn(self, data: bytes) -> tuple[Head, Opener]:
         """Parses a head that is not in `heads`, and caches it if it may repeat.

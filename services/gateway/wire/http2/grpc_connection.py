@@ -205,7 +205,7 @@ class GrpcConnection(Http2Connection):
 
     def count_flood(self, reason: str) -> None:
         """Counts it by the kind of the last frame."""
-        self.port.metrics.http2_floods.labels(reason).inc()
+        self.port.floods.labels(reason).inc()
 
     def take_parting(self) -> None:
         """Handles the arrival of all calls that were in transit at our GOAWAY."""

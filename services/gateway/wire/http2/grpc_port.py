@@ -47,6 +47,8 @@ class GrpcPort(OpenPort):
     ) -> None:
         super().__init__(limits, metrics, budget, turns, compression)
         self._router = router
+        self.floods = metrics.http2_floods
+        """Counter of connections that were ended for a flood, by the kind of its last frame."""
         # Calls of lost connections: those that wait for an answer, and those that have theirs.
         self._abandoned: deque[Call] = deque()
         self._over: deque[Call] = deque()

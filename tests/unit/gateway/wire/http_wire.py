@@ -290,12 +290,8 @@ def refused(w: Wire, status: int, words: str) -> Iterator[None]:
 
 def refusals(port: OpenPort) -> float:
     """Returns the number of all counted refusals."""
-    return sum(
-        sample.value
-        for family in port.metrics.registry.collect()
-        for sample in family.samples
-        if sample.name == "flambeau_refusals_total"
-    )
+    (family,) = port.metrics.refusals.collect()
+    return sum(sample.value for sample in family.samples)
 
 
 async def settle() -> None:

@@ -95,7 +95,7 @@ def nearly_out(w: Wire) -> None:
 
 def floods(w: Wire) -> float:
     """Connections that were ended for one."""
-    (family,) = w.connection.port.metrics.http2_floods.collect()
+    (family,) = w.connection.port.floods.collect()
     return sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
 
 
