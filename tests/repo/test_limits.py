@@ -34,7 +34,7 @@ EFFECTS = {
         grpc_raw.MAX_INNER_FIELDS grpc_raw.MAX_TYPED_BYTES grpc_reflection.MAX_UNREAD_BYTES
         grpc_reflection.MAX_WAITING head.MAX_HEADERS head.MAX_HEAD_BYTES head.MAX_TARGET_BYTES
         headers.MAX_BLOCK_BYTES headers.MAX_FIELDS_BYTES headers._MAX_RESIZES
-        http_connections.MAX_HEAD_BYTES key_set.MAX_SET_BYTES kubernetes_api.MAX_ANSWER_BYTES
+        key_set.MAX_SET_BYTES kubernetes_api.MAX_ANSWER_BYTES
         kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES loader.MAX_STEP_BYTES
         message_fields.MAX_FIELDS message_fields._MAX_VARINT_BYTES request_pacer.MAX_WAITING
         scheduling_parameters.MAX_TIMEOUT_US sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES

@@ -12,12 +12,9 @@ Rules:
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from services.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from services.gateway.wire.http1.exchange import Exchange
 
 CHUNKED = b"transfer-encoding: chunked\r\n"
 EVENT_STREAM = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
@@ -25,10 +22,26 @@ EVENT_STREAM = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
+class StreamedExchange(Protocol):
+    """The interface of an exchange that a stream uses.
+
+    Attributes:
+        response: as in `Exchange`; None while the stream goes on.
+    """
+
+    response: list[bytes | memoryview] | None
+
+    def reserve(self, size: int) -> None:
+        """Reserves memory for what waits, or releases some if negative."""
+
+    def finish(self, response: list[bytes | memoryview]) -> None:
+        """Sends the last bytes of the response."""
+
+
 class StreamedConnection(Protocol):
     """The interface of a connection that a stream uses, beside that of an exchange."""
 
-    def may_write(self, exchange: "Exchange") -> bool:
+    def may_write(self, exchange: Any) -> bool:
         """Returns True if it is an exchange's turn to be answered, and the peer reads."""
 
     def write_piece(self, piece: bytes) -> None:
@@ -63,7 +76,11 @@ class ResponseStream:
     __slots__ = ("_connection", "_ends", "_exchange", "_is_broken", "_is_chunked", "_waiting")
 
     def __init__(
-        self, exchange: "Exchange", connection: StreamedConnection, head: bytes, is_chunked: bool
+        self,
+        exchange: StreamedExchange,
+        connection: StreamedConnection,
+        head: bytes,
+        is_chunked: bool,
     ) -> None:
         self._exchange = exchange
         self._connection = connection
