@@ -32,7 +32,6 @@ from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.queueing.verification_records import Progress, Verified
 from services.readiness import Look, Readiness
-from services.telemetry.line_allowance import LineAllowance
 from services.telemetry.metrics import Metrics
 from tests.fixtures.credentials import (
     KEY,
@@ -116,8 +115,10 @@ class Place:
             authenticator=self.authenticator,
         )
         route = RestEdge(*edges, None, self.authenticator).route
-        self._http = HttpPort(route, make_limits(max_request_bytes=10_000), self.metrics, budget)
-        self._http.tick()
+        self.http_port = HttpPort(
+            route, make_limits(max_request_bytes=10_000), self.metrics, budget
+        )
+        self.http_port.tick()
         self.worker = Echo()
         signature = Signature(
             inputs=(TensorSpec(name="x", datatype="INT64", shape=(-1,)),),
@@ -136,7 +137,7 @@ class Place:
 
     async def rest(self, path: str, body: bytes = b"", **headers: str) -> Answer:
         """Sends a REST request on a new connection."""
-        wire = TellingWire(self._http)
+        wire = TellingWire(self.http_port)
         wire.send(request(path, body, method="POST" if body else "GET", **headers))
         async with asyncio.timeout(10):
             await wire.told.wait()
@@ -279,7 +280,7 @@ async def test_an_expired_key_is_refused_and_one_revoked_while_its_connection_is
 
 async def test_a_strangers_body_is_not_waited_for(make_place: Make) -> None:
     place = make_place()
-    wire = Wire(place._http)
+    wire = Wire(place.http_port)
     wire.send(request("/v2/models/digits/infer", b"x" * 9000)[:-9000])
     (answer,) = wire.answers()
     assert (answer.status, wire.ended) == (401, True)
@@ -362,11 +363,11 @@ async def test_what_is_in_flight_is_shared(make_place: Make) -> None:
     """One caller has filled the server; another comes, and it is the first that is refused."""
     place = make_place()
     place.worker.held = []
-    waiting = [Wire(place._http) for _ in range(6)]
+    waiting = [Wire(place.http_port) for _ in range(6)]
     for wire in waiting:
         wire.send(request("/v2/models/digits/infer", BODY, x_api_key=KEY))
     other: dict[str, Any] = {"authorization": f"Bearer {token()}"}
-    wires = [Wire(place._http) for _ in range(2)]
+    wires = [Wire(place.http_port) for _ in range(2)]
     wires[0].send(request("/v2/models/digits/infer", BODY, **other))
     assert len(place.worker.held) == 7
     wires[1].send(request("/v2/models/digits/infer", BODY, x_api_key=KEY))
@@ -381,9 +382,9 @@ async def test_what_is_in_flight_is_shared(make_place: Make) -> None:
 
 
 async def test_verifying_needs_its_scope_and_is_written_down(
-    make_place: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    make_place: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(audit, "_strangers", LineAllowance(audit.LINES_OF_STRANGERS_A_SECOND))
+    audit.open_audit_log("")
     place = make_place("infer", "manage:secret")
     service = "flambeau.v1.VerificationService"
 

@@ -30,7 +30,6 @@ from services.errors import (
     UnknownJobError,
 )
 from services.gateway.wire.http1.port import HttpPort
-from services.telemetry.line_allowance import LineAllowance
 from services.trainer.config import TrainerConfig
 from services.trainer.edges.grpc_calls import TrainingGrpcEdge
 from services.trainer.edges.rest import TrainingRoutes
@@ -356,9 +355,9 @@ async def test_what_rest_refuses(
 
 
 async def test_calls_that_change_something_are_written_down_whatever_refuses_them(
-    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(audit, "_strangers", LineAllowance(audit.LINES_OF_STRANGERS_A_SECOND))
+    audit.open_audit_log("")
     rest, job = Rest(place), "0123456789abcdef"
     with caplog.at_level("INFO", "flambeau.audit"):
         await rest("GET", "/v1/jobs")

@@ -1,5 +1,6 @@
 """The REST edge above a fake admission: routes, timeouts, priorities, failures, disconnections."""
 
+import asyncio
 import logging
 import math
 import time
@@ -452,8 +453,9 @@ def test_hang_up_while_a_thread_compresses() -> None:
         edge.entry.answer(list(range(50_000)))
         assert edge.wire.output == b"", "it was compressed on the loop"
         edge.wire.connection.connection_lost(None)
-        edge.wire.connection.port.compression._executor.shutdown(wait=True)
-        await settle()
+        later: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        edge.wire.connection.port.compression.compress([bytes(10**5)], "gzip", later.set_result)
+        await later
         assert edge.wire.output == b""
         assert edge.counted() == {"499": 1}
 
