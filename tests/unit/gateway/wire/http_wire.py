@@ -72,7 +72,7 @@ class FakeTransport:
         self.unsent_bytes = 0
         self.reading = True
         self.ended = self.closed = self.aborted = self.lost = False
-        self._unread = b""
+        self.unread = b""
         self._connection = connection
         connection.connection_made(self)  # type: ignore[arg-type]
 
@@ -142,11 +142,11 @@ class FakeTransport:
 
     def send(self, data: bytes) -> None:
         """The peer's bytes arrive, as far as they are read."""
-        self._unread += data
-        while self._unread and self.reading and not self.is_closing():
+        self.unread += data
+        while self.unread and self.reading and not self.is_closing():
             buffer = memoryview(self._connection.get_buffer(-1))
-            count = min(len(buffer), len(self._unread))
-            buffer[:count], self._unread = self._unread[:count], self._unread[count:]
+            count = min(len(buffer), len(self.unread))
+            buffer[:count], self.unread = self.unread[:count], self.unread[count:]
             self._connection.buffer_updated(count)
 
     @property

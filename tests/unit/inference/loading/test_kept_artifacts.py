@@ -202,8 +202,8 @@ class Serving(LoadedLanes):
 
     async def load(self, *lanes: Lane) -> None:
         for lane in lanes:
-            await self.lanes.load(lane, self._tasks)
-            await self.lanes.load_kept(lane, self._tasks)
+            await self.lanes.load(lane, self.tasks)
+            await self.lanes.load_kept(lane, self.tasks)
 
     def announced(self, lane: Lane = LANE) -> dict[str, Lane]:
         """The artifacts that gateways are told of, each with its lane."""
@@ -249,7 +249,7 @@ async def test_kept_artifacts_take_requests_and_are_announced(
     first = serving.directory.find("m").artifacts[0]
     assert (first.precision, first.accuracy_loss) == ("int8", 0)
     assert 0 < first.row_ms < 1000
-    await serving.lanes.load_kept(LANE, serving._tasks)  # there is nothing left to load
+    await serving.lanes.load_kept(LANE, serving.tasks)  # there is nothing left to load
     assert len(serving.announced()) == 3
 
 
@@ -281,7 +281,7 @@ async def test_what_cannot_be_kept_does_not_touch_the_version(
     assert tried == ["onnx-1", "onnx-3"]  # the next best one is tried
     assert serving.announced() == {"onnx": LANE}
     assert await serving.serves(LANE)
-    await serving.lanes.load_kept(LANE, serving._tasks)
+    await serving.lanes.load_kept(LANE, serving.tasks)
     assert len(tried) == 2
 
 
@@ -355,7 +355,7 @@ async def test_a_version_goes_over_to_another_artifact_while_it_serves(
     await serving.load(LANE)
     live(serving)
     before = asyncio.ensure_future(serving.serves(LANE))
-    assert await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 0.5}, serving._tasks)
+    assert await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 0.5}, serving.tasks)
     assert await before
     assert await serving.serves(LANE)
     served = serving.directory.find("m")
@@ -363,7 +363,7 @@ async def test_a_version_goes_over_to_another_artifact_while_it_serves(
     assert serving.announced() == {"onnx-1": LANE}
     size = manifest.artifacts[1].file.size_bytes
     assert serving.gauge("model_memory_bytes", LANE) == size
-    assert not await serving.lanes.exchange(LANE, "onnx-1", {}, serving._tasks)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {}, serving.tasks)
 
 
 async def test_what_is_kept_follows_a_version_that_goes_over(serving: Serving) -> None:
@@ -372,7 +372,7 @@ async def test_what_is_kept_follows_a_version_that_goes_over(serving: Serving) -
     live(serving)
     assert serving.announced() == {"onnx": LANE, "onnx-1": LANE._replace(artifact="onnx-1")}
     figures = {"onnx": 5.0, "onnx-1": 1.0, "onnx-2": 4.0, "onnx-3": 3.0}
-    assert await serving.lanes.exchange(LANE, "onnx-1", figures, serving._tasks)
+    assert await serving.lanes.exchange(LANE, "onnx-1", figures, serving.tasks)
     assert serving.announced() == {"onnx-1": LANE}
     assert await serving.serves(LANE)
     assert not await serving.serves(LANE._replace(artifact="onnx-1"))
@@ -390,7 +390,7 @@ async def test_an_artifact_that_cannot_be_loaded_leaves_the_version_as_it_is(
     serving.keep()
     await serving.load(LANE)
     live(serving)
-    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving._tasks)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving.tasks)
     assert serving.announced() == {"onnx": LANE}
     assert await serving.serves(LANE)
 
@@ -402,7 +402,7 @@ async def test_a_version_does_not_go_over_to_what_does_not_fit_beside_it(
     serving.keep(max_memory_bytes=BASE_BYTES + sizes[0] + sizes[1] - 1)
     await serving.load(LANE)
     live(serving)
-    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving._tasks)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving.tasks)
     assert serving.announced() == {"onnx": LANE}
     assert await serving.serves(LANE)
 
@@ -425,6 +425,6 @@ async def test_a_version_that_leaves_meanwhile_does_not_go_over(
     monkeypatch.setattr(lanes_module, "load_version", load)
     serving.keep()
     await serving.load(LANE)
-    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving._tasks)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving.tasks)
     assert len(opened) == 1
     assert not await serving.serves(LANE)
