@@ -40,9 +40,11 @@ class Kept:
         self.facts: list[Facts] = []
         self.came = threading.Event()
         self.failure = failure
+        self.failed = threading.Semaphore(0)
 
     def export(self, facts: Sequence[Facts]) -> int:
         if self.failure is not None:
+            self.failed.release()
             raise self.failure
         self.facts += facts
         self.came.set()
@@ -134,16 +136,20 @@ def test_what_cannot_be_exported_is_dropped_and_counted(
     assert [record.message for record in caplog.records] == ["the collector refuses spans"]
 
 
-def test_a_collector_that_is_away_gets_it_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_is_away_gets_it_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "EXPORT_EVERY_S", 0.001)
     place = Place(1.0, tracing.CollectorAwayError("nobody there"))
     for number in range(tracing.AT_ONCE + 1):
         place.tracer.keep(facts(number))
-    place.tracer._export()
-    place.tracer._export()
-    assert [record.message for record in caplog.records] == ["the collector is out of reach"]
-    place.kept.failure = None
-    place.tracer._export()
+    with place.tracer.exporting():
+        for _ in range(3):
+            assert place.kept.failed.acquire(timeout=20)
+        assert [record.message for record in caplog.records] == ["the collector is out of reach"]
+        place.kept.failure = None
     assert [fact.ended_ns for fact in place.kept.facts] == [*range(tracing.AT_ONCE + 1)]
+    assert place.spans("dropped") == 0
     place.kept.failure = tracing.CollectorAwayError("again")
     place.tracer.keep(facts())
     with place.tracer.exporting():

@@ -274,14 +274,16 @@ def at_the_same_moment(
     place: Place, monkeypatch: pytest.MonkeyPatch, move: Callable[[], object]
 ) -> None:
     """Somebody moves a pointer between the look and the move, once."""
-    point = place.store._point
+    storage = place.store.storage
+    create = storage.create
 
-    def later(*arguments: Any) -> Any:
-        monkeypatch.undo()
-        move()
-        return point(*arguments)
+    def later(path: str, data: bytes) -> None:
+        if "/pointers/" in path:
+            monkeypatch.undo()
+            move()
+        create(path, data)
 
-    monkeypatch.setattr(place.store, "_point", later)
+    monkeypatch.setattr(storage, "create", later)
 
 
 def test_a_decision_that_still_holds_survives_who_moves_another_alias(

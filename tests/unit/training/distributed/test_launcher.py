@@ -14,8 +14,9 @@ from training.distributed import launcher
 from training.errors import StoppedError, TargetError, TrainingError
 
 TOGETHER = recipe(train={"parallel": "ddp", "processes": 2})
-PROLOGUE = f"""{launcher._START}
+PROLOGUE = """
 import json, os, subprocess, sys, time
+sys.path.insert(0, sys.argv.pop(1))
 given = dict(zip(sys.argv, sys.argv[1:]))
 pipe = open(given["--events"], "a")
 def tell(**fields):
@@ -37,9 +38,8 @@ class Told:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, program: str, told: Told) -> None:
-    monkeypatch.setattr(launcher, "_AGENT", PROLOGUE + program)
     monkeypatch.setattr(launcher, "GRACE_S", 10.0)
-    launcher.run_together(TOGETHER, [], told)
+    launcher.run_together(TOGETHER, [], told, agent=PROLOGUE + program)
 
 
 def test_events_pass_and_the_first_last_words_count(monkeypatch: pytest.MonkeyPatch) -> None:

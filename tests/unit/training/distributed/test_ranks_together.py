@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from tests.unit.training.recipes import DATA
 from training.datasets import load_splits
-from training.distributed import launcher
 from training.distributed.launcher import run_together
 from training.loop.loop import train
 from training.process import compilation
@@ -23,7 +22,7 @@ from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 PROGRAM = (
-    f"{launcher._START} sys.path.append('.'); "
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.path.append('.'); "
     "from tests.unit.training.ranks_program import main; main(sys.argv[1:])"
 )
 TOLERANCE = 1e-5
@@ -105,10 +104,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = {name: chosen.document() for name, chosen in recipes.items()}
     (folder / "recipes.json").write_text(json.dumps(documents))
     told = Told()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "_RANK", PROGRAM)
-        arguments = ["--recipes", str(folder / "recipes.json"), "--anew"]
-        run_together(recipes["ddp-whole"], arguments, told)
+    arguments = ["--recipes", str(folder / "recipes.json"), "--anew"]
+    run_together(recipes["ddp-whole"], arguments, told, rank=PROGRAM)
     assert (folder / "killed-once").exists()
     assert (folder / "early").exists()
     epochs = sum(len(curve(folder / name)) for name in recipes)
