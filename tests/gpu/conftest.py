@@ -24,7 +24,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[onnxruntime.InferenceSessi
     """Sessions of ONNX Runtime that the test opens, in order."""
     opened: list[onnxruntime.InferenceSession] = []
 
-    class Recorded(onnxruntime.InferenceSession):
+    class Recorded(onnxruntime.InferenceSession):  # type: ignore[misc]
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
             opened.append(self)

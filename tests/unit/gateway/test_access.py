@@ -12,7 +12,6 @@ import grpc
 import numpy as np
 import pytest
 
-from model_store.signature import Signature, TensorSpec
 from protos import open_inference_pb2 as pb
 from protos.flambeau.v1 import verification_pb2 as verification_pb
 from services.access import audit
@@ -27,9 +26,8 @@ from services.gateway.jobs.verification_service import VerificationService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.wire.http1.port import HttpPort
-from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
-from services.queueing.records import InferReply, Lane, ServedVersion
+from services.queueing.records import Lane
 from services.queueing.verification_records import Progress, Verified
 from services.readiness import Look, Readiness
 from services.telemetry.metrics import Metrics
@@ -40,6 +38,9 @@ from tests.fixtures.credentials import (
     token_without_signature,
     write_credentials,
 )
+from tests.fixtures.queue_ends import echo_of
+from tests.fixtures.served_directory import serving
+from tests.fixtures.signatures import one_to_one
 from tests.unit.gateway.wire.http_wire import Answer, Wire, make_budget, make_limits, request
 
 SERVICE = "inference.GRPCInferenceService"
@@ -61,15 +62,7 @@ class Echo:
         if self.held is not None:
             self.held.append(entry)
             return
-        reply = InferReply(
-            lane=entry.request.lane,
-            outputs={"y": entry.request.inputs["x"]},
-            datatypes={"y": "INT64"},
-            batch_rows=1,
-            queue_s=0.0,
-            execution_s=0.0,
-        )
-        entry.finish(reply)
+        entry.finish(echo_of(entry))
 
     def discard(self, entry: Entry, reason: str) -> None:
         """Forgets."""
@@ -93,7 +86,9 @@ class Place:
     def __init__(self, folder: Path, *grants: str, **fields: Any) -> None:
         self.folder = folder
         self.metrics = Metrics("0")
-        directory, self.queue = Directory(), MemoryQueue(8)
+        lanes = Lane("digits", 1), Lane("secret", 1)
+        directory = serving(one_to_one((), datatype="INT64"), *lanes)
+        self.queue = MemoryQueue(8)
         admission = Admission(
             directory, self.queue, self.metrics, max_in_flight_requests=8, request_timeout_s=60
         )
@@ -120,14 +115,7 @@ class Place:
         )
         self.http_port.tick()
         self.worker = Echo()
-        signature = Signature(
-            inputs=(TensorSpec(name="x", datatype="INT64", shape=(-1,)),),
-            outputs=(TensorSpec(name="y", datatype="INT64", shape=(-1,)),),
-            max_batch_size=8,
-        )
-        for lane in (Lane("digits", 1), Lane("secret", 1)):
-            directory.announce(ServedVersion(lane=lane, state="ready", signature=signature))
-            directory.make_live(lane)
+        for lane in lanes:
             self.queue.open(lane, self.worker)
         self._socket: socket.socket | None = None
 

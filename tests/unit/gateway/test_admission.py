@@ -15,11 +15,11 @@ from model_store.tensors import DATATYPES
 from services.errors import InvalidRequestError
 from services.gateway import admission
 from services.gateway.admission import Admission, InferCall, InputTensor
-from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane, ServedVersion
 from services.telemetry.metrics import Metrics
 from tests.fixtures.queue_ends import Shelf
+from tests.fixtures.served_directory import serving
 
 LANE = Lane("m", 1)
 PADDED = Signature(
@@ -60,9 +60,7 @@ class Place:
     """Admission over a queue whose entries stay on a shelf."""
 
     def __init__(self, signature: Signature) -> None:
-        directory, queue, self.shelf = Directory(), MemoryQueue(1000), Shelf()
-        directory.announce(ServedVersion(lane=LANE, state="ready", signature=signature))
-        directory.make_live(LANE)
+        directory, queue, self.shelf = serving(signature, LANE), MemoryQueue(1000), Shelf()
         queue.open(LANE, self.shelf)
         self.admission = Admission(
             directory, queue, Metrics("0"), max_in_flight_requests=1000, request_timeout_s=60

@@ -15,7 +15,7 @@ from services.errors import UnknownModelError
 from services.gateway.request_accounting import RequestAccounting
 from services.inference.config import InferenceConfig
 from services.queueing.directory import Directory
-from services.queueing.records import InferReply, InferRequest, Lane
+from services.queueing.records import InferRequest, Lane
 from services.queueing.redis_streams.wire import decode_request, encode_request
 from services.settings import ConfigError, checked
 from services.telemetry.metrics import Metrics
@@ -24,6 +24,7 @@ from services.tracing.context import Parent, TraceContext, read_traceparent
 from services.tracing.setting import open_tracer
 from services.tracing.tracer import EdgeFacts, Facts, Tracer
 from tests.fixtures.inferences import open_inference
+from tests.fixtures.queue_ends import reply_of
 
 IDS = st.tuples(
     st.binary(min_size=16, max_size=16).filter(any),
@@ -167,9 +168,7 @@ def test_records_say_how_a_request_ended(caplog: pytest.LogCaptureFixture) -> No
         open_inference(accounting, "rest", "", "digits", "", header)
         for header in (SAMPLED, SAMPLED, "")
     )
-    reply = InferReply(
-        lane=LANE, outputs={}, datatypes={}, batch_rows=1, queue_s=0.0, execution_s=0.0
-    )
+    reply = reply_of({}, LANE)
     good.answered(reply)
     bad.fail(UnknownModelError("no such model"))
     silent.answered(reply)

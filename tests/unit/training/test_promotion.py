@@ -14,8 +14,8 @@ from torch import nn
 
 from model_store.errors import ConflictError
 from model_store.manifest import Artifact, Manifest
-from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
+from tests.fixtures.signatures import one_to_one
 from tests.fixtures.store_versions import artifact_in, draft_in
 from tests.unit.training.recipes import recipe
 from training.datasets import Split, Splits
@@ -35,11 +35,7 @@ from training.verification.runners import module_runner
 from training.verification.verify import Reference
 
 ROWS, CLASSES = 40, 10
-SIGNATURE = Signature(
-    inputs=(TensorSpec(name="image", datatype="FP32", shape=(-1, 1, 8, 8)),),
-    outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, CLASSES)),),
-    max_batch_size=64,
-)
+SIGNATURE = one_to_one((1, 8, 8), (CLASSES,), names=("image", "logits"), rows=64)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from services.queueing.records import InferReply, Lane, ServedArtifact, ServedVe
 from services.settings import ConfigError, checked
 from services.telemetry.metrics import UNSAMPLED, Metrics
 from tests.fixtures.inferences import open_inference
+from tests.fixtures.queue_ends import reply_of
 
 LANE = Lane("digits", 3)
 EXACT = Lane("digits", 3, "exact")
@@ -49,14 +50,8 @@ def text(*elements: bytes) -> Array:
 
 
 def reply(lane: Lane = LANE, **outputs: Array) -> InferReply:
-    return InferReply(
-        lane=lane,
-        outputs=outputs,
-        datatypes={name: "BYTES" if x.dtype == object else "FP32" for name, x in outputs.items()},
-        batch_rows=1,
-        queue_s=0.0,
-        execution_s=0.0,
-    )
+    datatypes = {name: "BYTES" if x.dtype == object else "FP32" for name, x in outputs.items()}
+    return reply_of(outputs, lane, datatypes=datatypes)
 
 
 class Place:

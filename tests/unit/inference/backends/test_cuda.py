@@ -28,15 +28,11 @@ from services.inference.backends.torchscript import load_module
 from tests.fixtures import misbehaving_models, onnx_models
 from tests.fixtures.fake_cuda import FakeCuda, fake_cuda, onnx_on_cpu
 from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH
+from tests.fixtures.signatures import one_to_one
 
 
 def signature(max_batch_size: int, *tail: int) -> Signature:
-    shape = (-1, *tail)
-    return Signature(
-        inputs=(TensorSpec(name="x", datatype="FP32", shape=shape),),
-        outputs=(TensorSpec(name="y", datatype="FP32", shape=shape),),
-        max_batch_size=max_batch_size,
-    )
+    return one_to_one(tail, rows=max_batch_size)
 
 
 def rows(*values: float) -> Array:

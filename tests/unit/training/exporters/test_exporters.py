@@ -13,8 +13,8 @@ import torch
 from onnx import numpy_helper
 from rich.console import Console
 
-from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
+from tests.fixtures.signatures import one_to_one
 from tests.unit.training.recipes import recipe, splits, untrained
 from tests.unit.training.small_networks import Perceptron
 from training.datasets import Split, Splits
@@ -134,11 +134,7 @@ def test_no_weight_is_so_large_that_two_products_overflow_16_bits(
 def perceptron(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("perceptron") / "model.onnx"
-    signature = Signature(
-        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4, 6)),),
-        outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 3)),),
-        max_batch_size=8,
-    )
+    signature = one_to_one((4, 6), (3,), names=("x", "logits"))
     export_onnx(Perceptron().eval(), (torch.zeros(2, 4, 6),), signature, path)
     return path
 

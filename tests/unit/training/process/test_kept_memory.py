@@ -14,7 +14,6 @@ from rich.console import Console
 
 from tests.unit.training.recipes import DATA, recipe, splits
 from training.loop.loop import train
-from training.process import kept_memory
 from training.process.kept_memory import (
     HIGHEST_MMAP_THRESHOLD,
     LARGEST,
@@ -80,7 +79,7 @@ def put_in_place(library: object, monkeypatch: pytest.MonkeyPatch) -> None:
     def find(name: str | None, *given: Any, **named: Any) -> object:
         return library if name is None else load(name, *given, **named)
 
-    monkeypatch.setattr(kept_memory.ctypes, "CDLL", find)
+    monkeypatch.setattr(ctypes, "CDLL", find)
 
 
 @pytest.fixture

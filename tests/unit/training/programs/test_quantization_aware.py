@@ -13,8 +13,8 @@ from rich.console import Console
 from safetensors.torch import load_file, load_model, save_model
 from torch import Tensor, nn
 
-from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
+from tests.fixtures.signatures import one_to_one
 from tests.unit.training.cut_off import cut_off_in_epoch
 from tests.unit.training.recipes import DATA, recipe, splits
 from training.errors import ExportError, RecipeError
@@ -28,11 +28,7 @@ from training.run_folder import RunFolder
 from training.verification.verify import reference, verify
 
 QAT = {"kind": "pt2", "precision": "int8", "method": "qat"}
-SIGNATURE = Signature(
-    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 64)),),
-    outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 3)),),
-    max_batch_size=16,
-)
+SIGNATURE = one_to_one((64,), (3,), names=("x", "logits"), rows=16)
 EXAMPLE = (torch.zeros(2, 64),)
 
 
