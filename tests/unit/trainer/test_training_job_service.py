@@ -358,11 +358,10 @@ async def test_what_rest_refuses(
 
 async def call(channel: grpc.aio.Channel, name: str, **fields: Any) -> None:
     """Calls a method without a token."""
-    kind = (
-        pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods_by_name[name].input_type
-    )
-    request = GetMessageClass(kind)(**fields)
-    await channel.unary_unary(f"/{SERVICE}/{name}")(request.SerializeToString())
+    method = pb.DESCRIPTOR.services_by_name["Training"].methods_by_name[name]
+    kind = GetMessageClass(method.input_type)
+    ask = channel.unary_unary(f"/{SERVICE}/{name}", kind.SerializeToString, bytes)
+    await ask(kind(**fields))
 
 
 async def test_calls_that_change_something_are_written_down_whatever_refuses_them(

@@ -1,6 +1,5 @@
 """The REST edge above a fake admission: routes, timeouts, priorities, failures, disconnections."""
 
-import asyncio
 import logging
 import math
 import time
@@ -31,7 +30,14 @@ from tests.fixtures.queue_ends import reply_of
 from tests.fixtures.served_directory import serving
 from tests.fixtures.signatures import one_to_one
 from tests.unit.gateway.wire import http_wire
-from tests.unit.gateway.wire.http_wire import Answer, Wire, on_loop, request, settle
+from tests.unit.gateway.wire.http_wire import (
+    Answer,
+    Wire,
+    compression_idle,
+    on_loop,
+    request,
+    settle,
+)
 
 LANE = Lane("m", 1)
 INFER = "/v2/models/m/infer"
@@ -437,9 +443,7 @@ def test_hang_up_while_a_thread_compresses() -> None:
         edge.entry.answer(list(range(50_000)))
         assert edge.wire.output == b"", "it was compressed on the loop"
         edge.wire.connection.connection_lost(None)
-        later: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        edge.wire.connection.port.compression.compress([bytes(10**5)], "gzip", later.set_result)
-        await later
+        await compression_idle(edge.wire.connection.port)
         assert edge.wire.output == b""
         assert edge.counted() == {"499": 1}
 

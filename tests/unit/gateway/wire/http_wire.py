@@ -16,6 +16,7 @@ import uvloop
 from services.errors import ServingError
 from services.gateway.wire.body import Body
 from services.gateway.wire.byte_budget import ByteBudget
+from services.gateway.wire.compression import INLINE_BYTES
 from services.gateway.wire.http1.connection import HttpConnection
 from services.gateway.wire.http1.exchange import Exchange, Opener
 from services.gateway.wire.http1.port import HttpPort
@@ -292,6 +293,13 @@ def refusals(port: OpenPort) -> float:
     """Returns the number of all counted refusals."""
     (family,) = port.metrics.refusals.collect()
     return sum(sample.value for sample in family.samples)
+
+
+async def compression_idle(port: HttpPort) -> None:
+    """Waits until the compression thread has done all it was given."""
+    last: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    port.compression.compress([bytes(INLINE_BYTES + 1)], "gzip", last.set_result)
+    await last
 
 
 async def settle() -> None:
