@@ -1,7 +1,9 @@
 """Artifacts that are loaded beside the serving one, and their unloading."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from model_store.manifest import Artifact, Manifest, Precision
 from model_store.metric import MeasuredMetric, better_of
 from model_store.store import ModelStore
+from services.inference.backends.backend import Backend
 from services.inference.loading import background_choice
 from services.inference.loading import lanes as lanes_module
 from services.inference.loading.artifact_choice import ChoiceRules
@@ -22,6 +25,7 @@ from services.inference.loading.policy import LanePolicy, ServingPolicy
 from services.queueing.records import Lane
 from tests.fixtures.loaded_lanes import BASE_BYTES, LoadedLanes, fix_memory, unloading_at_the_end
 from tests.fixtures.onnx_models import linear, publish
+from tests.fixtures.redis_servers import until
 
 LANE, OTHER = Lane("m", 1), Lane("other", 1)
 PRECISIONS: tuple[Precision, ...] = ("int8", "fp32", "bf16", "fp32")
@@ -285,10 +289,9 @@ async def test_what_cannot_be_kept_does_not_touch_the_version(
     assert len(tried) == 2
 
 
-async def test_a_version_that_leaves_meanwhile_is_left_alone(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop, opened = asyncio.get_running_loop(), []
+def unloading_during_a_load(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
+    """Unloads the version while another artifact of it is opened; returns what is opened then."""
+    loop, opened = asyncio.get_running_loop(), list[Backend]()
 
     def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:
         loaded = load_version(store, version, options)
@@ -301,6 +304,13 @@ async def test_a_version_that_leaves_meanwhile_is_left_alone(
         serving.lanes.unload(LANE)
 
     monkeypatch.setattr(lanes_module, "load_version", load)
+    return opened
+
+
+async def test_a_version_that_leaves_meanwhile_is_left_alone(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = unloading_during_a_load(serving, monkeypatch)
     serving.keep("exact")
     await serving.load(LANE)
     assert len(opened) == 1
@@ -366,6 +376,28 @@ async def test_a_version_goes_over_to_another_artifact_while_it_serves(
     assert not await serving.lanes.exchange(LANE, "onnx-1", {}, serving.tasks)
 
 
+async def test_a_backend_that_is_replaced_is_freed(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What retains it would keep the memory of each artifact that was replaced."""
+    opened: list[weakref.ref[Backend]] = []
+
+    def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:
+        loaded = load_version(store, version, options)
+        opened.extend(map(weakref.ref, loaded.backends))
+        return loaded
+
+    monkeypatch.setattr(lanes_module, "load_version", load)
+    serving.keep()
+    await serving.load(LANE)
+    assert await serving.serves(LANE)
+    assert await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 0.5}, serving.tasks)
+    assert await serving.serves(LANE)
+    replaced, serves = opened
+    await until(lambda: gc.collect() >= 0 and replaced() is None)  # its thread ends
+    assert serves() is not None
+
+
 async def test_what_is_kept_follows_a_version_that_goes_over(serving: Serving) -> None:
     serving.keep("fast", "exact")
     await serving.load(LANE)
@@ -410,19 +442,7 @@ async def test_a_version_does_not_go_over_to_what_does_not_fit_beside_it(
 async def test_a_version_that_leaves_meanwhile_does_not_go_over(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, opened = asyncio.get_running_loop(), []
-
-    def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:
-        loaded = load_version(store, version, options)
-        if options.artifact:
-            opened.extend(loaded.backends)
-            asyncio.run_coroutine_threadsafe(unload(), loop).result()
-        return loaded
-
-    async def unload() -> None:
-        serving.lanes.unload(LANE)
-
-    monkeypatch.setattr(lanes_module, "load_version", load)
+    opened = unloading_during_a_load(serving, monkeypatch)
     serving.keep()
     await serving.load(LANE)
     assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving.tasks)
