@@ -15,7 +15,7 @@ from training.errors import DataError, RunBusyError, StoppedError
 
 
 class Runs:
-    """Runs `main` with something in place of the pipeline."""
+    """Runs `main` with a fake pipeline."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder, self._monkeypatch = folder, monkeypatch

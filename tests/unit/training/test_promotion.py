@@ -269,7 +269,7 @@ def test_what_was_compared_must_still_be_live(place: Place, alias: str) -> None:
 def at_the_same_moment(
     place: Place, monkeypatch: pytest.MonkeyPatch, move: Callable[[], object]
 ) -> None:
-    """Somebody moves a pointer between the look and the move, once."""
+    """Moves a pointer once, after `promote` has read the pointers and before it writes one."""
     storage = place.store.storage
     create = storage.create
 
@@ -313,14 +313,14 @@ def test_a_conflict_is_passed_on_when_the_version_must_go_live(
 
 
 class FirstPixels(nn.Module):
-    """Takes the first pixels for logits."""
+    """Returns the first pixels as logits."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return image.flatten(1)[:, :CLASSES]
 
 
 class Compared:
-    """A live version whose answers are made up, and a new one that is right about every row."""
+    """A live version with arbitrary outputs, and a new one that predicts every row correctly."""
 
     def __init__(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         self.place = place

@@ -30,7 +30,7 @@ SIGNATURE = Signature(
 
 
 def published(folder: Path) -> Manifest:
-    """Publishes `model.onnx` of a folder, whose replay is left out."""
+    """Publishes `model.onnx` of a folder without replaying it."""
     wanted, data = recipe(), splits()
     trained = untrained(wanted, data, folder / "run")
     expected, accuracy = reference(trained, data.test)

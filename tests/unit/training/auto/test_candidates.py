@@ -148,7 +148,7 @@ def test_the_recipe_says_what_may_be_tried_and_what_it_must_keep() -> None:
 
 
 class Attends(nn.Module):
-    """Attention written as a function, which no layer shows."""
+    """Attention as a function call, which no layer of the model contains."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.scaled_dot_product_attention(x, x, x)
@@ -176,7 +176,7 @@ def test_a_model_is_read_by_its_layers_and_its_calls(
 
 
 class First(nn.Module):
-    """The states of a layer that also gives its last one."""
+    """Returns the states of a layer, without its last state."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ def tell(**fields):
 
 
 class Told:
-    """Remembers what it is told, and does something about it."""
+    """Records events, and runs a callback after each."""
 
     def __init__(self, act: Any = lambda: None) -> None:
         self.events: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ def test_sigterm_leaves_the_ranks_a_file(monkeypatch: pytest.MonkeyPatch) -> Non
     before = signal.getsignal(signal.SIGTERM)
 
     def stop() -> None:
-        """As the signal would, which other threads of this process could hear instead."""
+        """Calls the handler of SIGTERM; the signal might reach another thread of the process."""
         handler = signal.getsignal(signal.SIGTERM)
         assert callable(handler)
         assert handler is not before
@@ -88,7 +88,7 @@ def test_sigterm_leaves_the_ranks_a_file(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends a rank too, which torchrun has put into a session of its own."""
+    """Ctrl-C also ends the ranks, which torchrun starts in sessions of their own."""
     rank = (
         "import sys; sys.path.insert(0, sys.argv[1]); events = open(sys.argv[2], 'a');"
         "from training.distributed.lifeline import hold_lifeline; hold_lifeline();"

@@ -76,7 +76,7 @@ def recipe(parallel: str, option: str = "whole", batch_size: int = 19, **args: A
 
 
 class Told:
-    """Remembers what it is told."""
+    """Records the kinds of events."""
 
     def __init__(self) -> None:
         self.kinds: list[str] = []
@@ -88,7 +88,7 @@ class Told:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs, all of one start of two processes, the second of which was killed twice."""
+    """Runs all recipes in one start of two processes, and kills the second one twice."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "spared").touch()
     early = recipe("ddp", batch_size=22, dropout=0.3, marker=str(folder / "early"), killed_at=3)
@@ -158,7 +158,7 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(runs: Path, parallel: st
     [("killed-early", "epoch 0 and 1 steps"), ("killed", "epoch 2")],
 )
 def test_a_killed_rank_changes_no_bit(runs: Path, name: str, last: str) -> None:
-    """It goes on from the last checkpoint, also where it was told to begin anew."""
+    """The ranks resume from the last checkpoint, even with `--anew`."""
     assert f"resuming after {last} from" in " ".join((runs / f"{name}.txt").read_text().split())
     assert curve(runs / name) == curve(runs / "undisturbed")
     (expected,) = (runs / "undisturbed").glob("*/checkpoints/epoch-000004.safetensors")

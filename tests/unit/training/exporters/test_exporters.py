@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(scope="module")
 def exported(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
-    """All kinds, the quantized one first: it has to make its own source."""
+    """All kinds; the quantized one is first, so it must create its own source graph."""
     folder, screen = tmp_path_factory.mktemp("version"), io.StringIO()
     found = export_all(recipe(export=ALL), trained, splits(), folder, Console(file=screen))
     assert screen.getvalue().count("TorchScript") == 1
@@ -114,7 +114,7 @@ def test_only_the_named_operators_are_quantized(
 
 
 def test_a_relu_behind_a_convolution_becomes_a_part_of_it(exported: dict[str, Exported]) -> None:
-    """Only then does ONNX Runtime run the convolution in 8 bits, the last one too."""
+    """ONNX Runtime runs convolutions, including the last one, in 8 bits only in this form."""
     assert operators(exported["onnx"].path).count("Relu") == 3
     assert operators(exported["onnx-int8"].path).count("Relu") == 0
 

@@ -25,7 +25,7 @@ HALF = {"kind": "onnx", "precision": "fp16"}
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets what there is."""
+    """Sets the features of the processor, the GPU and the providers of ONNX Runtime."""
 
     def has(*features: str, gpu: bool = False, providers: tuple[str, ...] = ()) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
@@ -81,7 +81,7 @@ def test_a_graph_of_halves_takes_and_gives_what_the_checkpoint_does(
 def test_what_a_gpu_ran_is_timed_by_the_clock_on_the_wall(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The thread that asked only waits."""
+    """CPU time of the calling thread does not include the work of a GPU."""
     found: list[set[float]] = []
     chosen = recipe(export=[HALF, {"kind": "onnx"}])
     trained = untrained(chosen, splits(), tmp_path)

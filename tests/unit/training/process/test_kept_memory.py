@@ -43,7 +43,7 @@ print(taken() - before)
 
 
 class Library:
-    """Takes down what it is told, and takes no size above a limit."""
+    """A C library that records the options it is given, and rejects sizes above a limit."""
 
     def __init__(self, limit: int = LARGEST) -> None:
         self.limit = limit
@@ -62,7 +62,7 @@ class Library:
 
 
 class Looking(NullWatcher):
-    """Sees what the library was told when an epoch ends."""
+    """Records the options of the C library at the end of an epoch."""
 
     def __init__(self, library: Library) -> None:
         self.library = library

@@ -134,7 +134,7 @@ def test_a_resumed_phase_ends_with_the_same_bits(
 def test_settings_by_layer_end_where_the_network_is_rewritten(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Its layers have other names, and its batch norms are gone."""
+    """Preparation renames the layers and folds the batch norms."""
     whole = recipe(**{"train": {"epochs": 1}, "qat": {"epochs": 1}, "track": [], **changes})
     assert trained(tmp_path, whole).qat_weights is not None
 
@@ -195,7 +195,7 @@ def saved_bytes(program: torch.export.ExportedProgram, path: Path) -> int:
 
 
 def test_8_bits_take_a_quarter_of_the_file(tmp_path: Path) -> None:
-    """pt2e keeps the FP32 weights beside those of 8 bits; a file must not."""
+    """pt2e keeps FP32 weights beside the 8-bit ones; the file must have only the latter."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 3)).eval()
     x: Array = images(64).numpy()
