@@ -36,7 +36,6 @@ from tests.fixtures.served_directory import serving
 from tests.fixtures.signatures import one_to_one
 from tests.unit.gateway.wire.http_wire import make_budget
 
-LONG_S = 3600.0
 LANE = Lane("m", 1)
 SIGNATURE = one_to_one((2,), rows=4)
 

@@ -112,7 +112,6 @@ async def test_a_connection_that_fails_holds_up_nobody() -> None:
     assert [str(fault) for fault in faults] == ["a fault of ours"]
 
 
-CHUNK = b"1\r\nx\r\n"
 FLOODS: dict[str, Callable[[int], bytes]] = {
     "requests": lambda count: request("/echo", b"x", x_request_id="a") * count,
     "large heads": lambda count: request("/echo", x="y" * 60_000) * (count // 50),
