@@ -17,8 +17,9 @@ import contextlib
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
@@ -145,6 +146,17 @@ def verdicts(costs: Sequence[Cost], loads: Sequence[LoadFigures], dropped: float
     ]
 
 
+def run_round(
+    variants: Mapping[str, Variant], number: int, load: Callable[[str, Variant], LoadFigures]
+) -> dict[str, LoadFigures]:
+    """Loads every server once; the order is reversed in rounds with an odd number."""
+    order = list(variants)[:: -1 if number % 2 else 1]
+    found = {name: load(name, variants[name]) for name in order}
+    said = ", ".join(f"{n} {found[n].requests_per_second:,.0f}/s" for n in variants)
+    print(f"  round {number + 1}: {said}", flush=True)
+    return {name: found[name] for name in variants}
+
+
 def main() -> None:
     """Measures, prints, and writes."""
     end_with_exception()
@@ -153,9 +165,10 @@ def main() -> None:
     become_client()
     with _variants(store, given.keys) as variants:
         for name, variant in variants.items():
-            _load(name, variant, WARM_UP_S)
+            _load(name, variant, seconds=WARM_UP_S)
             _check_that_it_is(name, variant)
-        rounds = [_round(variants, number, given.seconds) for number in range(given.rounds)]
+        load = partial(_load, seconds=given.seconds)
+        rounds = [run_round(variants, number, load) for number in range(given.rounds)]
         scrape_ms = _scrape_ms(variants[METRICS].server)
         dropped = read_metrics(variants[WITH_TRACES].server.metrics).total(
             "flambeau_spans_total", outcome="dropped"
@@ -275,14 +288,6 @@ def _status_without_key(variant: Variant) -> int:
     except urllib.error.HTTPError as error:
         with error:
             return error.code
-
-
-def _round(variants: Mapping[str, Variant], number: int, seconds: int) -> dict[str, LoadFigures]:
-    order = list(variants)[:: -1 if number % 2 else 1]
-    found = {name: _load(name, variants[name], seconds) for name in order}
-    said = ", ".join(f"{n} {found[n].requests_per_second:,.0f}/s" for n in variants)
-    print(f"  round {number + 1}: {said}", flush=True)
-    return {name: found[name] for name in variants}
 
 
 def _load(name: str, variant: Variant, seconds: int) -> LoadFigures:

@@ -242,7 +242,7 @@ def _tell_failure(events: EventWriter, error: Exception, text: str) -> None:
     events.write("failed", text=text, error=type(error).__name__)
 
 
-def _once_alone(attempt: Callable[[], "Manifest"], look_s: float = BUSY_LOOK_S) -> "Manifest":
+def _once_alone(attempt: Callable[[], "Manifest"]) -> "Manifest":
     """Runs the attempt as soon as no other process works in its folder.
 
     The process of the previous attempt is gone, or will notice that its lease has expired and exit.
@@ -259,7 +259,7 @@ def _once_alone(attempt: Callable[[], "Manifest"], look_s: float = BUSY_LOOK_S) 
         except RunBusyError:
             if time.monotonic() >= give_up_at:
                 raise
-            time.sleep(look_s)
+            time.sleep(BUSY_LOOK_S)
 
 
 def _too_much_memory(limit_gib: float, text: str) -> str:

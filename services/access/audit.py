@@ -26,9 +26,13 @@ LINES_OF_STRANGERS_A_SECOND = 10
 def open_audit_log(path: str) -> None:
     """Writes acts to a file; with an empty path, to the log of the process.
 
+    The limit of lines of strangers starts anew.
+
     Raises:
         ConfigError: it cannot be written.
     """
+    global _strangers
+    _strangers = LineAllowance(LINES_OF_STRANGERS_A_SECOND)
     logger.setLevel(logging.INFO)  # acts are recorded at any log level of the process
     close_audit_log()
     if not path:

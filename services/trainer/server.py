@@ -121,7 +121,7 @@ async def _serve(
         if config.api:
             if certificates is not None:
                 stack.enter_context(certificates.renewing())
-            api = _api(config, service, authenticator, certificates, metrics)
+            api = serve_api(config, service, authenticator, certificates, metrics)
             http_port, grpc_port = await stack.enter_async_context(api)
             ports |= {"http_port": http_port, "grpc_port": grpc_port}
         stop_on_signals(asked)
@@ -145,7 +145,7 @@ async def _serve(
 
 
 @contextlib.asynccontextmanager
-async def _api(
+async def serve_api(
     config: TrainerConfig,
     service: TrainingJobService,
     authenticator: Authenticator | None,

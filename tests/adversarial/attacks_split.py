@@ -85,8 +85,7 @@ async def slow_model(target: Target, random: Random) -> None:
         waited_s = time.monotonic() - began
         if status == "200" and waited_s > 0.8 * SLOW_S:
             target.wrong(f"{MEDIUM_BYTES} bytes of another model waited for {waited_s:.1f} s")
-        await asyncio.sleep(0.1)
-    await waiting
+        await asyncio.wait([waiting], timeout=0.1)
 
 
 @cache

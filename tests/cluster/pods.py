@@ -5,7 +5,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from tests.chaos.network import Network
 from tests.fixtures.servers import ROOT, Lines
@@ -33,12 +32,7 @@ class Host:
         self._network.add(self.name)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         (self._folder / "resolv.conf").unlink()
         self._folder.rmdir()
 

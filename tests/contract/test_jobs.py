@@ -19,7 +19,7 @@ from services.queueing.redis_streams.jobs import JobLimits, Jobs
 from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.wire import INLINE_BYTES
 from tests.fixtures.queue_ends import FURTHER, LANE, Shelf, redis_worker, reply, request
-from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.redis_servers import RedisProcess, until_seen
 
 LIMITS = JobLimits(max_waiting=4, result_ttl_s=60)
 
@@ -88,9 +88,11 @@ async def test_a_key_lives_as_long_as_its_job(redis: RedisProcess) -> None:
         await shelf.holds(1)
         shelf.take().finish(reply(1))
         assert (await jobs.wait(first, 10)).state == "done"
-    async with asyncio.timeout(10):
-        while await submitted(jobs, key="k", timeout_s=3600) == first:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+
+    async def is_new() -> bool:
+        return await submitted(jobs, key="k", timeout_s=3600) != first
+
+    await until_seen(is_new)
     running.cancel()
     await asyncio.wait([running])
 
@@ -166,11 +168,16 @@ async def test_a_job_that_is_over_stays_as_it_is(redis: RedisProcess, jobs: Jobs
 
 async def test_a_job_whose_time_is_up_is_expired(redis: RedisProcess, jobs: Jobs) -> None:
     job_id = await submitted(jobs, timeout_s=0.05)
-    await asyncio.sleep(0.1)
-    assert (await jobs.find(job_id)).state == "expired"
+
+    async def is_expired() -> bool:
+        return (await jobs.find(job_id)).state == "expired"
+
+    async def is_taken() -> bool:
+        return not await redis.client.xlen(LaneKeys(LANE, jobs=True).streams[0])
+
+    await until_seen(is_expired)
     async with redis_worker(redis.url, "w", Shelf()):
-        while await redis.client.xlen(LaneKeys(LANE, jobs=True).streams[0]):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until_seen(is_taken)
     assert (await jobs.find(job_id)).state == "expired"
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from model_store.tensors import Array, object_array
 from services.errors import BufferFullError, QueueFullError
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import JOB_PRIORITY, InferReply, InferRequest, Lane
-from services.queueing.redis_streams import receiving_lane
+from services.queueing.redis_streams import receiver, receiving_lane
 from services.queueing.redis_streams.clients import Commands, RedisClients
 from services.queueing.redis_streams.downlink import CLOGGED_BYTES
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
@@ -32,6 +33,7 @@ from services.queueing.redis_streams.large_records import (
     pushing,
 )
 from services.queueing.redis_streams.outcome_delivery import LARGE_REPLIES_BYTES
+from services.queueing.redis_streams.receiving_lane import ReceivingLane
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sender import RedisSender
 from services.queueing.redis_streams.wire import (
@@ -56,7 +58,7 @@ from tests.fixtures.queue_ends import (
     reply,
     request,
 )
-from tests.fixtures.redis_servers import RedisProcess, until_seen
+from tests.fixtures.redis_servers import RedisProcess, until, until_seen
 
 LARGE = PIECE_BYTES // 4 + 1
 TEXTS = object_array([b"", b"a\0", b"x" * PIECE_BYTES, b"y" * (3 * PIECE_BYTES + 1)] * 3)
@@ -280,9 +282,17 @@ async def _none(redis: RedisProcess, pattern: str) -> bool:
 
 
 async def test_an_answer_that_waits_for_room_is_not_taken_over(
-    redis: RedisProcess, commands: Commands, impatient: None
+    redis: RedisProcess, commands: Commands, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker would take what its own has not mentioned for a while."""
+    keep, looks = ReceivingLane.keep, Counter[ReceivingLane]()
+
+    async def counted(lane: ReceivingLane) -> None:
+        await keep(lane)
+        looks[lane] += 1
+
+    monkeypatch.setattr(ReceivingLane, "keep", counted)
+    enough = 4 * receiving_lane.ABANDONED_S / receiver.KEEP_EVERY_S
     first, second = Shelf(), Shelf()
     await commands.send("RPUSH", "other", "x")
     await commands.send("ZADD", large_replies_key("g"), LARGE_REPLIES_BYTES, "other")
@@ -291,7 +301,8 @@ async def test_an_answer_that_waits_for_room_is_not_taken_over(
         await first.holds(1)
         async with redis_worker(redis.url, "v", second):
             first.take().finish(reply(6, elements=LARGE))
-            await asyncio.sleep(4 * receiving_lane.ABANDONED_S)
+            looks.clear()
+            await until(lambda: len(looks) == 4 and min(looks.values()) >= enough)
             assert not caller.heard
             await commands.send("UNLINK", "other")
             assert await caller.value() == 6

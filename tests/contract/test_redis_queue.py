@@ -15,8 +15,9 @@ from services.errors import (
     WouldMissDeadlineError,
 )
 from services.queueing.records import DEFAULT_PRIORITY, HIGHEST_PRIORITY, Lane
-from services.queueing.redis_streams import receiving_lane, sender
+from services.queueing.redis_streams import receiver, receiving_lane, sender
 from services.queueing.redis_streams.keys import GROUP, LaneKeys
+from services.queueing.redis_streams.receiving_lane import ReceivingLane
 from services.queueing.redis_streams.scripts import Script
 from tests.fixtures.queue_ends import (
     LANE,
@@ -378,9 +379,17 @@ async def test_what_was_handed_back_is_not_claimed_again(
     """A mention that comes late would leave it with a worker that seems to have died of it."""
     monkeypatch.setattr(receiving_lane, "MENTION_AFTER_S", -1.0)
     first, second, handed_back = Shelf(), Shelf(), asyncio.Event()
+    slow, lanes = asyncio.Event(), list[ReceivingLane]()
+
+    class RecordedLane(ReceivingLane):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            lanes.append(self)
 
     class SlowKeep(Script):
         async def __call__(self, *how: Any) -> Any:
+            if not slow.is_set():
+                return await super().__call__(*how)
             await until(lambda: not first.entries)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(handed_back.wait(), 0.2)
@@ -391,14 +400,16 @@ async def test_what_was_handed_back_is_not_claimed_again(
             await super().__call__(*how)
             handed_back.set()
 
-    async with (
-        redis_gateway(redis.url, "g") as gateway,
-        redis_worker(redis.url, "drains", first) as worker,
-    ):
+    scripts = {"keep": SlowKeep, "hand_back": HandBack}
+    async with redis_gateway(redis.url, "g") as gateway, contextlib.AsyncExitStack() as stack:
+        with monkeypatch.context() as patch:
+            patch.setattr(receiving_lane, "Script", lambda name: scripts.get(name, Script)(name))
+            patch.setattr(receiver, "ReceivingLane", RecordedLane)
+            worker = await stack.enter_async_context(redis_worker(redis.url, "drains", first))
         caller = Ends(gateway, worker, first).send()
         await first.holds(1)
-        lane = worker._lanes[LaneKeys(LANE).notices]
-        lane._keep_script, lane._hand_back_script = SlowKeep("keep"), HandBack("hand_back")
+        slow.set()
+        (lane,) = [lane for lane in lanes if lane.keys.notices == LaneKeys(LANE).notices]
         async with asyncio.TaskGroup() as both, redis_worker(redis.url, "stays", second):
             both.create_task(lane.keep())
             both.create_task(worker.drain())

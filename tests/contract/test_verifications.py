@@ -19,7 +19,7 @@ from services.errors import (
 from services.queueing.directory import Directory
 from services.queueing.records import ServedVersion
 from services.queueing.redis_streams import verifications
-from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.clients import Commands, RedisClients
 from services.queueing.redis_streams.keys import verification_replies_key, verifications_key
 from services.queueing.redis_streams.verifications import FleetVerifier, VerificationReceiver
 from services.queueing.verification_records import Progress
@@ -109,14 +109,17 @@ async def test_an_error_arrives_as_what_it_was(redis: RedisProcess, proof: SlowP
 
 @pytest.mark.usefixtures("quick")
 async def test_a_worker_that_falls_silent_is_an_error_and_no_hang(
-    redis: RedisProcess, proof: SlowProof
+    redis: RedisProcess, proof: SlowProof, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[tuple[str, int, int]] = []
     verifier = gateway(redis)
     with pytest.raises(QueueUnavailableError, match=r"cannot be heard .* so try again"):
         await verifier.verify("m", 1, heard_by(steps))
     await redis.client.delete(verifications_key("w"))
-    receiver = VerificationReceiver(RedisClients(redis.url), "w", proof)
+    clients = RedisClients(redis.url)
+    line = _Line(clients.open())
+    monkeypatch.setattr(clients, "open", lambda: line)
+    receiver = VerificationReceiver(clients, "w", proof)
     running = asyncio.create_task(receiver.run())
     asking = asyncio.create_task(verifier.verify("m", 1, heard_by(steps)))
     # It reports repeatedly, for longer than the timeout of a silent worker.
@@ -124,20 +127,26 @@ async def test_a_worker_that_falls_silent_is_an_error_and_no_hang(
     await until(lambda: len(steps) > often)
     assert not asking.done()
     # As a killed process: without a final message.
-    receiver._redis, dead = _Mute(), receiver._redis  # type: ignore[assignment]
+    line.is_cut = True
     with pytest.raises(QueueUnavailableError, match="it may have died"):
         await asking
-    receiver._redis = dead
+    line.is_cut = False
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
 
 
-class _Mute:
-    """A connection that delivers nothing."""
+class _Line:
+    """A connection that delivers nothing while it is cut."""
 
-    def trip(self) -> "_Mute":
-        return self
+    def __init__(self, commands: Commands) -> None:
+        self._commands, self.is_cut = commands, False
+
+    def trip(self) -> object:
+        return self if self.is_cut else self._commands.trip()
+
+    async def close(self) -> None:
+        await self._commands.close()
 
     def add(self, *command: object) -> None:
         pass

@@ -7,7 +7,6 @@ import hmac
 import json
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ import pytest
 from model_store.store import ModelStore
 from tests.e2e.rest_calls import Reply, call, infer, linear_input, lookup_inputs
 from tests.fixtures.onnx_models import echo, linear, publish, slow_lookup
-from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.redis_servers import RedisProcess, redis_process
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import SplitServer, running_gateway, running_worker
 
@@ -77,13 +76,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisProcess]:
-    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
-        redis = RedisProcess("valkey", Path(folder))
-        try:
-            redis.start()
-            yield redis
-        finally:
-            redis.kill()
+    with redis_process() as redis:
+        yield redis
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Readiness means that all configured models are served, over every endpoint."""
 
 import http.client
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from model_store.store import ModelStore
 from tests.e2e.rest_calls import call, infer, linear_input
 from tests.fixtures.onnx_models import linear, publish
-from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.redis_servers import RedisProcess, redis_process
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import running_gateway, running_worker
 from tests.fixtures.triton_messages import pb
@@ -23,13 +22,8 @@ ROW = [1.0, 2.0, 3.0, 4.0]
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisProcess]:
-    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
-        redis = RedisProcess("valkey", Path(folder))
-        try:
-            redis.start()
-            yield redis
-        finally:
-            redis.kill()
+    with redis_process() as redis:
+        yield redis
 
 
 def break_version(store: Path, model: str, version: int) -> None:

@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -26,7 +25,7 @@ from tests.e2e.rest_calls import call, infer, linear_input, lookup_inputs, post
 from tests.fixtures import misbehaving_models
 from tests.fixtures.misbehaving_models import TRIGGER, WIDTH
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
-from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.redis_servers import RedisProcess, redis_process, until_true
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.split_servers import Part, running_gateway, running_worker
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
@@ -38,13 +37,8 @@ WORK = 20_000
 
 @pytest.fixture
 def redis() -> Iterator[RedisProcess]:
-    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:  # a socket's path must be short
-        redis = RedisProcess("valkey", Path(folder))
-        try:
-            redis.start()
-            yield redis
-        finally:
-            redis.kill()
+    with redis_process() as redis:
+        yield redis
 
 
 @pytest.fixture
@@ -97,18 +91,13 @@ def worker_is(worker: Part, wanted: str) -> bool:
 
 
 def wait_until_ready_is(worker: Part, wanted: bool) -> None:
-    give_up_at = time.monotonic() + 30
-    while worker_is(worker, "ready") is not wanted:
-        assert time.monotonic() < give_up_at
-        time.sleep(0.05)
+    until_true(lambda: worker_is(worker, "ready") is wanted)
 
 
 def grown(found: list[tuple[int, str]], by: int) -> None:
     """Waits for so many more responses."""
-    wanted, give_up_at = len(found) + by, time.monotonic() + 30
-    while len(found) < wanted:
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
+    wanted = len(found) + by
+    until_true(lambda: len(found) >= wanted, every_s=0.01)
 
 
 def running_fleet(stack: ExitStack, store: ModelStore, queue: str, workers: int) -> list[Part]:
@@ -210,10 +199,7 @@ def test_a_redis_that_dies_is_told_at_once_and_all_heals_when_it_returns(
         redis.start()
         wait_until_ready_is(worker, True)
         gateway.wait_for_log(message="the queue answers")
-        give_up_at = time.monotonic() + 30
-        while infer(gateway, "linear", linear_input(ROW)).status != 200:
-            assert time.monotonic() < give_up_at
-            time.sleep(0.05)
+        until_true(lambda: infer(gateway, "linear", linear_input(ROW)).status == 200)
 
 
 def test_a_model_nobody_serves_any_more_is_unavailable_and_not_unknown(
@@ -228,9 +214,7 @@ def test_a_model_nobody_serves_any_more_is_unavailable_and_not_unknown(
             assert time.monotonic() < give_up_at
         assert reply.status == 503
         with running_worker(Path(store.url), redis.url):
-            while infer(gateway, "linear", linear_input(ROW)).status != 200:
-                assert time.monotonic() < give_up_at
-                time.sleep(0.05)
+            until_true(lambda: infer(gateway, "linear", linear_input(ROW)).status == 200)
 
 
 def test_whatever_asks_for_work_while_no_worker_is_there_is_counted(

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from services.access.api_keys import ApiKey, add_key, digest_of, new_key, revoke
 from services.access.rates import BURST_S
 from tests.e2e.grpc_calls import outputs, raw_request
 from tests.e2e.rest_calls import Reply, infer, linear_input
-from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.redis_servers import RedisProcess, redis_process
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.split_servers import SplitServer, running_gateway, running_worker
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
@@ -86,10 +85,7 @@ def fleet(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         "greedy": give_out(file, "greedy", "infer", requests_per_s=RATE),
     }
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flambeau-")))
-        redis = RedisProcess("valkey", folder)
-        stack.callback(redis.kill)
-        redis.start()
+        redis = stack.enter_context(redis_process())
         worker = running_worker(store, redis.url, models=["linear", "pair"])
         gateways = [running_gateway(redis.url, api_keys_file=str(file)) for _ in range(2)]
         with ThreadPoolExecutor(3) as side_by_side:

@@ -1,5 +1,8 @@
 """These tests need a GPU: `make test-gpu` runs them, and says so where there is none."""
 
+from typing import Any
+
+import onnxruntime
 import pytest
 import torch
 
@@ -14,3 +17,17 @@ def gpu() -> Device:
             f"no CUDA GPU here: torch {torch.__version__} says torch.cuda.is_available() is False"
         )
     return Device("cuda", 0)
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[onnxruntime.InferenceSession]:
+    """Sessions of ONNX Runtime that the test opens, in order."""
+    opened: list[onnxruntime.InferenceSession] = []
+
+    class Recorded(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            opened.append(self)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Recorded)
+    return opened

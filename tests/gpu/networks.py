@@ -6,18 +6,15 @@ import warnings
 import torch
 from torch import nn
 
-from model_store.signature import Signature, TensorSpec
+from model_store.signature import Signature
+from tests.fixtures.signatures import one_to_one
 
 FEATURES = 64
 
 
 def signature(max_batch_size: int = 32) -> Signature:
     """FP32 `x` [-1, FEATURES] to FP32 `y` of the same shape."""
-    return Signature(
-        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, FEATURES)),),
-        outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, FEATURES)),),
-        max_batch_size=max_batch_size,
-    )
+    return one_to_one((FEATURES,), rows=max_batch_size)
 
 
 def torchscript(module: nn.Module) -> bytes:

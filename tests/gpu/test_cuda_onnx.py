@@ -39,8 +39,12 @@ def test_batches_of_any_size_are_right_and_stay(backend: CudaOnnxBackend) -> Non
         assert y.tolist() == (2 * x).tolist()
 
 
-def test_it_is_the_gpu_that_runs_it(backend: CudaOnnxBackend) -> None:
-    assert backend._session.get_providers()[0] == "CUDAExecutionProvider"
+def test_it_is_the_gpu_that_runs_it(
+    gpu: Device, sessions: list[onnxruntime.InferenceSession]
+) -> None:
+    CudaOnnxBackend(not_a_number(), SIGNATURE, BackendOptions(device=gpu)).close()
+    (session,) = sessions
+    assert session.get_providers()[0] == "CUDAExecutionProvider"
 
 
 def test_many_layers_agree_with_the_cpu(gpu: Device) -> None:

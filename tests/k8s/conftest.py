@@ -1,14 +1,13 @@
 """The environment of the images' processes: Redis, a bucket, files, a worker."""
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.onnx_models import linear, publish
-from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.redis_servers import redis_process
 from tests.fixtures.s3_server import s3_server
 from tests.fixtures.split_servers import running_worker
 from tests.images.lock_environment import own_wheel
@@ -29,15 +28,10 @@ def around(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sur
     local = folder / "var/lib/flambeau/store"
     publish(str(local), "digits", linear())
     shutil.copytree(local, folder / "mnt/models")
-    with tempfile.TemporaryDirectory(prefix="flambeau-") as short, s3_server() as bucket:
+    with redis_process() as redis, s3_server() as bucket:
         store = f"{bucket}/prod"
         publish(store, "digits", linear())
-        redis = RedisProcess("valkey", Path(short))
-        try:
-            redis.start()
-            yield Surroundings(folder, redis.url, store, site)
-        finally:
-            redis.kill()
+        yield Surroundings(folder, redis.url, store, site)
 
 
 @pytest.fixture(scope="module")

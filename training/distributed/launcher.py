@@ -40,8 +40,8 @@ GRACE_S = 20.0
 TERMINAL_EVENTS = ("published", "stopped", "failed")
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); "
 """Imports our package first, from any working directory, as the training service does."""
-_AGENT = f"{_START} from training.distributed.launcher import torchrun; torchrun(sys.argv[1:])"
-_RANK = f"{_START} from training.job import main; sys.exit(main(sys.argv[1:]))"
+AGENT = f"{_START} from training.distributed.launcher import torchrun; torchrun(sys.argv[1:])"
+RANK = f"{_START} from training.job import main; sys.exit(main(sys.argv[1:]))"
 
 
 class Events(Protocol):
@@ -51,7 +51,14 @@ class Events(Protocol):
         """Receives one event."""
 
 
-def run_together(recipe: Recipe, arguments: Sequence[str], events: Events) -> None:
+def run_together(
+    recipe: Recipe,
+    arguments: Sequence[str],
+    events: Events,
+    *,
+    agent: str = AGENT,
+    rank: str = RANK,
+) -> None:
     """Runs the recipe, and returns once it has published.
 
     On SIGTERM the run writes a checkpoint and stops.
@@ -60,12 +67,14 @@ def run_together(recipe: Recipe, arguments: Sequence[str], events: Events) -> No
         recipe: the run, with the number of processes.
         arguments: arguments of each process; see `training.job`.
         events: receives the events of the ranks.
+        agent: Python source of the process that starts the ranks.
+        rank: Python source of a rank.
 
     Raises:
         TrainingError: the error of the run; `StoppedError` if it was asked to stop.
         OSError: the run failed with one, or cannot be started.
     """
-    with _Group(recipe, arguments) as group, _stopping_by(group):
+    with _Group(recipe, arguments, agent, rank) as group, _stopping_by(group):
         last, crash = None, ""
         for event in group.events():
             if event["kind"] == "crashed":
@@ -122,7 +131,7 @@ class _Nobody:
 class _Group:
     """torchrun and its ranks; they end with the block."""
 
-    def __init__(self, recipe: Recipe, arguments: Sequence[str]) -> None:
+    def __init__(self, recipe: Recipe, arguments: Sequence[str], agent: str, rank: str) -> None:
         self._stack = contextlib.ExitStack()
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="flambeau-"))
         self.folder = Path(folder)
@@ -135,9 +144,9 @@ class _Group:
         root, processes = str(Path(training.__file__).parents[1]), recipe.train.processes
         python = (sys.executable, "-P", "-c")
         command = [
-            *python, _AGENT, root, "--standalone", "--nproc-per-node", str(processes),
+            *python, agent, root, "--standalone", "--nproc-per-node", str(processes),
             "--max-restarts", str(RESTARTS), "--no-python",
-            *python, _RANK, root, *arguments,
+            *python, rank, root, *arguments,
             "--events", str(pipe), "--together", str(folder), "--lifeline",
         ]  # fmt: skip
         self._process = subprocess.Popen(  # noqa: S603

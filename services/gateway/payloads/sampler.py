@@ -295,6 +295,7 @@ class PayloadSampler:
             self._wake.wait(self._write_every_s)
             self._wake.clear()
             self._write()
+        self._write()
 
     def _write(self) -> None:
         """Writes all waiting samples, in groups."""

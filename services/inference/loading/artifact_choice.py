@@ -10,7 +10,6 @@ processor, device, driver, threads and libraries. With a required accuracy, the 
 that meets it is chosen, and no other is tried.
 """
 
-import functools
 import hashlib
 import json
 import logging
@@ -143,7 +142,6 @@ def choice_key(manifest: Manifest, candidates: Sequence[Artifact], options: Back
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-@functools.cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

@@ -135,8 +135,9 @@ class Instance:
         for entry in self.batch.entries if self.batch is not None else ():
             if entry.window is not None:
                 entry.window.close()
-        if self._backend is not None:
-            self._backend.kill()
+        backend = self._backend  # its thread may drop it meanwhile
+        if backend is not None:
+            backend.kill()
         self._inbox.put(None)
 
     def stop(self) -> None:
@@ -169,8 +170,10 @@ class Instance:
                 break
             self._tell(batch, report)
             del batch, report  # an idle model must not retain the arrays of its last batch
+        # The pool retains an instance that was replaced until its lane ends; not its backend.
+        backend, self._backend = self._backend, None
         with contextlib.suppress(Exception):  # no caller is left to report it to
-            self._backend.close()
+            backend.close()
 
     def _tell(self, batch: Batch | None, report: BatchReport | Exception | None) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has closed: the process exits

@@ -19,7 +19,7 @@ from services.trainer.records import LONGEST_TEXT, TrainingJob
 from services.trainer.training_job_service import CODE, RECIPE
 from training.job import STOPPED
 
-_START = (
+PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from training.job import main; "
     "sys.exit(main(sys.argv[1:]))"
 )
@@ -31,17 +31,18 @@ class LocalExecutor:
 
     Args:
         config: folder of jobs, store, and limits.
+        program: Python source of a job's process.
     """
 
     takeovers, runs_apart = 1, False
 
-    def __init__(self, config: TrainerConfig) -> None:
-        self._config = config
+    def __init__(self, config: TrainerConfig, program: str = PROGRAM) -> None:
+        self._config, self._program = config, program
 
     async def run(self, job: TrainingJob, listener: Listener, stopping: asyncio.Event) -> Outcome:
         """See `Executor.run`."""
         command = [
-            sys.executable, "-P", "-c", _START, str(Path(training.__file__).parents[1]),
+            sys.executable, "-P", "-c", self._program, str(Path(training.__file__).parents[1]),
             *job_arguments(job, self._config), "--events", "{events}", "--lifeline",
         ]  # fmt: skip
         process = JobProcess(command, self._config.runs_folder / job.id / CODE)

@@ -20,7 +20,6 @@ from services.errors import (
     UnauthenticatedError,
 )
 from services.settings import ConfigError
-from services.telemetry.line_allowance import LineAllowance
 
 
 @pytest.fixture
@@ -78,7 +77,6 @@ def test_refusals_are_kept_and_those_of_strangers_some_a_second(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr(audit, "_strangers", LineAllowance(audit.LINES_OF_STRANGERS_A_SECOND))
     monkeypatch.setattr("services.access.audit.time.monotonic", lambda: clock[0])
 
     def refuse(who: str, error: ServingError, times: int) -> None:

@@ -17,6 +17,10 @@ async def shoot(shooter: Shooter, number: int = 0) -> tuple[Outcome, bytes]:
         return await ended
 
 
+async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Closes a connection at once."""
+
+
 @contextlib.asynccontextmanager
 async def listening(handle: Handler) -> AsyncIterator[str]:
     """Runs a server with this connection handler; yields its address."""

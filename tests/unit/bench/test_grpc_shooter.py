@@ -10,7 +10,7 @@ import pytest
 from grpc import aio
 
 from bench.loads import grpc_shooter
-from bench.loads.grpc_shooter import CONNECTIONS, GrpcShooter, _Connection
+from bench.loads.grpc_shooter import CONNECTIONS, GrpcShooter
 from bench.loads.shooter import Outcome
 from bench.peers.peer import Ask
 from services.gateway.wire.http2.frames import (
@@ -28,7 +28,7 @@ from services.gateway.wire.http2.frames import (
     settings,
 )
 from services.gateway.wire.http2.headers import STATUS_200, write
-from tests.unit.bench.shooting import listening, shoot
+from tests.unit.bench.shooting import hang_up, listening, shoot
 from tests.unit.gateway.wire.http2_wire import message
 
 LARGE = bytes(range(256)) * 2000
@@ -142,8 +142,8 @@ async def test_who_leaves_before_the_connection_is_there_asks_nothing() -> None:
 
 
 async def test_nobody_there_is_a_failure() -> None:
-    async with asking(echo, b"x") as shooter:
-        address = f"{shooter._host}:{shooter._port}"
+    async with listening(hang_up) as address:
+        pass
     lonely = GrpcShooter(address, asks(b"x"), None)
     outcome, reason = await shoot(lonely)
     await lonely.close()
@@ -188,18 +188,26 @@ def answer(stream: int, body: bytes = b"fine") -> bytes:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 8, 9, 10, 13, 100])
-async def test_an_answer_may_come_in_any_pieces(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    received = _Connection.data_received
-
-    def in_pieces(connection: _Connection, data: bytes) -> None:
-        for start in range(0, len(data), cut):
-            received(connection, data[start : start + cut])
-
-    monkeypatch.setattr(_Connection, "data_received", in_pieces)
+async def test_an_answer_may_come_in_any_pieces(cut: int) -> None:
     body = bytes(range(200))
-    async with asking(echo, body) as shooter:
+
+    def script(writer: asyncio.StreamWriter, stream: int, number: int) -> None:
+        pending.put_nowait((writer, answer(stream, body)))
+
+    async def send_pieces() -> None:
+        while True:
+            writer, words = await pending.get()
+            for start in range(0, len(words), cut):
+                writer.write(words[start : start + cut])
+                for _ in range(2):  # the client reads the piece
+                    await asyncio.sleep(0)
+
+    pending: asyncio.Queue[tuple[asyncio.StreamWriter, bytes]] = asyncio.Queue()
+    async with ScriptedServer(script).serving() as shooter:
+        sending = asyncio.create_task(send_pieces())
         for _ in range(2 * CONNECTIONS):
             assert await shoot(shooter) == (Outcome.ANSWERED, body)
+        sending.cancel()
 
 
 async def test_what_the_server_had_not_begun_when_it_left_is_sent_again(

@@ -2,7 +2,6 @@
 
 import pytest
 
-from bench import operate
 from bench.operate import (
     BARE,
     METRICS,
@@ -13,6 +12,7 @@ from bench.operate import (
     Variant,
     cost_of,
     medians,
+    run_round,
     verdicts,
 )
 from bench.servers.uncounted_server import INSTEAD
@@ -73,18 +73,17 @@ def test_failed_requests_and_dropped_spans_reach_no_target() -> None:
     assert [verdict.reached for verdict in found[-2:]] == [False, False]
 
 
-def test_who_is_first_in_a_round_is_last_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_first_in_a_round_is_last_in_the_next() -> None:
     asked: list[str] = []
 
     def load(name: str, *_: object) -> LoadFigures:
         asked.append(name)
         return one_round(1, 1, 1, 1)[name]
 
-    monkeypatch.setattr(operate, "_load", load)
     server = ServerProcess(pid=1, http="here:1", grpc="here:2", metrics="here:3")
     variants = {name: Variant(server, []) for name in SERVERS}
     for number in (0, 1):
-        assert list(operate._round(variants, number, seconds=1)) == list(SERVERS)
+        assert list(run_round(variants, number, load)) == list(SERVERS)
     assert asked == [*SERVERS, *reversed(SERVERS)]
 
 

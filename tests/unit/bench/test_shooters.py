@@ -12,7 +12,7 @@ from bench.loads.rest_shooter import RestShooter
 from bench.loads.shooter import Outcome
 from bench.measured.golden_model import http_request
 from bench.peers.peer import Ask
-from tests.unit.bench.shooting import listening, shoot
+from tests.unit.bench.shooting import hang_up, listening, shoot
 
 
 def ask(path: str, body: bytes, headers: Mapping[str, str]) -> Ask:
@@ -149,8 +149,8 @@ async def test_an_answer_that_breaks_off_has_failed() -> None:
 
 
 async def test_nobody_there_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Server().serving([OK]) as shooter:
-        address = f"{shooter._host}:{shooter._port}"
+    async with listening(hang_up) as address:
+        pass
     monkeypatch.setattr(rest_shooter, "MAX_CONNECTIONS", 1)
     lonely = RestShooter(address, [ASK])
     answers = await asyncio.gather(shoot(lonely), shoot(lonely))

@@ -1,11 +1,11 @@
 """Interleaved turns of several trainings: the extent of a step, and the order of the turns."""
 
 import io
+import json
 
 import pytest
 
-from bench.training import training_loops
-from bench.training.training_loops import TASKS, Listener, Task, Turns, _tell
+from bench.training.training_loops import TASKS, Listener, Task, Turns
 
 
 def _task(rows: int, turn: int) -> Task:
@@ -14,13 +14,13 @@ def _task(rows: int, turn: int) -> Task:
 
 
 def test_a_turn_is_told_behind_its_steps_and_none_across_two_epochs(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(training_loops, "_tell", told.append)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n" * 6))
     turns = Turns(_task(rows=6, turn=2))
     for _ in range(2 * 6):
         turns.begin_step()
+    told = list(map(json.loads, capsys.readouterr().out.splitlines()))
     assert [turn is None for turn in told] == [True, False, False, True, False, False]
     assert all(turn["wall_us"] > 0 for turn in told if isinstance(turn, dict))
 
@@ -39,9 +39,10 @@ def test_a_listener_leaves_out_what_lies_between_two_epochs(
 
 def test_a_training_that_nobody_listens_to_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
-    _tell(None)
+    turns = Turns(_task(rows=2, turn=1))
+    turns.begin_step()
     with pytest.raises(SystemExit):
-        _tell(None)
+        turns.begin_step()
 
 
 def test_every_epoch_is_whole_turns() -> None:

@@ -1,5 +1,7 @@
 """First and repeated submissions by `flambeau jobs batch`."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flambeau.batch_files import Item, check_folder, read_items, write_arrays
+from flambeau.batch_files import check_folder, read_items, write_arrays
 from flambeau.commands import jobs as command
 from flambeau.errors import InvalidRequestError
 from flambeau.jobs import Job
 
 INPUTS = {"x": np.zeros((1, 4), np.float32)}
-ITEM = Item("one", lambda: INPUTS)
 
 
 def job(job_id: str, state: str, *, is_new: bool) -> Job:
@@ -25,35 +26,57 @@ def job(job_id: str, state: str, *, is_new: bool) -> Job:
 
 
 @dataclass
-class Jobs:
-    """Answers submissions in turn, and records their keys."""
+class Server:
+    """Answers submissions in turn, and records their keys and the jobs that are waited for."""
 
     answers: list[Job]
     keys: list[str] = field(default_factory=list)
+    awaited: list[str] = field(default_factory=list)
+
+    def model(self, name: str, version: str) -> SimpleNamespace:
+        spec = SimpleNamespace(name="x")
+        return SimpleNamespace(
+            name=name, signature=SimpleNamespace(inputs=[spec], max_batch_size=8)
+        )
 
     def submit(self, *_: Any, idempotency_key: str, **__: Any) -> Job:
         self.keys.append(idempotency_key)
         return self.answers[len(self.keys) - 1]
 
+    def wait(self, job_id: str) -> Job:
+        self.awaited.append(job_id)
+        return job(job_id, "done", is_new=False)
 
-@pytest.fixture(autouse=True)
-def fitting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "fit_inputs", lambda _, values: values)
+
+Submitted = Callable[..., tuple[str, list[str]]]
 
 
-def submitted(*answers: Job) -> tuple[str, list[str]]:
-    jobs, served = Jobs(list(answers)), SimpleNamespace(name="m")
-    return command._submit_item(jobs, served, "", ITEM), jobs.keys  # type: ignore[arg-type]
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Submitted:
+    """Runs `jobs batch` on one file; returns the job it waits for, and the submitted keys."""
+
+    def submitted(*answers: Job) -> tuple[str, list[str]]:
+        server = Server(list(answers))
+        for name in ("flambeau.client.Client", "flambeau.jobs.JobClient"):
+            monkeypatch.setattr(name, lambda *_, **__: nullcontext(server))
+        monkeypatch.setattr(command, "fit_inputs", lambda _, values: values)
+        (tmp_path / "in").mkdir(exist_ok=True)
+        np.save(tmp_path / "in" / "one.npy", INPUTS["x"])
+        command.batch("m", tmp_path / "in", tmp_path / "out")
+        (awaited,) = server.awaited
+        return awaited, server.keys
+
+    return submitted
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "done"])
-def test_what_was_handed_in_before_is_not_handed_in_again(state: str) -> None:
+def test_what_was_handed_in_before_is_not_handed_in_again(submitted: Submitted, state: str) -> None:
     found, keys = submitted(job("m.1", state, is_new=False))
     assert (found, len(keys)) == ("m.1", 1)
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled", "expired"])
-def test_what_failed_before_is_a_new_job(state: str) -> None:
+def test_what_failed_before_is_a_new_job(submitted: Submitted, state: str) -> None:
     found, keys = submitted(
         job("m.1", state, is_new=False),
         job("m.2", state, is_new=False),
@@ -63,11 +86,11 @@ def test_what_failed_before_is_a_new_job(state: str) -> None:
     assert len(set(keys)) == 3
 
 
-def test_what_fails_at_once_is_handed_in_once() -> None:
+def test_what_fails_at_once_is_handed_in_once(submitted: Submitted) -> None:
     assert submitted(job("m.1", "failed", is_new=True))[0] == "m.1"
 
 
-def test_the_same_work_has_the_same_key() -> None:
+def test_the_same_work_has_the_same_key(submitted: Submitted) -> None:
     keys = [submitted(job("m.1", "queued", is_new=True))[1] for _ in range(2)]
     assert keys[0] == keys[1]
 

@@ -12,7 +12,6 @@ import grpc
 import numpy as np
 import pytest
 
-from model_store.signature import Signature, TensorSpec
 from protos import open_inference_pb2 as pb
 from protos.flambeau.v1 import verification_pb2 as verification_pb
 from services.access import audit
@@ -27,12 +26,10 @@ from services.gateway.jobs.verification_service import VerificationService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.wire.http1.port import HttpPort
-from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
-from services.queueing.records import InferReply, Lane, ServedVersion
+from services.queueing.records import Lane
 from services.queueing.verification_records import Progress, Verified
 from services.readiness import Look, Readiness
-from services.telemetry.line_allowance import LineAllowance
 from services.telemetry.metrics import Metrics
 from tests.fixtures.credentials import (
     KEY,
@@ -41,6 +38,9 @@ from tests.fixtures.credentials import (
     token_without_signature,
     write_credentials,
 )
+from tests.fixtures.queue_ends import echo_of
+from tests.fixtures.served_directory import serving
+from tests.fixtures.signatures import one_to_one
 from tests.unit.gateway.wire.http_wire import Answer, Wire, make_budget, make_limits, request
 
 SERVICE = "inference.GRPCInferenceService"
@@ -62,15 +62,7 @@ class Echo:
         if self.held is not None:
             self.held.append(entry)
             return
-        reply = InferReply(
-            lane=entry.request.lane,
-            outputs={"y": entry.request.inputs["x"]},
-            datatypes={"y": "INT64"},
-            batch_rows=1,
-            queue_s=0.0,
-            execution_s=0.0,
-        )
-        entry.finish(reply)
+        entry.finish(echo_of(entry))
 
     def discard(self, entry: Entry, reason: str) -> None:
         """Forgets."""
@@ -94,7 +86,9 @@ class Place:
     def __init__(self, folder: Path, *grants: str, **fields: Any) -> None:
         self.folder = folder
         self.metrics = Metrics("0")
-        directory, self.queue = Directory(), MemoryQueue(8)
+        lanes = Lane("digits", 1), Lane("secret", 1)
+        directory = serving(one_to_one((), datatype="INT64"), *lanes)
+        self.queue = MemoryQueue(8)
         admission = Admission(
             directory, self.queue, self.metrics, max_in_flight_requests=8, request_timeout_s=60
         )
@@ -116,17 +110,12 @@ class Place:
             authenticator=self.authenticator,
         )
         route = RestEdge(*edges, None, self.authenticator).route
-        self._http = HttpPort(route, make_limits(max_request_bytes=10_000), self.metrics, budget)
-        self._http.tick()
-        self.worker = Echo()
-        signature = Signature(
-            inputs=(TensorSpec(name="x", datatype="INT64", shape=(-1,)),),
-            outputs=(TensorSpec(name="y", datatype="INT64", shape=(-1,)),),
-            max_batch_size=8,
+        self.http_port = HttpPort(
+            route, make_limits(max_request_bytes=10_000), self.metrics, budget
         )
-        for lane in (Lane("digits", 1), Lane("secret", 1)):
-            directory.announce(ServedVersion(lane=lane, state="ready", signature=signature))
-            directory.make_live(lane)
+        self.http_port.tick()
+        self.worker = Echo()
+        for lane in lanes:
             self.queue.open(lane, self.worker)
         self._socket: socket.socket | None = None
 
@@ -136,7 +125,7 @@ class Place:
 
     async def rest(self, path: str, body: bytes = b"", **headers: str) -> Answer:
         """Sends a REST request on a new connection."""
-        wire = TellingWire(self._http)
+        wire = TellingWire(self.http_port)
         wire.send(request(path, body, method="POST" if body else "GET", **headers))
         async with asyncio.timeout(10):
             await wire.told.wait()
@@ -279,7 +268,7 @@ async def test_an_expired_key_is_refused_and_one_revoked_while_its_connection_is
 
 async def test_a_strangers_body_is_not_waited_for(make_place: Make) -> None:
     place = make_place()
-    wire = Wire(place._http)
+    wire = Wire(place.http_port)
     wire.send(request("/v2/models/digits/infer", b"x" * 9000)[:-9000])
     (answer,) = wire.answers()
     assert (answer.status, wire.ended) == (401, True)
@@ -362,11 +351,11 @@ async def test_what_is_in_flight_is_shared(make_place: Make) -> None:
     """One caller has filled the server; another comes, and it is the first that is refused."""
     place = make_place()
     place.worker.held = []
-    waiting = [Wire(place._http) for _ in range(6)]
+    waiting = [Wire(place.http_port) for _ in range(6)]
     for wire in waiting:
         wire.send(request("/v2/models/digits/infer", BODY, x_api_key=KEY))
     other: dict[str, Any] = {"authorization": f"Bearer {token()}"}
-    wires = [Wire(place._http) for _ in range(2)]
+    wires = [Wire(place.http_port) for _ in range(2)]
     wires[0].send(request("/v2/models/digits/infer", BODY, **other))
     assert len(place.worker.held) == 7
     wires[1].send(request("/v2/models/digits/infer", BODY, x_api_key=KEY))
@@ -381,9 +370,9 @@ async def test_what_is_in_flight_is_shared(make_place: Make) -> None:
 
 
 async def test_verifying_needs_its_scope_and_is_written_down(
-    make_place: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    make_place: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(audit, "_strangers", LineAllowance(audit.LINES_OF_STRANGERS_A_SECOND))
+    audit.open_audit_log("")
     place = make_place("infer", "manage:secret")
     service = "flambeau.v1.VerificationService"
 

@@ -1,6 +1,7 @@
 """Admission: checks each request against its model's signature, also with cached checks."""
 
 import re
+import weakref
 from collections.abc import Sequence
 from unittest.mock import patch
 
@@ -14,11 +15,11 @@ from model_store.tensors import DATATYPES
 from services.errors import InvalidRequestError
 from services.gateway import admission
 from services.gateway.admission import Admission, InferCall, InputTensor
-from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane, ServedVersion
 from services.telemetry.metrics import Metrics
 from tests.fixtures.queue_ends import Shelf
+from tests.fixtures.served_directory import serving
 
 LANE = Lane("m", 1)
 PADDED = Signature(
@@ -59,9 +60,7 @@ class Place:
     """Admission over a queue whose entries stay on a shelf."""
 
     def __init__(self, signature: Signature) -> None:
-        directory, queue, self.shelf = Directory(), MemoryQueue(1000), Shelf()
-        directory.announce(ServedVersion(lane=LANE, state="ready", signature=signature))
-        directory.make_live(LANE)
+        directory, queue, self.shelf = serving(signature, LANE), MemoryQueue(1000), Shelf()
         queue.open(LANE, self.shelf)
         self.admission = Admission(
             directory, queue, Metrics("0"), max_in_flight_requests=1000, request_timeout_s=60
@@ -119,21 +118,27 @@ async def test_a_request_is_judged_by_its_signature_whatever_came_before(
 async def test_kinds_of_requests_that_are_remembered_are_limited() -> None:
     wide = PADDED.model_copy(update={"padding": Padding(inputs={"x": 1}, buckets=(99,))})
     place = Place(wide)
-    with patch.object(admission, "MAX_KINDS", 5):
-        for length in range(1, 50):
+    lengths = range(1, 50)
+    with (
+        patch.object(admission, "MAX_KINDS", 5),
+        patch.object(Signature, "check_inputs", autospec=True, return_value=1) as check,
+    ):
+        for length in [*lengths, *reversed(lengths)]:
             mask = ("mask", "BOOL", (1, length))
             assert place.ask([("x", "INT64", (1, length)), mask]) == (1, length)
-        (known,) = place.admission._known.values()
-        assert len(known.kinds) <= 5
+    remembered = 2 * len(lengths) - check.call_count
+    assert 1 <= remembered <= 5
 
 
 async def test_a_signature_that_is_served_no_more_is_forgotten() -> None:
     place = Place(PADDED)
     place.ask([("x", "INT64", (1, 3))])
     directory = place.admission.directory
+    served = []
     for _ in range(3):
         fresh = PADDED.model_copy(deep=True)
+        served.append(weakref.ref(fresh))
         directory.announce(ServedVersion(lane=LANE, state="ready", signature=fresh))
         directory.make_live(LANE)
         place.ask([("x", "INT64", (1, 3))])
-        assert len(place.admission._known) == 1
+        assert [found() for found in served] == [None] * (len(served) - 1) + [fresh]

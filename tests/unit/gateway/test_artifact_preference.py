@@ -6,7 +6,6 @@ import numpy as np
 import orjson
 import pytest
 
-from model_store.signature import Signature, TensorSpec
 from protos import open_inference_pb2 as pb
 from services.errors import (
     InvalidRequestError,
@@ -23,16 +22,13 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue, Outcome
 from services.queueing.records import InferReply, Lane, ServedArtifact, ServedVersion
 from services.telemetry.metrics import Metrics
-from tests.fixtures.queue_ends import MAX_DEPTH, Shelf, reply
+from tests.fixtures.queue_ends import MAX_DEPTH, Shelf, reply, reply_of
+from tests.fixtures.signatures import one_to_one
 from tests.unit.gateway.edges.rest_bodies import decode, encode
 
 LANE = Lane("m", 1)
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
-SIGNATURE = Signature(
-    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 1)),),
-    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 1)),),
-    max_batch_size=4,
-)
+SIGNATURE = one_to_one((1,), rows=4)
 
 
 def known(name: str, precision: str, row_ms: float, loss: float = 0.0) -> ServedArtifact:
@@ -306,11 +302,7 @@ async def test_a_degraded_request_keeps_its_deadline() -> None:
     ],
 )
 def test_what_a_reply_says(artifact: str, degraded: bool, said: dict[str, Any] | None) -> None:
-    plain = reply(1)
-    told = InferReply(
-        lane=plain.lane, outputs=plain.outputs, datatypes=plain.datatypes, batch_rows=1,
-        queue_s=0, execution_s=0, artifact=artifact, degraded=degraded,
-    )  # fmt: skip
+    told = reply_of(reply(1).outputs, artifact=artifact, degraded=degraded)
     for asked in (RestRequest(inputs=[]), RestRequest(inputs=[], id="7", binary_by_default=True)):
         body = encode(told, asked)
         document = orjson.loads(b"".join(body.parts)[: body.json_length])

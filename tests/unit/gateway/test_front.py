@@ -11,15 +11,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from model_store.signature import Signature, TensorSpec
 from services.gateway.config import GatewayConfig
 from services.gateway.front import Front, Listening
 from services.gateway.jobs.verification_service import VerificationService
-from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
-from services.queueing.records import InferReply, Lane, ServedVersion
+from services.queueing.records import Lane
 from services.readiness import Look
 from services.telemetry.metrics import Metrics
+from tests.fixtures.queue_ends import echo_of
+from tests.fixtures.served_directory import serving
+from tests.fixtures.signatures import one_to_one
 from tests.fixtures.slow_proof import SlowProof
 
 LANE = Lane("echo", 1)
@@ -38,16 +39,7 @@ class Echo:
     waiting = 0
 
     def accept(self, entry: Entry) -> None:
-        entry.finish(
-            InferReply(
-                lane=LANE,
-                outputs={"y": entry.request.inputs["x"]},
-                datatypes={"y": "INT64"},
-                batch_rows=1,
-                queue_s=0.0,
-                execution_s=0.0,
-            )
-        )
+        entry.finish(echo_of(entry))
 
     def discard(self, entry: Entry, reason: str) -> None:
         raise AssertionError((entry, reason))
@@ -58,14 +50,10 @@ async def running(**settings: float) -> AsyncIterator[tuple[Front, Listening]]:
     """Runs a front that is ready, on free ports, and closes it with the block."""
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     config = GatewayConfig.model_validate({"queue": "redis://nobody", **ports, **settings})
-    directory, lanes = Directory(), MemoryQueue(8)
+    directory, lanes = serving(one_to_one((), datatype="INT64"), LANE), MemoryQueue(8)
     ready: list[Listening] = []
     service = VerificationService(SlowProof(), "nobody")
     front = Front(config, "0", Metrics("0"), directory, lanes, ready.append, service)
-    (x, y) = (TensorSpec(name=name, datatype="INT64", shape=(-1,)) for name in "xy")
-    signature = Signature(inputs=(x,), outputs=(y,), max_batch_size=8)
-    directory.announce(ServedVersion(lane=LANE, state="ready", signature=signature))
-    directory.make_live(LANE)
     lanes.open(LANE, Echo())
     async with front.listening():
         front.look(Look())

@@ -2,7 +2,6 @@
 
 import pytest
 
-from model_store.signature import Signature, TensorSpec
 from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
@@ -10,13 +9,10 @@ from services.queueing.records import Lane, ServedArtifact, ServedVersion
 from services.queueing.redis_streams.fleet import FleetView
 from services.queueing.redis_streams.registry import FleetDirectory, make_live
 from tests.fixtures.queue_ends import Caller, Shelf, request
+from tests.fixtures.signatures import one_to_one
 
 ONE, TWO = Lane("m", 1), Lane("m", 2)
-SIGNATURE = Signature(
-    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 1)),),
-    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 1)),),
-    max_batch_size=4,
-)
+SIGNATURE = one_to_one((1,), rows=4)
 
 
 def ready(lane: Lane, *further: str) -> ServedVersion:

@@ -15,7 +15,7 @@ from services.errors import UnknownModelError
 from services.gateway.request_accounting import RequestAccounting
 from services.inference.config import InferenceConfig
 from services.queueing.directory import Directory
-from services.queueing.records import InferReply, InferRequest, Lane
+from services.queueing.records import InferRequest, Lane
 from services.queueing.redis_streams.wire import decode_request, encode_request
 from services.settings import ConfigError, checked
 from services.telemetry.metrics import Metrics
@@ -24,6 +24,7 @@ from services.tracing.context import Parent, TraceContext, read_traceparent
 from services.tracing.setting import open_tracer
 from services.tracing.tracer import EdgeFacts, Facts, Tracer
 from tests.fixtures.inferences import open_inference
+from tests.fixtures.queue_ends import reply_of
 
 IDS = st.tuples(
     st.binary(min_size=16, max_size=16).filter(any),
@@ -40,9 +41,11 @@ class Kept:
         self.facts: list[Facts] = []
         self.came = threading.Event()
         self.failure = failure
+        self.failed = threading.Semaphore(0)
 
     def export(self, facts: Sequence[Facts]) -> int:
         if self.failure is not None:
+            self.failed.release()
             raise self.failure
         self.facts += facts
         self.came.set()
@@ -134,16 +137,20 @@ def test_what_cannot_be_exported_is_dropped_and_counted(
     assert [record.message for record in caplog.records] == ["the collector refuses spans"]
 
 
-def test_a_collector_that_is_away_gets_it_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_is_away_gets_it_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "EXPORT_EVERY_S", 0.001)
     place = Place(1.0, tracing.CollectorAwayError("nobody there"))
     for number in range(tracing.AT_ONCE + 1):
         place.tracer.keep(facts(number))
-    place.tracer._export()
-    place.tracer._export()
-    assert [record.message for record in caplog.records] == ["the collector is out of reach"]
-    place.kept.failure = None
-    place.tracer._export()
+    with place.tracer.exporting():
+        for _ in range(3):
+            assert place.kept.failed.acquire(timeout=20)
+        assert [record.message for record in caplog.records] == ["the collector is out of reach"]
+        place.kept.failure = None
     assert [fact.ended_ns for fact in place.kept.facts] == [*range(tracing.AT_ONCE + 1)]
+    assert place.spans("dropped") == 0
     place.kept.failure = tracing.CollectorAwayError("again")
     place.tracer.keep(facts())
     with place.tracer.exporting():
@@ -161,9 +168,7 @@ def test_records_say_how_a_request_ended(caplog: pytest.LogCaptureFixture) -> No
         open_inference(accounting, "rest", "", "digits", "", header)
         for header in (SAMPLED, SAMPLED, "")
     )
-    reply = InferReply(
-        lane=LANE, outputs={}, datatypes={}, batch_rows=1, queue_s=0.0, execution_s=0.0
-    )
+    reply = reply_of({}, LANE)
     good.answered(reply)
     bad.fail(UnknownModelError("no such model"))
     silent.answered(reply)

@@ -16,6 +16,7 @@ from services.trainer.stores import transitions
 from services.trainer.stores.job_store import READ_AT_ONCE, JobStore, change
 from services.trainer.stores.sqlite_store import SqliteJobStore
 from services.trainer.worker import TrainingWorker
+from tests.fixtures.redis_servers import until_seen
 from tests.fixtures.training_jobs import ScriptedExecutor, config, job, out_of_reach
 
 
@@ -33,6 +34,9 @@ class Working:
 
     async def begun(self) -> TrainingJob:
         return await asyncio.wait_for(self.executor.begun.get(), 10)
+
+    async def cancelled(self) -> str:
+        return await asyncio.wait_for(self.executor.cancels.get(), 10)
 
     async def die(self) -> None:
         """Ends as kill -9 would: no word to anybody."""
@@ -65,6 +69,12 @@ async def working(
     finally:
         found.task.cancel()
         await asyncio.wait([found.task])
+
+
+def cut_off(store: JobStore, patch: pytest.MonkeyPatch) -> None:
+    """Puts the store out of reach."""
+    for name in ("find", "swap", "now", "append", "oldest"):
+        patch.setattr(store, name, out_of_reach)
 
 
 async def submitted(store: JobStore, name: str, **fields: object) -> TrainingJob:
@@ -270,11 +280,8 @@ async def test_who_lost_its_lease_ends_the_job_itself(
     await submitted(store, "a")
     async with working(store, tmp_path) as w:
         await w.begun()
-        for name in ("find", "swap", "now", "append", "oldest"):
-            monkeypatch.setattr(store, name, out_of_reach)
-        async with asyncio.timeout(10):
-            while not w.executor.cancelled:  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.02)
+        cut_off(store, monkeypatch)
+        await w.cancelled()
         with pytest.raises(QueueUnavailableError):
             await store.find("a")
         assert not w.task.done(), "it goes on, for the store may come back"
@@ -289,17 +296,18 @@ async def test_outages_longer_than_a_lease_cost_a_job_no_life(
         for attempt in (1, 2):
             assert (await w.begun()).attempts == attempt
             with monkeypatch.context() as outage:
-                for name in ("find", "swap", "now", "append", "oldest"):
-                    outage.setattr(store, name, out_of_reach)
-                async with asyncio.timeout(10):
-                    while len(w.executor.cancelled) < attempt:  # noqa: ASYNC110 - nothing tells
-                        await asyncio.sleep(0.02)
+                cut_off(store, outage)
+                await w.cancelled()
         assert (await w.begun()).attempts == 3
         with monkeypatch.context() as outage:
-            for name in ("find", "swap", "now", "append", "oldest"):
-                outage.setattr(store, name, out_of_reach)
+            now, lease_until = store.now, (await store.find("a")).lease_until
+
+            async def has_lapsed() -> bool:
+                return await now() > lease_until
+
+            cut_off(store, outage)
             w.executor.end("a", Succeeded(7))
-            await asyncio.sleep(1.2)  # the lease, of 1 s, has to run out
+            await until_seen(has_lapsed)
         found = await w.is_in("a", "succeeded", "failed", "queued")
         assert (found.state, found.version, found.deaths) == ("succeeded", 7, 0)
         events = [x.text for x in await store.events("a", 0, 100)]
@@ -313,8 +321,7 @@ async def test_who_is_stopped_while_nobody_can_be_told_does_not_hang(
     await submitted(store, "a")
     async with working(store, tmp_path) as w:
         await w.begun()
-        for name in ("find", "swap", "now", "append", "oldest"):
-            monkeypatch.setattr(store, name, out_of_reach)
+        cut_off(store, monkeypatch)
         w.worker.stop()
         await asyncio.wait_for(w.task, 10)
 
@@ -330,8 +337,6 @@ async def test_what_another_took_is_not_settled_by_who_lost_it(
             await change(store, "a", rule)
         now = await store.now()
         await change(store, "a", lambda x: transitions.taken(x, "v", "other", now, 60))
-        async with asyncio.timeout(10):
-            while not w.executor.cancelled:  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.02)
+        await w.cancelled()
         found = await store.find("a")
         assert (found.state, found.worker) == ("running", "v")

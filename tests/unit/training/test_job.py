@@ -15,14 +15,16 @@ from training.errors import DataError, RunBusyError, StoppedError
 
 
 class Runs:
-    """Runs `main` with something in place of the pipeline."""
+    """Runs `main` with a fake pipeline."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder, self._monkeypatch = folder, monkeypatch
         self.codes: list[int] = []
         self.folders: tuple[Path, ...] | None = None
 
-    def __call__(self, outcome: Any, recipe: str = RECIPE) -> list[dict[str, Any]]:
+    def __call__(self, *outcomes: Exception | None, recipe: str = RECIPE) -> list[dict[str, Any]]:
+        following = iter(outcomes)
+
         def run(
             recipe: Any,
             store: str,
@@ -37,7 +39,8 @@ class Runs:
             self.folders = reach.folders
             watcher.begin(folder / recipe.name)
             watcher.end_epoch(1, {"val/loss": 0.5, "train/loss": float("nan")})
-            if isinstance(outcome, Exception):
+            outcome = next(following)
+            if outcome is not None:
                 raise outcome
             watcher.promoted("; production stays where it is")
             return SimpleNamespace(model="tiny", version=4)
@@ -110,18 +113,14 @@ def test_a_bug_is_told_and_shown(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_a_bad_recipe_is_told(runs: Runs) -> None:
-    (told,) = runs(None, RECIPE + "optmi: 1\n")
+    (told,) = runs(None, recipe=RECIPE + "optmi: 1\n")
     assert told["text"] == "recipe.yaml: unknown key 'optmi' (did you mean 'optim'?)"
     assert runs.codes == [1]
 
 
-def test_a_run_waits_for_the_one_before_it() -> None:
-    waits: list[Exception] = [RunBusyError("busy"), RunBusyError("busy")]
-    published: Any = SimpleNamespace()
-
-    def attempt() -> Any:
-        if waits:
-            raise waits.pop()
-        return published
-
-    assert job._once_alone(attempt, look_s=0.001) is published
+def test_a_run_waits_for_the_one_before_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "BUSY_S", 60.0)
+    monkeypatch.setattr(job, "BUSY_LOOK_S", 0.001)
+    told = runs(RunBusyError("busy"), RunBusyError("busy"), None)
+    assert [event["kind"] for event in told] == ["begun", "metric"] * 3 + ["published"]
+    assert runs.codes == [0]

@@ -14,8 +14,8 @@ from torch import nn
 
 from model_store.errors import ConflictError
 from model_store.manifest import Artifact, Manifest
-from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
+from tests.fixtures.signatures import one_to_one
 from tests.fixtures.store_versions import artifact_in, draft_in
 from tests.unit.training.recipes import recipe
 from training.datasets import Split, Splits
@@ -35,11 +35,7 @@ from training.verification.runners import module_runner
 from training.verification.verify import Reference
 
 ROWS, CLASSES = 40, 10
-SIGNATURE = Signature(
-    inputs=(TensorSpec(name="image", datatype="FP32", shape=(-1, 1, 8, 8)),),
-    outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, CLASSES)),),
-    max_batch_size=64,
-)
+SIGNATURE = one_to_one((1, 8, 8), (CLASSES,), names=("image", "logits"), rows=64)
 
 
 @pytest.mark.parametrize(
@@ -273,15 +269,17 @@ def test_what_was_compared_must_still_be_live(place: Place, alias: str) -> None:
 def at_the_same_moment(
     place: Place, monkeypatch: pytest.MonkeyPatch, move: Callable[[], object]
 ) -> None:
-    """Somebody moves a pointer between the look and the move, once."""
-    point = place.store._point
+    """Moves a pointer once, after `promote` has read the pointers and before it writes one."""
+    storage = place.store.storage
+    create = storage.create
 
-    def later(*arguments: Any) -> Any:
-        monkeypatch.undo()
-        move()
-        return point(*arguments)
+    def later(path: str, data: bytes) -> None:
+        if "/pointers/" in path:
+            monkeypatch.undo()
+            move()
+        create(path, data)
 
-    monkeypatch.setattr(place.store, "_point", later)
+    monkeypatch.setattr(storage, "create", later)
 
 
 def test_a_decision_that_still_holds_survives_who_moves_another_alias(
@@ -315,14 +313,14 @@ def test_a_conflict_is_passed_on_when_the_version_must_go_live(
 
 
 class FirstPixels(nn.Module):
-    """Takes the first pixels for logits."""
+    """Returns the first pixels as logits."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return image.flatten(1)[:, :CLASSES]
 
 
 class Compared:
-    """A live version whose answers are made up, and a new one that is right about every row."""
+    """A live version with arbitrary outputs, and a new one that predicts every row correctly."""
 
     def __init__(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         self.place = place

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from model_store.errors import BumpTooSmallError, UnsafeOnnxError
-from model_store.metric import MeasuredMetric
+from model_store.manifest import Manifest
 from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
 from model_store.tolerance import Tolerance
@@ -15,8 +15,9 @@ from tests.fixtures.client_environment import run_in_client_environment
 from tests.fixtures.store_versions import draft_in, entry_in
 from tests.unit.training.recipes import recipe, splits, untrained
 from training.exporters.triton_config import config_pbtxt
-from training.publish import CHECKPOINT, _artifact, _git_commit, check_bump
-from training.reporting.report import ArtifactReport
+from training.publish import CHECKPOINT, check_bump, publish
+from training.reporting.report import ArtifactReport, CheckpointReport, Report
+from training.verification.verify import reference
 
 SIGNATURE = Signature(
     inputs=(
@@ -28,7 +29,11 @@ SIGNATURE = Signature(
 )
 
 
-def test_an_onnx_file_that_no_server_would_open_is_not_published(tmp_path: Path) -> None:
+def published(folder: Path) -> Manifest:
+    """Publishes `model.onnx` of a folder without replaying it."""
+    wanted, data = recipe(), splits()
+    trained = untrained(wanted, data, folder / "run")
+    expected, accuracy = reference(trained, data.test)
     proven = ArtifactReport(
         name="onnx",
         kind="onnx",
@@ -38,16 +43,32 @@ def test_an_onnx_file_that_no_server_would_open_is_not_published(tmp_path: Path)
         refusal=None,
         max_abs_difference=0,
         agreement=1,
-        metric=MeasuredMetric(name="accuracy", value=1, better="higher"),
+        metric=accuracy,
         latency_ms={1: 1.0},
         peak_memory_bytes=7,
     )
+    report = Report(
+        run="r",
+        model="small",
+        epochs=1,
+        best_epoch=1,
+        metrics={},
+        checkpoint=CheckpointReport(size_bytes=1, metric=accuracy, latency_ms={1: 1.0}),
+        artifacts=(proven,),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.publish.replay_files", lambda *_: None)
+        store = ModelStore(str(folder / "store"))
+        return publish(wanted, data, trained, expected, report, folder, store)
+
+
+def test_an_onnx_file_that_no_server_would_open_is_not_published(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(onnx_models.linear())
-    found = _artifact(proven, tmp_path)
+    (found,) = published(tmp_path).artifacts
     assert (found.kind, found.peak_memory_bytes) == ("onnx", 7)
     (tmp_path / "model.onnx").write_bytes(onnx_models.linear()[:-1])
     with pytest.raises(UnsafeOnnxError, match=r"model\.onnx is not ONNX, or broken"):
-        _artifact(proven, tmp_path)
+        published(tmp_path)
 
 
 def test_a_run_that_changes_more_than_it_says_is_refused_before_it_exports(tmp_path: Path) -> None:
@@ -86,7 +107,8 @@ def test_the_network_is_what_its_code_arguments_and_preprocessing_make() -> None
 def test_outside_of_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.chdir(tmp_path)
-    assert _git_commit() is None
+    (tmp_path / "model.onnx").write_bytes(onnx_models.linear())
+    assert published(tmp_path).lineage.git_commit is None
 
 
 def test_triton_gets_shapes_without_the_batch() -> None:

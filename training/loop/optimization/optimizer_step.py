@@ -101,7 +101,7 @@ class Stepper:
         self._average = average or WeightAverage(model, None)
         self._device = device_of(model)
         self._precision = AUTOCAST[recipe.train.precision]
-        self._scaler = _scaler(recipe.train.precision, self._device.type)
+        self._scaler = gradient_scaler(recipe.train.precision, self._device.type)
         self._norms: collections.deque[float] = collections.deque(maxlen=NORMS_TOLD)
         # Ranks with shards of the weights must all find the same, in the same step.
         clips, shared = recipe.optim.clip is not None, self.replica.is_sharded
@@ -338,8 +338,12 @@ class Stepper:
         return words + told if lost else words
 
 
-def _scaler(precision: str, device: str) -> torch.amp.GradScaler:
-    """Returns a scaler that keeps small FP16 gradients above 0; disabled in other precisions."""
+def gradient_scaler(precision: str, device: str) -> torch.amp.GradScaler:
+    """Returns a scaler that keeps small FP16 gradients above 0; disabled in other precisions.
+
+    Raises:
+        RecipeError: the device cannot train in this precision.
+    """
     if precision == "fp16" and device == "cpu":
         raise RecipeError(
             "train.precision fp16 needs a GPU, and the model is on the CPU, where torch is slower "

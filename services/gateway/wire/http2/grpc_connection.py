@@ -55,9 +55,10 @@ BLOCK_BYTES_A_CALL = 512
 MAX_KNOWN_BLOCK_BYTES = 4096
 PARTING_S = 1.0
 """Time for calls that were in transit at our GOAWAY to arrive."""
+GIVE_BACK_BYTES = MAX_WINDOW // 2
+"""Received bytes after which the window of the connection is widened by as many."""
 _FIELD_BYTES = 200
 """Memory of a cached field, beside its name and value."""
-_READ_WINDOW = MAX_WINDOW // 2
 
 
 class GrpcConnection(Http2Connection):
@@ -124,7 +125,7 @@ class GrpcConnection(Http2Connection):
     def take_data(self, flags: int, stream: int, payload: bytes | memoryview) -> None:
         """Handles a piece of a call's messages."""
         self._read_bytes += len(payload)
-        if self._read_bytes >= _READ_WINDOW:
+        if self._read_bytes >= GIVE_BACK_BYTES:
             self.write(window_update(0, self._read_bytes))
             self._read_bytes = 0
         call = self._calls.get(stream)

@@ -24,6 +24,7 @@ from services.gateway.edges.grpc_large_answer import CONTENTS_FIELDS, LARGE_BYTE
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
 from services.gateway.sliced_work import at_once
 from services.queueing.records import InferReply, Lane
+from tests.fixtures.queue_ends import reply_of
 
 ID = pb.InferParameter(int64_param=7)
 Tensor = tuple[str, Array]
@@ -90,14 +91,7 @@ def test_typed_request_survives(inputs: list[Tensor]) -> None:
 def answer_of(*outputs: Tensor) -> InferReply:
     arrays = {f"y{i}": array for i, (_, array) in enumerate(outputs)}
     datatypes = {f"y{i}": datatype for i, (datatype, _) in enumerate(outputs)}
-    return InferReply(
-        lane=Lane("m", 3),
-        outputs=arrays,
-        datatypes=datatypes,
-        batch_rows=1,
-        queue_s=0,
-        execution_s=0,
-    )
+    return reply_of(arrays, Lane("m", 3), datatypes=datatypes)
 
 
 X: Tensor = ("INT8", np.zeros((1, 1), np.int8))

@@ -16,7 +16,6 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from model_store.signature import Signature, TensorSpec
 from protos import open_inference_pb2 as pb
 from services.errors import BackendError, DeviceError, QueueFullError, ShuttingDownError
 from services.gateway.admission import Admission
@@ -28,10 +27,13 @@ from services.gateway.server_facts import ServerFacts
 from services.gateway.wire.http2 import grpc_call
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
-from services.queueing.records import InferReply, Lane, ServedVersion
+from services.queueing.records import Lane
 from services.queueing.verification_records import Progress, Verified
 from services.readiness import Look, Readiness
 from services.telemetry.metrics import Metrics
+from tests.fixtures.queue_ends import echo_of
+from tests.fixtures.served_directory import serving
+from tests.fixtures.signatures import one_to_one
 from tests.unit.gateway.wire.http_wire import make_budget, make_limits
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -79,17 +81,7 @@ class WatchedAccounting(RequestAccounting):
 
 def echo(entry: Entry) -> None:
     """Answers with the inputs."""
-    outputs = {"y": entry.request.inputs["x"]}
-    entry.finish(
-        InferReply(
-            lane=entry.request.lane,
-            outputs=outputs,
-            datatypes={"y": "INT64"},
-            batch_rows=1,
-            queue_s=0.0,
-            execution_s=0.0,
-        )
-    )
+    entry.finish(echo_of(entry))
 
 
 async def no_verification(model: str, version: int | None, progress: Progress) -> Verified:
@@ -102,7 +94,7 @@ class Gateway:
     def __init__(self) -> None:
         self.metrics = Metrics("0")
         self._changed = asyncio.Event()
-        directory = Directory()
+        directory = serving(one_to_one((), datatype="INT64"), LANE)
         self.queue = MemoryQueue(max_depth=1024)
         self.admission = Admission(
             directory, self.queue, self.metrics, max_in_flight_requests=4096, request_timeout_s=60
@@ -119,14 +111,6 @@ class Gateway:
             verifications=VerificationService(no_verification, "nobody"),
         )
         self.worker = Worker(self._changed)
-        specs = (TensorSpec(name="x", datatype="INT64", shape=(-1,)),)
-        signature = Signature(
-            inputs=specs,
-            outputs=(TensorSpec(name="y", datatype="INT64", shape=(-1,)),),
-            max_batch_size=8,
-        )
-        directory.announce(ServedVersion(lane=LANE, state="ready", signature=signature))
-        directory.make_live(LANE)
         self.queue.open(LANE, self.worker)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from model_store.signature import Signature, TensorSpec
 from protos import open_inference_pb2 as pb
 from services.errors import (
     InvalidRequestError,
@@ -29,19 +28,16 @@ from services.gateway.sliced_work import SlicedWork
 from services.gateway.wire.body import Body
 from services.gateway.wire.http2.grpc_call import UnaryCall
 from services.gateway.wire.http2.grpc_head import GrpcHead
-from services.queueing.directory import Directory
 from services.queueing.memory_queue import Outcome
-from services.queueing.records import InferReply, Lane, ServedVersion
+from services.queueing.records import InferReply, Lane
 from services.telemetry.metrics import Metrics
+from tests.fixtures.queue_ends import reply_of
+from tests.fixtures.served_directory import serving
+from tests.fixtures.signatures import one_to_one
 from tests.unit.gateway.wire.http_wire import make_budget
 
-LONG_S = 3600.0
 LANE = Lane("m", 1)
-SIGNATURE = Signature(
-    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 2)),),
-    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),),
-    max_batch_size=4,
-)
+SIGNATURE = one_to_one((2,), rows=4)
 
 
 class Entry:
@@ -94,9 +90,7 @@ class World:
     """A route among fakes; `begin` starts a call on it, as a connection would."""
 
     def __init__(self) -> None:
-        self.directory = Directory()
-        self.directory.announce(ServedVersion(lane=LANE, state="ready", signature=SIGNATURE))
-        self.directory.make_live(LANE)
+        self.directory = serving(SIGNATURE, LANE)
         self.metrics = Metrics("test")
         self.accounting = RequestAccounting(self.metrics, self.directory, access_log=False)
         self.path = InferencePath(GRPC, cast(Any, self), self.accounting)
@@ -166,14 +160,7 @@ def good_request(**fields: Any) -> pb.ModelInferRequest:
 
 
 def good_answer(outputs: Any = None) -> InferReply:
-    return InferReply(
-        lane=Lane("m", 1),
-        outputs=outputs or {"y": np.array([[3, 4]], np.float32)},
-        datatypes={"y": "FP32"},
-        batch_rows=1,
-        queue_s=0.0,
-        execution_s=0.0,
-    )
+    return reply_of(outputs or {"y": np.array([[3, 4]], np.float32)}, datatypes={"y": "FP32"})
 
 
 @pytest.fixture

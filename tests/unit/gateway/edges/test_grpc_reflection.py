@@ -1,6 +1,7 @@
 """Reflection and health as calls on a connection: streams of responses, within limits."""
 
 import sys
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2
@@ -53,8 +54,17 @@ class Reflecting(Service):
 
     reflection = GrpcReflection((SERVICE, grpc_health.SERVICE))
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[Any] = []
+
     def route(self, head: GrpcHead) -> None:
-        head.open = self.reflection.open
+        head.open = self.open
+
+    def open(self, *given: Any) -> Any:
+        """Opens a call and records it."""
+        self.opened.append(self.reflection.open(*given))
+        return self.opened[-1]
 
 
 async def answered(w: Wire, count: int) -> None:
@@ -106,20 +116,20 @@ async def test_questions_that_are_not_taken(sent: bytes, words: str) -> None:
 
 async def test_questions_that_wait_are_kept_as_they_came() -> None:
     """Read, each takes ten times the memory, and 180,000 of strangers took 100 MiB."""
-    w = wire(Reflecting())
+    service = Reflecting()
+    w = wire(service)
     w.send(begin(1) + frame(DATA, 0, 1, LIST * MAX_WAITING))
-    (call,) = w.connection._calls.values()
-    questions: list[bytes] = [*call.waiting]  # type: ignore[attr-defined]
-    held = sum(map(sys.getsizeof, questions))
+    held = sum(map(sys.getsizeof, service.opened[0].waiting))
     assert held <= w.connection.unfinished_bytes
 
 
 async def test_answers_that_are_not_taken_are_limited() -> None:
     """A caller that asks on and takes nothing must not fill our memory."""
-    w = wire(Reflecting(), NO_WINDOW)
+    service = Reflecting()
+    w = wire(service, NO_WINDOW)
     w.send(begin(1))
     asked = 0
-    (open_call,) = w.connection._calls.values()
+    (open_call,) = service.opened
     while not open_call.is_over and asked < 10 * MAX_WAITING:
         w.send(frame(DATA, 0, 1, LIST))
         asked += 1
@@ -136,9 +146,10 @@ async def test_many_questions_lend_the_lock_to_threads_that_run_models(
 ) -> None:
     lent: list[None] = []
     monkeypatch.setattr(grpc_reflection, "lend_lock", lambda: lent.append(None))
-    w = wire(Reflecting())
+    service = Reflecting()
+    w = wire(service)
     w.send(begin(1) + frame(DATA, 0, 1, LIST * 3 * ANSWERS_A_LOAN))
-    while len(w.connection._calls[1].waiting):  # type: ignore[attr-defined]
+    while service.opened[0].waiting:
         await settle()
     assert len(lent) == 3
 
@@ -201,7 +212,10 @@ async def test_check_of_nothing(sent: bytes, status: int) -> None:
     assert w.answers()[1].status == status
 
 
-async def test_watch_is_told_what_changes_until_it_leaves() -> None:
+async def test_watch_is_told_what_changes_until_it_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_health, "MAX_WATCHES", 2)
     desk = Healthy()
     w = wire(desk)
     w.send(call(1, asked(""), "/t/Watch") + call(3, asked("two"), "/t/Watch"))
@@ -212,15 +226,24 @@ async def test_watch_is_told_what_changes_until_it_leaves() -> None:
     w.send(reset(1, Fault.CANCEL))
     w.lose()
     desk.health.announce(True)
-    assert not desk.health._watches
+    check_that_all_watches_are_free(desk)
 
 
-async def test_watch_of_nonsense() -> None:
+def check_that_all_watches_are_free(desk: Healthy) -> None:
+    """Opens as many watches as the server may have; at most that of a connection."""
+    w = wire(desk)
+    for stream in range(1, 2 * grpc_health.MAX_WATCHES, 2):
+        w.send(call(stream, asked(""), "/t/Watch"))
+        assert len(told(w, stream)) == 1
+
+
+async def test_watch_of_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_health, "MAX_WATCHES", 1)
     desk = Healthy()
     w = wire(desk)
     w.send(call(1, b"\xff", "/t/Watch"))
     assert w.answers()[1].status == INVALID_ARGUMENT
-    assert not desk.health._watches
+    check_that_all_watches_are_free(desk)
 
 
 async def test_watches_are_limited_on_a_connection_and_over_all() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from model_store.signature import Signature, TensorSpec
+from model_store.signature import TensorSpec
 from model_store.tensors import (
     DATATYPES,
     Array,
@@ -25,14 +25,12 @@ from services.gateway.edges.json_bodies.strict_slices import MIN_LARGE_BYTES
 from services.gateway.edges.raw_parts import MIN_VIEWED_BYTES
 from services.gateway.refusals import UNSUPPORTED_PARAMETERS
 from services.queueing.records import InferReply, Lane
+from tests.fixtures.queue_ends import reply_of
+from tests.fixtures.signatures import one_to_one
 from tests.unit.gateway.edges.rest_bodies import decode, encode
 
 SHAPES = npst.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
-IMAGE = Signature(
-    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 2, 3)),),
-    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),),
-    max_batch_size=4,
-)
+IMAGE = one_to_one((2, 3), (2,), rows=4)
 """One input whose shape is known except for the batch."""
 
 
@@ -131,14 +129,7 @@ def has_no_json(tensor: InputTensor) -> bool:
 def answer_of(outputs: dict[str, InputTensor]) -> InferReply:
     arrays = {name: tensor.array for name, tensor in outputs.items()}
     datatypes = {name: tensor.datatype for name, tensor in outputs.items()}
-    return InferReply(
-        lane=Lane("m", 3),
-        outputs=arrays,
-        datatypes=datatypes,
-        batch_rows=1,
-        queue_s=0,
-        execution_s=0,
-    )
+    return reply_of(arrays, Lane("m", 3), datatypes=datatypes)
 
 
 def test_answer_without_binary_outputs_has_no_header() -> None:

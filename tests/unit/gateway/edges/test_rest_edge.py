@@ -10,7 +10,6 @@ import numpy as np
 import orjson
 import pytest
 
-from model_store.signature import Signature, TensorSpec
 from services.errors import BackendError, QueueFullError, ServingError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.edges.rest_edge import RestEdge
@@ -24,11 +23,21 @@ from services.gateway.wire.body import Body
 from services.gateway.wire.http1.port import HttpPort
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, MemoryQueue
-from services.queueing.records import InferReply, Lane, ServedVersion
+from services.queueing.records import Lane
 from services.readiness import Readiness
 from services.telemetry.metrics import Metrics
+from tests.fixtures.queue_ends import reply_of
+from tests.fixtures.served_directory import serving
+from tests.fixtures.signatures import one_to_one
 from tests.unit.gateway.wire import http_wire
-from tests.unit.gateway.wire.http_wire import Answer, Wire, on_loop, request, settle
+from tests.unit.gateway.wire.http_wire import (
+    Answer,
+    Wire,
+    compression_idle,
+    on_loop,
+    request,
+    settle,
+)
 
 LANE = Lane("m", 1)
 INFER = "/v2/models/m/infer"
@@ -45,17 +54,7 @@ class FakeEntry:
         self.cancelled = True
 
     def answer(self, values: Any = (1.0, 2.0)) -> None:
-        array = np.array([values], np.float32)
-        self.answered(
-            InferReply(
-                lane=LANE,
-                outputs={"y": array},
-                datatypes={"y": "FP32"},
-                batch_rows=1,
-                queue_s=0,
-                execution_s=0,
-            )
-        )
+        self.answered(reply_of({"y": np.array([values], np.float32)}))
 
 
 class FakeAdmission:
@@ -98,15 +97,7 @@ class Edge:
     """A REST edge on a wire."""
 
     def __init__(self) -> None:
-        directory = Directory()
-        spec = TensorSpec(name="x", datatype="FP32", shape=(-1, 2))
-        signature = Signature(
-            inputs=(spec,),
-            outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),),
-            max_batch_size=4,
-        )
-        directory.announce(ServedVersion(lane=LANE, state="ready", signature=signature))
-        directory.make_live(LANE)
+        directory = serving(one_to_one((2,), rows=4), LANE)
         self.metrics = Metrics("test")
         self.admission = FakeAdmission(directory)
         real = Admission(
@@ -452,8 +443,7 @@ def test_hang_up_while_a_thread_compresses() -> None:
         edge.entry.answer(list(range(50_000)))
         assert edge.wire.output == b"", "it was compressed on the loop"
         edge.wire.connection.connection_lost(None)
-        edge.wire.connection.port.compression._executor.shutdown(wait=True)
-        await settle()
+        await compression_idle(edge.wire.connection.port)
         assert edge.wire.output == b""
         assert edge.counted() == {"499": 1}
 

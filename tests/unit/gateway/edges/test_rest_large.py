@@ -6,7 +6,6 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from model_store.signature import Signature, TensorSpec
 from services.gateway import sliced_work
 from services.gateway.admission import Admission
 from services.gateway.edges.rest_edge import RestEdge
@@ -14,11 +13,13 @@ from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.sliced_work import Slices
 from services.gateway.wire.http1.port import HttpPort
-from services.queueing.directory import Directory
-from services.queueing.memory_queue import Entry, MemoryQueue
-from services.queueing.records import InferReply, Lane, ServedVersion
+from services.queueing.memory_queue import MemoryQueue
+from services.queueing.records import Lane
 from services.readiness import Readiness
 from services.telemetry.metrics import Metrics
+from tests.fixtures.queue_ends import Shelf, reply_of
+from tests.fixtures.served_directory import serving
+from tests.fixtures.signatures import one_to_one
 from tests.unit.gateway.wire import http_wire
 from tests.unit.gateway.wire.http_wire import Wire, on_loop, request, settle
 
@@ -33,20 +34,6 @@ def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_work, "TURN_S", 0.0)
 
 
-class Shelf:
-    """The lane's worker: holds its entries."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.waiting = 0
-
-    def accept(self, entry: Entry) -> None:
-        self.entries.append(entry)
-
-    def discard(self, entry: Entry, reason: str) -> None:
-        self.entries.remove(entry)
-
-
 def large(rows: int = ROWS, data: str = "1") -> bytes:
     text = ",".join([data] * ROWS)
     head = f'"name":"x","shape":[{rows}],"datatype":"FP64"'
@@ -57,15 +44,7 @@ class Server:
     """A REST edge over the real admission, and the worker of its model."""
 
     def __init__(self) -> None:
-        spec = TensorSpec(name="x", datatype="FP64", shape=(-1,))
-        signature = Signature(
-            inputs=(spec,),
-            outputs=(TensorSpec(name="y", datatype="FP64", shape=(-1,)),),
-            max_batch_size=ROWS,
-        )
-        directory = Directory()
-        directory.announce(ServedVersion(lane=LANE, state="ready", signature=signature))
-        directory.make_live(LANE)
+        directory = serving(one_to_one((), datatype="FP64", rows=ROWS), LANE)
         metrics = Metrics("test")
         queue, self.shelf = MemoryQueue(9), Shelf()
         queue.open(LANE, self.shelf)
@@ -89,18 +68,8 @@ class Server:
 
     def answer(self) -> None:
         """Answers the oldest admitted request with twice its input."""
-        entry = self.shelf.entries.pop(0)
-        array = entry.request.inputs["x"]
-        entry.finish(
-            InferReply(
-                lane=LANE,
-                outputs={"y": array * 2},
-                datatypes={"y": "FP64"},
-                batch_rows=len(array),
-                queue_s=0,
-                execution_s=0,
-            )
-        )
+        entry = self.shelf.take()
+        entry.finish(reply_of({"y": entry.request.inputs["x"] * 2}))
 
 
 async def until(happened: Callable[[], object]) -> None:

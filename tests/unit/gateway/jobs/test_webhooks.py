@@ -1,11 +1,12 @@
 """Webhook hosts with arbitrary responses."""
 
+import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -14,7 +15,7 @@ from services.gateway.jobs.job_service import check_webhook
 from services.gateway.jobs.webhooks import SecretError, Webhooks, read_secret
 from services.queueing.job_records import Job
 from services.queueing.records import Lane
-from services.queueing.redis_streams.webhook_queue import Telling
+from services.queueing.redis_streams.webhook_queue import PAUSES_S, Telling
 
 
 @contextmanager
@@ -42,12 +43,31 @@ def answering(data: bytes) -> Iterator[tuple[str, list[bytes]]]:
             thread.join()
 
 
-def status_of(data: bytes) -> tuple[int, list[bytes]]:
-    """Returns the parsed response, and the requests."""
-    webhooks = Webhooks(Mock(), Mock(), tuple, b"k" * 24, ("127.0.0.1",))
-    with answering(data) as (url, heard):
-        job = Job(id="m.1", lane=Lane("m", 1), state="done", created_at=0, deadline=0, webhook=url)
-        return webhooks._post(job, Telling("m.1", "s", b"1-0", 1)), heard
+Deliver = Callable[[bytes], Awaitable[tuple[int, list[bytes]]]]
+
+
+@pytest.fixture
+def deliver(caplog: pytest.LogCaptureFixture) -> Deliver:
+    """Delivers a webhook to a host; returns the status that was logged, and the requests."""
+
+    async def deliver(data: bytes) -> tuple[int, list[bytes]]:
+        told, queue, jobs = asyncio.Event(), AsyncMock(), AsyncMock()
+        last = Telling("m.1", "s", b"1-0", len(PAUSES_S))
+        queue.due.side_effect = [[last], *[[]] * 1000]
+        queue.told.side_effect = lambda _: told.set()
+        with answering(data) as (url, heard), caplog.at_level("INFO", "flambeau.webhooks"):
+            jobs.find.return_value = Job(
+                id="m.1", lane=Lane("m", 1), state="done", created_at=0, deadline=0, webhook=url
+            )
+            webhooks = Webhooks(queue, jobs, tuple, b"k" * 24, ("127.0.0.1",))
+            running = asyncio.create_task(webhooks.run())
+            async with asyncio.timeout(20):
+                await told.wait()
+            running.cancel()
+        (record,) = caplog.records
+        return vars(record)["status"], heard
+
+    return deliver
 
 
 @pytest.mark.parametrize(
@@ -55,19 +75,19 @@ def status_of(data: bytes) -> tuple[int, list[bytes]]:
     [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 " + b"x" * 70_000, b"HTTP/1.1 many OK\r\n\r\n",
      b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n"],
 )  # fmt: skip
-def test_an_answer_that_is_none_is_not_heard(data: bytes) -> None:
-    assert status_of(data)[0] == 1
+async def test_an_answer_that_is_none_is_not_heard(deliver: Deliver, data: bytes) -> None:
+    assert (await deliver(data))[0] == 1
 
 
 @pytest.mark.parametrize("status", [200, 204, 404, 500])
-def test_the_status_is_what_counts(status: int) -> None:
+async def test_the_status_is_what_counts(deliver: Deliver, status: int) -> None:
     data = b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status
-    assert status_of(data)[0] == status
+    assert (await deliver(data))[0] == status
 
 
-def test_no_redirect_is_followed() -> None:
+async def test_no_redirect_is_followed(deliver: Deliver) -> None:
     data = b"HTTP/1.1 302 x\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n"
-    status, heard = status_of(data)
+    status, heard = await deliver(data)
     assert status == 302
     assert len(heard) == 1
 

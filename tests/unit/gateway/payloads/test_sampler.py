@@ -35,6 +35,7 @@ from services.queueing.records import InferReply, Lane, ServedArtifact, ServedVe
 from services.settings import ConfigError, checked
 from services.telemetry.metrics import UNSAMPLED, Metrics
 from tests.fixtures.inferences import open_inference
+from tests.fixtures.queue_ends import reply_of
 
 LANE = Lane("digits", 3)
 EXACT = Lane("digits", 3, "exact")
@@ -49,14 +50,8 @@ def text(*elements: bytes) -> Array:
 
 
 def reply(lane: Lane = LANE, **outputs: Array) -> InferReply:
-    return InferReply(
-        lane=lane,
-        outputs=outputs,
-        datatypes={name: "BYTES" if x.dtype == object else "FP32" for name, x in outputs.items()},
-        batch_rows=1,
-        queue_s=0.0,
-        execution_s=0.0,
-    )
+    datatypes = {name: "BYTES" if x.dtype == object else "FP32" for name, x in outputs.items()}
+    return reply_of(outputs, lane, datatypes=datatypes)
 
 
 class Place:
@@ -264,13 +259,13 @@ def test_a_writer_that_falls_behind_is_woken(
     monkeypatch.setattr(payload_sampler, "MAX_WAITING", 5)
     written = threading.Event()
     place = opened()
-    append = place.sampler._writer.append
+    append = place.storage.append_private
 
     def noticed(*given: Any) -> None:
         append(*given)
         written.set()
 
-    monkeypatch.setattr(place.sampler._writer, "append", noticed)
+    monkeypatch.setattr(place.storage, "append_private", noticed)
     with place.sampler.writing():
         place.ask(reply())
         place.ask(reply())
@@ -282,10 +277,10 @@ def test_a_store_that_fails_costs_samples_and_no_answers(
 ) -> None:
     place = opened()
     (Path(place.storage.url) / "digits").write_text("no folder")
-    place.ask(reply())
-    place.sampler._write()
-    place.ask(reply())
-    place.sampler._write()
+    for _ in range(2):
+        place.ask(reply())
+        with place.sampler.writing():
+            pass
     assert len(place.answers) == 2
     assert place.dropped("store_failed") == 2
     assert [record.message for record in caplog.records] == ["samples cannot be kept"]

@@ -156,6 +156,7 @@ class Wire(FakeTransport):
 
     def __init__(self, port: GrpcPort) -> None:
         self.connection = GrpcConnection(port)
+        self.opened_at = port.now
         super().__init__(self.connection)
 
     def frames(self, *kinds: int) -> "list[Frame]":
@@ -282,7 +283,7 @@ def wire(service: Service | None = None, greeting: bytes = GREETING, **limits: A
 
 def at(w: Wire, seconds: float) -> None:
     """The port's timer, so much after the connection was made."""
-    w.connection.port.now = w.connection._opened + seconds
+    w.connection.port.now = w.opened_at + seconds
     w.connection.sweep()
 
 

@@ -16,6 +16,7 @@ import uvloop
 from services.errors import ServingError
 from services.gateway.wire.body import Body
 from services.gateway.wire.byte_budget import ByteBudget
+from services.gateway.wire.compression import INLINE_BYTES
 from services.gateway.wire.http1.connection import HttpConnection
 from services.gateway.wire.http1.exchange import Exchange, Opener
 from services.gateway.wire.http1.port import HttpPort
@@ -72,7 +73,7 @@ class FakeTransport:
         self.unsent_bytes = 0
         self.reading = True
         self.ended = self.closed = self.aborted = self.lost = False
-        self._unread = b""
+        self.unread = b""
         self._connection = connection
         connection.connection_made(self)  # type: ignore[arg-type]
 
@@ -142,11 +143,11 @@ class FakeTransport:
 
     def send(self, data: bytes) -> None:
         """The peer's bytes arrive, as far as they are read."""
-        self._unread += data
-        while self._unread and self.reading and not self.is_closing():
+        self.unread += data
+        while self.unread and self.reading and not self.is_closing():
             buffer = memoryview(self._connection.get_buffer(-1))
-            count = min(len(buffer), len(self._unread))
-            buffer[:count], self._unread = self._unread[:count], self._unread[count:]
+            count = min(len(buffer), len(self.unread))
+            buffer[:count], self.unread = self.unread[:count], self.unread[count:]
             self._connection.buffer_updated(count)
 
     @property
@@ -292,6 +293,13 @@ def refusals(port: OpenPort) -> float:
     """Returns the number of all counted refusals."""
     (family,) = port.metrics.refusals.collect()
     return sum(sample.value for sample in family.samples)
+
+
+async def compression_idle(port: HttpPort) -> None:
+    """Waits until the compression thread has done all it was given."""
+    last: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    port.compression.compress([bytes(INLINE_BYTES + 1)], "gzip", last.set_result)
+    await last
 
 
 async def settle() -> None:

@@ -1,6 +1,7 @@
 """Charges of gRPC connections to the byte budget, and their refunds."""
 
 import gzip
+from functools import partial
 from typing import Any, cast
 
 from services.gateway.wire.byte_budget import ByteBudget
@@ -22,17 +23,18 @@ from services.gateway.wire.http2.grpc_connection import (
 from services.gateway.wire.http2.grpc_port import DROPPED_A_TURN, GrpcPort
 from services.gateway.wire.http2.simple_call import SimpleCall
 from services.telemetry.metrics import Metrics
+from tests.unit.gateway.wire import http2_wire
 from tests.unit.gateway.wire.http2_wire import (
     GREETING,
     Service,
     Wire,
-    begin,
-    call,
     message,
 )
 from tests.unit.gateway.wire.http_wire import make_limits, refusals, settle
 
 LIMIT_BYTES = 1024 * 1024
+begin, call = (partial(of, x_request_id="1") for of in (http2_wire.begin, http2_wire.call))
+"""Calls with an id of their own: the connection does not cache their headers, which it charges."""
 RESOURCE_EXHAUSTED = 8
 NO_WINDOW = PREFACE + settings({INITIAL_WINDOW_SIZE: 0})
 
@@ -59,28 +61,22 @@ def connect(port: GrpcPort, greeting: bytes = GREETING) -> Wire:
     return w
 
 
-def kept(port: GrpcPort) -> int:
-    """Returns the charged bytes, without those of cached headers."""
-    known = sum(one._known_bytes for one in port.connections)  # type: ignore[attr-defined]
-    return port.budget.held_bytes - known
-
-
 async def test_messages_are_charged_as_they_come_and_until_the_answer() -> None:
     service = Service()
     port = make_port(service)
     w = connect(port)
     sent = sent_of(1, message(b"x" * 100_000))
     w.send(begin(1, "/t/Held") + sent[:50_000])
-    assert 50_000 < kept(port) < 63_000
+    assert 50_000 < port.budget.held_bytes < 63_000
     assert w.connection in port.budget.waiting
     w.send(sent[50_000:] + frame(DATA, END_STREAM, 1))
-    assert kept(port) == 100_000
+    assert port.budget.held_bytes == 100_000
     assert w.connection not in port.budget.waiting
     service.held[0].release()
     await settle()
     w.send(window_update(0, 2**20) + window_update(1, 2**20))
     assert w.answers()[1].status == 0
-    assert kept(port) == 0
+    assert port.budget.held_bytes == 0
     w.lose()
     assert port.budget.held_bytes == 0
 
@@ -93,7 +89,7 @@ async def test_calls_that_are_broken_off_give_their_bytes_back() -> None:
         w.send(begin(stream, "/t/Held") + sent_of(stream, message(b"x" * 10_000)))
     w.send(frame(DATA, END_STREAM, 1) + frame(DATA, 0, 5, b"\x00" * 3))
     w.send(frame(RST_STREAM, 0, 1, bytes(4)) + frame(RST_STREAM, 0, 3, bytes(4)))
-    assert kept(port) == 10_003 + 10_003 // 4, "the third call says nothing more"
+    assert port.budget.held_bytes == 10_003 + 10_003 // 4, "the third call says nothing more"
     w.lose()
     assert port.budget.held_bytes == 0
     assert not port.budget.waiting
@@ -147,10 +143,10 @@ async def test_answers_wait_while_the_peer_reads_nothing_and_are_charged() -> No
     written = len(w.output)
     service.held[0].release()
     assert len(w.output) < written + 200, "no DATA"
-    assert kept(port) >= 20_000, "the message and its answer"
+    assert port.budget.held_bytes >= 20_000, "the message and its answer"
     w.connection.resume_writing()
     assert w.answers()[1].status == 0
-    assert kept(port) == 0
+    assert port.budget.held_bytes == 0
 
 
 async def test_peer_with_no_window_is_bounded_while_its_calls_run() -> None:
@@ -178,9 +174,9 @@ async def test_silent_calls_are_charged_once_they_are_many() -> None:
     for stream in range(1, 2 * count + 1, 2):
         w.send(begin(stream))
         await settle()
-    assert kept(port) == 0
+    assert port.budget.held_bytes == 0
     w.connection.sweep()
-    assert kept(port) == count * CALL_BYTES
+    assert port.budget.held_bytes == count * CALL_BYTES
     assert w.connection in port.budget.waiting
     w.lose()
     assert port.budget.held_bytes > 0, "calls of a lost connection are dropped in later turns"
@@ -196,7 +192,7 @@ async def test_connection_with_many_calls_frees_their_memory_when_it_makes_room(
     for stream in range(1, 2 * count, 2):
         slow.send(begin(stream) + sent_of(stream, message(b"x" * 3_000)[:-1]))
         await settle()
-    assert kept(port) > count * 3_000
+    assert port.budget.held_bytes > count * 3_000
     other = connect(port)
     other.send(begin(1) + sent_of(1, message(b"y" * (LIMIT_BYTES - count * 3_000))[:-1]))
     assert slow.is_closing()

@@ -18,6 +18,7 @@ from tests.unit.gateway.wire.http_wire import (
     Echo,
     Wire,
     chunked,
+    compression_idle,
     echo_route,
     make_limits,
     on_loop,
@@ -139,10 +140,9 @@ def test_what_comes_out_of_a_small_body_is_held_to_the_budget(size: int) -> None
         wires = [Wire(port) for _ in range(30)]
         for w in wires:
             w.send(request("/held", zipped, **{"content-encoding": "gzip"}))
-        async with asyncio.timeout(10):
-            # A thread may have some of them.
-            while len(route.held) + sum(bool(w.output) for w in wires) < len(wires):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await settle()
+        await compression_idle(port)  # the thread may have some of them
+        assert len(route.held) + sum(bool(w.output) for w in wires) == len(wires)
         assert port.budget.held_bytes <= LIMIT_BYTES
         assert all(w.answers()[0].status == 503 for w in wires if w.output)
         assert 0 < len(route.held) < len(wires)

@@ -4,7 +4,8 @@ import gzip
 
 import pytest
 
-from services.gateway.wire.http2.connection import MAX_HELD_BYTES
+from services.gateway.wire.http2 import grpc_connection
+from services.gateway.wire.http2.connection import FRAMES_A_TURN, MAX_HELD_BYTES
 from services.gateway.wire.http2.frames import (
     ACK,
     CONTINUATION,
@@ -13,6 +14,7 @@ from services.gateway.wire.http2.frames import (
     END_STREAM,
     GOAWAY,
     HAS_PRIORITY,
+    HEAD_BYTES,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     MAX_CONCURRENT_STREAMS,
@@ -344,9 +346,11 @@ async def test_what_is_read_and_not_taken_is_bounded() -> None:
     service = Service()
     w = wire(service)
     large = begin(1, "/t/All") + frame(DATA, 0, 1, message(b"x" * 16_000)) * 100
-    w.send(frame(99, 0, 3) * 600 + large)
+    sent = frame(99, 0, 3) * 600 + large
+    w.send(sent)
     assert not w.reading
-    assert len(w.connection._data) - w.connection._position <= MAX_HELD_BYTES + 64 * 1024
+    taken = FRAMES_A_TURN * HEAD_BYTES
+    assert len(sent) - len(w.unread) <= taken + MAX_HELD_BYTES + 64 * 1024
     await settle()
     assert (w.reading, len(service.opened)) == (True, 1)
 
@@ -370,20 +374,21 @@ async def test_last_words_can_be_read_by_a_peer_that_is_still_sending() -> None:
     assert not w.reading
     await settle()
     assert (w.reading, w.ended) == (True, True)
-    assert not w.connection._data, "it would stay for as long as the peer does"
+    w.connection.settle_unsent()
+    assert not w.connection.port.budget.held_bytes, "it would stay for as long as the peer does"
 
 
-async def test_window_is_given_back() -> None:
+async def test_window_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_connection, "GIVE_BACK_BYTES", 20_000)
     service = Service()
     w = wire(service)
-    w.connection._read_bytes = 2**30 - 20_000
     client_bytes = message(b"x" * 10_000)
     w.send(begin(1, "/t/All") + frame(DATA, 0, 1, client_bytes))
     assert not w.frames(WINDOW_UPDATE)[1:]
     w.send(frame(DATA, PADDED, 1, b"\xff" + client_bytes + b"\x00" * 255))
     (update,) = w.frames(WINDOW_UPDATE)[1:]
     given = int.from_bytes(update.payload, "big")
-    assert (update.stream, given) == (0, 2**30 - 20_000 + 2 * len(client_bytes) + 256)
+    assert (update.stream, given) == (0, 2 * len(client_bytes) + 256)
     w.send(frame(DATA, 0, 1, client_bytes))
     assert len(w.frames(WINDOW_UPDATE)) == 2
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from model_store.manifest import PythonStep
-from model_store.signature import Signature, TensorSpec
+from model_store.signature import Signature
 from model_store.tensors import Array
 from services.inference.backends import cuda_onnx
 from services.inference.backends.backend import Backend
@@ -22,6 +22,7 @@ from services.inference.backends.python_step import StepCode
 from services.inference.isolation.channel import Channel
 from tests.fixtures.misbehaving_models import artifact_of
 from tests.fixtures.onnx_models import linear
+from tests.fixtures.signatures import one_to_one
 from tests.fixtures.store_versions import entry_in
 
 OPTIONS = BackendOptions(
@@ -32,11 +33,7 @@ OPTIONS = BackendOptions(
         providers=("tensorrt", "cuda"), engine_cache="elsewhere", engine_cache_bytes=11
     ),
 )
-SIGNATURE = Signature(
-    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),
-    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 4)),),
-    max_batch_size=8,
-)
+SIGNATURE = one_to_one((4,))
 STEP = b"""
 class Same:
     def __call__(self, inputs):

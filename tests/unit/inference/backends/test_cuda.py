@@ -3,8 +3,12 @@
 `tests/gpu` runs the same backends on a real one.
 """
 
+import gc
 import itertools
 import logging
+import weakref
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,23 +19,20 @@ from hypothesis import strategies as st
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from services.errors import DeviceError
-from services.inference.backends import cuda_onnx, onnx_providers
+from services.inference.backends import cuda_torch
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_graphs import LARGEST_ROWS, graph_sizes
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.cuda_torch import CudaTorchBackend
+from services.inference.backends.torchscript import load_module
 from tests.fixtures import misbehaving_models, onnx_models
-from tests.fixtures.fake_cuda import FakeCuda, fake_cuda
+from tests.fixtures.fake_cuda import FakeCuda, fake_cuda, onnx_on_cpu
 from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH
+from tests.fixtures.signatures import one_to_one
 
 
 def signature(max_batch_size: int, *tail: int) -> Signature:
-    shape = (-1, *tail)
-    return Signature(
-        inputs=(TensorSpec(name="x", datatype="FP32", shape=shape),),
-        outputs=(TensorSpec(name="y", datatype="FP32", shape=shape),),
-        max_batch_size=max_batch_size,
-    )
+    return one_to_one(tail, rows=max_batch_size)
 
 
 def rows(*values: float) -> Array:
@@ -60,21 +61,20 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake_cuda(monkeypatch)
 
 
-def opened(cuda: FakeCuda, data: bytes, *sizes: int) -> CudaTorchBackend:
-    cuda.backend = CudaTorchBackend(data, SIGNATURE, BackendOptions(preferred_batch_sizes=sizes))
-    return cuda.backend
+def opened(data: bytes, *sizes: int) -> CudaTorchBackend:
+    return CudaTorchBackend(data, SIGNATURE, BackendOptions(preferred_batch_sizes=sizes))
 
 
 @pytest.fixture
 def backend(cuda: FakeCuda) -> CudaTorchBackend:
-    return opened(cuda, misbehaving_models.well_behaved(), 2, 4)
+    return opened(misbehaving_models.well_behaved(), 2, 4)
 
 
 def test_a_batch_is_padded_up_to_a_graph_and_its_outputs_are_cut_back(
     backend: CudaTorchBackend, cuda: FakeCuda
 ) -> None:
     assert backend.run({"x": rows(1, 2, 3)})["y"].tolist() == rows(2, 4, 6).tolist()
-    (captured,) = cuda.captured().values()
+    (captured,) = cuda.captured.values()
     assert captured.inputs[0].shape == captured.outputs[0].shape == (4, WIDTH)
     assert (cuda.captures, cuda.replays) == (1, 1)
 
@@ -125,12 +125,14 @@ def test_a_model_that_loses_rows_is_not_captured(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cutting its outputs to the batch would hide it."""
-    backend = opened(cuda, misbehaving_models.well_behaved(), 4)
-    monkeypatch.setattr(backend, "_module", lambda x: torch.cat([x, x]))
+    doubles = Mock(side_effect=lambda x: torch.cat([x, x]))
+    monkeypatch.setattr(cuda_torch, "load_module", lambda *_: doubles)
+    backend = opened(b"", 4)
     assert backend.run({"x": rows(1, 2)})["y"].shape == (4, WIDTH)
-    assert cuda.captured() == {}
+    assert cuda.captured == {}
 
 
+@pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize(
     "error",
     [
@@ -140,14 +142,10 @@ def test_a_model_that_loses_rows_is_not_captured(
     ids=repr,
 )
 def test_a_fault_of_the_gpu_is_a_device_error(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, error: Exception
+    monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    backend = opened(cuda, misbehaving_models.well_behaved())
-
-    def fail(x: torch.Tensor) -> torch.Tensor:
-        raise error
-
-    monkeypatch.setattr(backend, "_module", fail)
+    monkeypatch.setattr(cuda_torch, "load_module", lambda *_: Mock(side_effect=error))
+    backend = opened(b"")
     with pytest.raises(DeviceError, match="the device failed, not the input: CUDA"):
         backend.run({"x": rows(1)})
 
@@ -159,17 +157,27 @@ def test_a_fault_of_the_model_is_none_of_the_device(backend: CudaTorchBackend) -
         backend.run({"x": np.zeros((2, WIDTH + 1), np.float32)})
 
 
-def test_closing_frees_the_module(backend: CudaTorchBackend) -> None:
+def test_closing_frees_the_module(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[weakref.ref[object]] = []
+
+    def load(*given: Any) -> Any:
+        module = load_module(*given)
+        loaded.append(weakref.ref(module))
+        return module
+
+    monkeypatch.setattr(cuda_torch, "load_module", load)
+    backend = opened(misbehaving_models.well_behaved())
+    backend.run({"x": rows(1)})
+    assert loaded[0]() is not None
     backend.close()
-    assert not hasattr(backend, "_module")
+    gc.collect()
+    assert loaded[0]() is None
 
 
 @pytest.fixture
 def session(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> CudaOnnxBackend:
     """The ONNX backend with the CPU in the GPU's place."""
-    monkeypatch.setattr(cuda_onnx, "CUDA", "CPUExecutionProvider")
-    monkeypatch.setattr(onnx_providers, "CUDA", "CPUExecutionProvider")
-    monkeypatch.setattr(cuda_onnx, "_MEMORY", "cpu")
+    onnx_on_cpu(monkeypatch)
     specs = tuple(
         TensorSpec(name=name, datatype="FP32", shape=(-1, -1))
         for name in ("a", "b", "difference", "total")

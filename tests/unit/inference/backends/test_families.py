@@ -147,8 +147,26 @@ def test_sixteen_bits_inside_a_program_are_its_own_business(tmp_path: Path) -> N
     assert_close(y, right(rows(3)), atol=0.1)
 
 
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Returns the models that OpenVINO compiles, in order."""
+    import openvino
+
+    found = []
+    compile_model = openvino.Core.compile_model
+
+    def record(*given: Any) -> object:
+        found.append(compile_model(*given))
+        return found[-1]
+
+    monkeypatch.setattr(openvino.Core, "compile_model", record)
+    return found
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-def test_torch_and_openvino_get_the_threads_they_are_given(tmp_path: Path, threads: int) -> None:
+def test_torch_and_openvino_get_the_threads_they_are_given(
+    tmp_path: Path, compiled: list[Any], threads: int
+) -> None:
     data = exported_models.pt2()
     open_backend(
         artifact_of(tmp_path, "pt2", data), data, SIGNATURE, BackendOptions(threads=threads)
@@ -157,10 +175,8 @@ def test_torch_and_openvino_get_the_threads_they_are_given(tmp_path: Path, threa
     torch.set_num_threads(1)
     data, weights = exported_models.openvino_ir()
     artifact = artifact_of(tmp_path, "openvino", data, weights)
-    backend = open_backend(
-        artifact, data, SIGNATURE, BackendOptions(threads=threads), weights=weights
-    )
-    model = backend._request.get_compiled_model()  # type: ignore[attr-defined]
+    open_backend(artifact, data, SIGNATURE, BackendOptions(threads=threads), weights=weights)
+    (model,) = compiled
     assert model.get_property("INFERENCE_NUM_THREADS") == threads
     assert model.get_property("NUM_STREAMS") == 1
 

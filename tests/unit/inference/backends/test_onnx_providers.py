@@ -13,7 +13,7 @@ import pytest
 
 from model_store.signature import Padding, Signature, TensorSpec
 from services.errors import DeviceError
-from services.inference.backends import cuda_device, cuda_onnx, onnx_providers
+from services.inference.backends import cuda_device
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_device import gpu_name_and_driver
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
@@ -29,7 +29,7 @@ from services.inference.config import InferenceConfig
 from services.inference.loading.artifact_choice import choice_key
 from services.inference.loading.configured_policy import serving_policy
 from services.settings import ConfigError, settings_from
-from tests.fixtures.fake_cuda import fake_cuda
+from tests.fixtures.fake_cuda import fake_cuda, onnx_on_cpu
 from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH, not_a_number
 from tests.fixtures.store_versions import draft_in
 
@@ -108,9 +108,7 @@ def test_cuda_follows_tensorrt_and_computes_in_full() -> None:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU in CUDA's place; there is no TensorRT."""
     fake_cuda(monkeypatch)
-    monkeypatch.setattr(cuda_onnx, "CUDA", "CPUExecutionProvider")
-    monkeypatch.setattr(cuda_onnx, "_MEMORY", "cpu")
-    monkeypatch.setattr(onnx_providers, "CUDA", "CPUExecutionProvider")
+    onnx_on_cpu(monkeypatch)
 
 
 def opened(folder: Path) -> CudaOnnxBackend:
@@ -136,6 +134,7 @@ class _Session:
     """Of an ONNX Runtime with TensorRT, which may fail to start or to build."""
 
     asked: list[Any]
+    made: "list[_Session]"
     starts = True
     fails = ""
 
@@ -145,6 +144,7 @@ class _Session:
         if TENSORRT in names and self.fails:
             raise RuntimeError(self.fails)
         self._names = names if self.starts else names[1:] if len(names) > 1 else names
+        self.made.append(self)
 
     def get_providers(self) -> list[str]:
         return self._names
@@ -169,14 +169,15 @@ def test_tensorrt_is_asked_first_and_its_failure_costs_nobody_the_model(
 ) -> None:
     here = [TENSORRT, "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: here)
-    session: Any = type("Session", (_Session,), {"asked": [], "starts": starts, "fails": fails})
+    own = {"asked": [], "made": [], "starts": starts, "fails": fails}
+    session: Any = type("Session", (_Session,), own)
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     with caplog.at_level(logging.WARNING, "flambeau.cuda"):
-        backend = opened(tmp_path)
+        opened(tmp_path)
     first = dict(session.asked[0])[TENSORRT]
     assert first["trt_fp16_enable"] == "1"
     assert first["trt_profile_opt_shapes"] == f"x:2x{WIDTH}"
-    assert (TENSORRT in backend._session.get_providers()) == (reason is None)
+    assert (TENSORRT in session.made[-1].get_providers()) == (reason is None)
     found = [record.reason for record in caplog.records]  # type: ignore[attr-defined]
     assert len(found) == (reason is not None)
     assert reason is None or re.search(reason, found[0])

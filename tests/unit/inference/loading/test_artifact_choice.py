@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
@@ -15,11 +16,12 @@ from model_store.store import ModelStore
 from services.inference.backends import artifact_fit
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import Device
+from services.inference.backends.open_backend import open_backend
 from services.inference.isolation.isolated_backend import IsolatedBackend
-from services.inference.loading import artifact_choice, background_choice, loader
+from services.inference.loading import artifact_choice, background_choice, choice_memory, loader
 from services.inference.loading.artifact_choice import ChoiceRules, choice_key, choose
 from services.inference.loading.background_choice import find_fastest
-from services.inference.loading.choice_memory import LIMITS, MAX_CHOICES, Choice, ChoiceMemory
+from services.inference.loading.choice_memory import LIMITS, Choice, ChoiceMemory
 from services.inference.loading.loader import LoadError, LoadOptions, load_version
 from tests.fixtures.onnx_models import linear, publish
 
@@ -148,14 +150,13 @@ def test_one_that_is_chosen_and_fails_gives_way_and_is_forgotten(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert machine.chosen() == "onnx-2"
-    opens = loader._open
 
-    def open_most(store: object, manifest: object, artifact: Artifact, options: object) -> object:
+    def open_most(artifact: Artifact, *given: Any, **named: Any) -> object:
         if artifact.name == "onnx-2":
             raise LoadError("does not open today")
-        return opens(store, manifest, artifact, options)  # type: ignore[arg-type]
+        return open_backend(artifact, *given, **named)
 
-    monkeypatch.setattr(loader, "_open", open_most)
+    monkeypatch.setattr(loader, "open_backend", open_most)
     assert machine.served() == "onnx"
     assert not machine.is_chosen
     machine.measured.clear()
@@ -269,7 +270,7 @@ def test_a_choice_is_for_these_files_on_this_machine(
     monkeypatch.setattr(artifact_choice, "cpu_features", lambda: ("amx_int8",))
     different.append(choice_key(manifest, artifacts, BackendOptions()))
     monkeypatch.undo()
-    monkeypatch.setattr(artifact_choice, "_version", lambda package: "9.9")
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9")
     different.append(choice_key(manifest, artifacts, BackendOptions()))
     assert len({key, *different}) == 1 + len(different)
 
@@ -313,14 +314,18 @@ def test_a_remembered_name_that_is_none_of_the_versions_harms_nothing(
     assert machine.served() == "onnx"
 
 
-def test_choices_are_kept_and_replaced_and_the_oldest_leave(tmp_path: Path) -> None:
+def test_choices_are_kept_and_replaced_and_the_oldest_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice_memory, "MAX_CHOICES", 3)
     memory = ChoiceMemory(str(tmp_path / "deep" / "er" / "choices.json"))
     memory.remember(KEY, CHOICE)
     assert memory.recall(KEY) == CHOICE
     memory.remember(KEY, Choice(artifact="onnx-1", row_ms={}))
     assert memory.recall(KEY) == Choice(artifact="onnx-1", row_ms={})
-    memory._write({KEY: CHOICE} | {f"{i:064x}": CHOICE for i in range(2, MAX_CHOICES + 1)})
-    assert memory.recall(KEY) == CHOICE
+    for number in (2, 3):
+        memory.remember(f"{number:064x}", CHOICE)
+    assert memory.recall(KEY) is not None
     memory.remember(f"{1:064x}", CHOICE)
     assert memory.recall(KEY) is None
     assert memory.recall(f"{2:064x}") == memory.recall(f"{1:064x}") == CHOICE

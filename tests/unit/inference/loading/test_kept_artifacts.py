@@ -1,7 +1,9 @@
 """Artifacts that are loaded beside the serving one, and their unloading."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from model_store.manifest import Artifact, Manifest, Precision
 from model_store.metric import MeasuredMetric, better_of
 from model_store.store import ModelStore
+from services.inference.backends.backend import Backend
 from services.inference.loading import background_choice
 from services.inference.loading import lanes as lanes_module
 from services.inference.loading.artifact_choice import ChoiceRules
@@ -22,6 +25,7 @@ from services.inference.loading.policy import LanePolicy, ServingPolicy
 from services.queueing.records import Lane
 from tests.fixtures.loaded_lanes import BASE_BYTES, LoadedLanes, fix_memory, unloading_at_the_end
 from tests.fixtures.onnx_models import linear, publish
+from tests.fixtures.redis_servers import until
 
 LANE, OTHER = Lane("m", 1), Lane("other", 1)
 PRECISIONS: tuple[Precision, ...] = ("int8", "fp32", "bf16", "fp32")
@@ -202,8 +206,8 @@ class Serving(LoadedLanes):
 
     async def load(self, *lanes: Lane) -> None:
         for lane in lanes:
-            await self.lanes.load(lane, self._tasks)
-            await self.lanes.load_kept(lane, self._tasks)
+            await self.lanes.load(lane, self.tasks)
+            await self.lanes.load_kept(lane, self.tasks)
 
     def announced(self, lane: Lane = LANE) -> dict[str, Lane]:
         """The artifacts that gateways are told of, each with its lane."""
@@ -249,7 +253,7 @@ async def test_kept_artifacts_take_requests_and_are_announced(
     first = serving.directory.find("m").artifacts[0]
     assert (first.precision, first.accuracy_loss) == ("int8", 0)
     assert 0 < first.row_ms < 1000
-    await serving.lanes.load_kept(LANE, serving._tasks)  # there is nothing left to load
+    await serving.lanes.load_kept(LANE, serving.tasks)  # there is nothing left to load
     assert len(serving.announced()) == 3
 
 
@@ -281,14 +285,13 @@ async def test_what_cannot_be_kept_does_not_touch_the_version(
     assert tried == ["onnx-1", "onnx-3"]  # the next best one is tried
     assert serving.announced() == {"onnx": LANE}
     assert await serving.serves(LANE)
-    await serving.lanes.load_kept(LANE, serving._tasks)
+    await serving.lanes.load_kept(LANE, serving.tasks)
     assert len(tried) == 2
 
 
-async def test_a_version_that_leaves_meanwhile_is_left_alone(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop, opened = asyncio.get_running_loop(), []
+def unloading_during_a_load(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
+    """Unloads the version while another artifact of it is opened; returns what is opened then."""
+    loop, opened = asyncio.get_running_loop(), list[Backend]()
 
     def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:
         loaded = load_version(store, version, options)
@@ -301,6 +304,13 @@ async def test_a_version_that_leaves_meanwhile_is_left_alone(
         serving.lanes.unload(LANE)
 
     monkeypatch.setattr(lanes_module, "load_version", load)
+    return opened
+
+
+async def test_a_version_that_leaves_meanwhile_is_left_alone(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = unloading_during_a_load(serving, monkeypatch)
     serving.keep("exact")
     await serving.load(LANE)
     assert len(opened) == 1
@@ -355,7 +365,7 @@ async def test_a_version_goes_over_to_another_artifact_while_it_serves(
     await serving.load(LANE)
     live(serving)
     before = asyncio.ensure_future(serving.serves(LANE))
-    assert await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 0.5}, serving._tasks)
+    assert await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 0.5}, serving.tasks)
     assert await before
     assert await serving.serves(LANE)
     served = serving.directory.find("m")
@@ -363,7 +373,29 @@ async def test_a_version_goes_over_to_another_artifact_while_it_serves(
     assert serving.announced() == {"onnx-1": LANE}
     size = manifest.artifacts[1].file.size_bytes
     assert serving.gauge("model_memory_bytes", LANE) == size
-    assert not await serving.lanes.exchange(LANE, "onnx-1", {}, serving._tasks)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {}, serving.tasks)
+
+
+async def test_a_backend_that_is_replaced_is_freed(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What retains it would keep the memory of each artifact that was replaced."""
+    opened: list[weakref.ref[Backend]] = []
+
+    def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:
+        loaded = load_version(store, version, options)
+        opened.extend(map(weakref.ref, loaded.backends))
+        return loaded
+
+    monkeypatch.setattr(lanes_module, "load_version", load)
+    serving.keep()
+    await serving.load(LANE)
+    assert await serving.serves(LANE)
+    assert await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 0.5}, serving.tasks)
+    assert await serving.serves(LANE)
+    replaced, serves = opened
+    await until(lambda: gc.collect() >= 0 and replaced() is None)  # its thread ends
+    assert serves() is not None
 
 
 async def test_what_is_kept_follows_a_version_that_goes_over(serving: Serving) -> None:
@@ -372,7 +404,7 @@ async def test_what_is_kept_follows_a_version_that_goes_over(serving: Serving) -
     live(serving)
     assert serving.announced() == {"onnx": LANE, "onnx-1": LANE._replace(artifact="onnx-1")}
     figures = {"onnx": 5.0, "onnx-1": 1.0, "onnx-2": 4.0, "onnx-3": 3.0}
-    assert await serving.lanes.exchange(LANE, "onnx-1", figures, serving._tasks)
+    assert await serving.lanes.exchange(LANE, "onnx-1", figures, serving.tasks)
     assert serving.announced() == {"onnx-1": LANE}
     assert await serving.serves(LANE)
     assert not await serving.serves(LANE._replace(artifact="onnx-1"))
@@ -390,7 +422,7 @@ async def test_an_artifact_that_cannot_be_loaded_leaves_the_version_as_it_is(
     serving.keep()
     await serving.load(LANE)
     live(serving)
-    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving._tasks)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving.tasks)
     assert serving.announced() == {"onnx": LANE}
     assert await serving.serves(LANE)
 
@@ -402,7 +434,7 @@ async def test_a_version_does_not_go_over_to_what_does_not_fit_beside_it(
     serving.keep(max_memory_bytes=BASE_BYTES + sizes[0] + sizes[1] - 1)
     await serving.load(LANE)
     live(serving)
-    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving._tasks)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving.tasks)
     assert serving.announced() == {"onnx": LANE}
     assert await serving.serves(LANE)
 
@@ -410,21 +442,9 @@ async def test_a_version_does_not_go_over_to_what_does_not_fit_beside_it(
 async def test_a_version_that_leaves_meanwhile_does_not_go_over(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, opened = asyncio.get_running_loop(), []
-
-    def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:
-        loaded = load_version(store, version, options)
-        if options.artifact:
-            opened.extend(loaded.backends)
-            asyncio.run_coroutine_threadsafe(unload(), loop).result()
-        return loaded
-
-    async def unload() -> None:
-        serving.lanes.unload(LANE)
-
-    monkeypatch.setattr(lanes_module, "load_version", load)
+    opened = unloading_during_a_load(serving, monkeypatch)
     serving.keep()
     await serving.load(LANE)
-    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving._tasks)
+    assert not await serving.lanes.exchange(LANE, "onnx-1", {"onnx-1": 1.0}, serving.tasks)
     assert len(opened) == 1
     assert not await serving.serves(LANE)

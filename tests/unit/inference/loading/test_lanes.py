@@ -44,7 +44,7 @@ class Serving(LoadedLanes):
 
     async def load(self, *lanes: Lane) -> None:
         for lane in lanes:
-            await self.lanes.load(lane, self._tasks)
+            await self.lanes.load(lane, self.tasks)
 
     def states(self) -> dict[str, str]:
         return {s.lane.model: s.state for s in self.directory.all_versions()}

@@ -11,7 +11,7 @@ import pytest
 
 from services.gateway.wire.http1.head import MAX_HEAD_BYTES
 from services.trainer.metrics import TrainerMetrics
-from services.trainer.server import _api
+from services.trainer.server import serve_api
 from services.trainer.stores.sqlite_store import SqliteJobStore
 from services.trainer.training_job_service import TrainingJobService
 from tests.fixtures.redis_servers import until
@@ -79,7 +79,7 @@ async def port(folder: Path, **limits: Any) -> AsyncIterator[Ports]:
     store = SqliteJobStore(Path(given.jobs), 1000)
     metrics = TrainerMetrics("")
     service = TrainingJobService(store, given)
-    async with _api(given, service, None, None, metrics) as (rest, grpc):
+    async with serve_api(given, service, None, None, metrics) as (rest, grpc):
         with contextlib.ExitStack() as peers:
             yield Ports(rest, grpc, store, service, metrics, peers)
     await store.close()

@@ -15,7 +15,7 @@ from services.telemetry.metrics import TlsMetrics
 from services.tls import open_certificates
 from services.trainer.__main__ import main
 from services.trainer.metrics import TrainerMetrics
-from services.trainer.server import _api
+from services.trainer.server import serve_api
 from services.trainer.stores.sqlite_store import SqliteJobStore
 from services.trainer.training_job_service import TrainingJobService
 from tests.fixtures.certificates import Authority
@@ -35,7 +35,7 @@ async def test_both_ports_speak_it(tmp_path: Path) -> None:
     store = SqliteJobStore(Path(given.jobs), 1000)
     certificates = open_certificates(given, TlsMetrics(CollectorRegistry()))
     assert certificates is not None
-    async with _api(
+    async with serve_api(
         given, TrainingJobService(store, given), None, certificates, TrainerMetrics("")
     ) as (
         http,

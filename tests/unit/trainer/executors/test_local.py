@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from services.trainer.executors import local as local_executor
 from services.trainer.executors.executor import Failed, Outcome, Stopped, Succeeded
 from services.trainer.executors.local import LocalExecutor, job_arguments
 from services.trainer.training_job_service import CODE
@@ -50,15 +49,15 @@ class Heard:
 class Runs:
     """Runs programs as jobs."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._folder, self._monkeypatch = folder, monkeypatch
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.heard, self.stopping = Heard(), asyncio.Event()
 
     async def run(self, program: str, epoch: int = 0, **settings: Any) -> Outcome:
         found = config(self._folder, **settings)
         (found.runs_folder / job().id / CODE).mkdir(parents=True, exist_ok=True)
-        self._monkeypatch.setattr(local_executor, "_START", PROLOGUE + program)
-        return await LocalExecutor(found).run(job(epoch=epoch), self.heard, self.stopping)
+        executor = LocalExecutor(found, PROLOGUE + program)
+        return await executor.run(job(epoch=epoch), self.heard, self.stopping)
 
     @asynccontextmanager
     async def running(
@@ -73,8 +72,8 @@ class Runs:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    return Runs(tmp_path, monkeypatch)
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
 
 
 def is_alive(pid: int) -> bool:

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from model_store.host.install_advice import install_command
-from model_store.signature import Padding, Signature, TensorSpec
+from model_store.signature import Padding
+from tests.fixtures.signatures import one_to_one
 from tests.unit.training.small_networks import Perceptron, Recurrent
 from training.auto.candidates import Candidate, Machine, ModelContents, candidates
 from training.auto.model_contents import model_contents
@@ -147,7 +148,7 @@ def test_the_recipe_says_what_may_be_tried_and_what_it_must_keep() -> None:
 
 
 class Attends(nn.Module):
-    """Attention written as a function, which no layer shows."""
+    """Attention as a function call, which no layer of the model contains."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.scaled_dot_product_attention(x, x, x)
@@ -166,10 +167,7 @@ class Attends(nn.Module):
 def test_a_model_is_read_by_its_layers_and_its_calls(
     model: nn.Module, shape: tuple[int, ...], expected: ModelContents
 ) -> None:
-    spec = TensorSpec(name="x", datatype="FP32", shape=(-1, *shape))
-    signature = Signature(
-        inputs=(spec,), outputs=(spec.model_copy(update={"name": "y"}),), max_batch_size=8
-    )
+    signature = one_to_one(shape)
     example = {"x": np.zeros((2, *shape), np.float32)}
     model.eval()
     if isinstance(model, nn.LSTM):
@@ -178,7 +176,7 @@ def test_a_model_is_read_by_its_layers_and_its_calls(
 
 
 class First(nn.Module):
-    """The states of a layer that also gives its last one."""
+    """Returns the states of a layer, without its last state."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -190,13 +188,7 @@ class First(nn.Module):
 
 
 def test_padding_means_that_lengths_vary() -> None:
-    spec = TensorSpec(name="x", datatype="FP32", shape=(-1, -1, 6))
-    signature = Signature(
-        inputs=(spec,),
-        outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 3)),),
-        max_batch_size=8,
-        padding=Padding(inputs={"x": 1}, buckets=(4, 8)),
-    )
+    signature = one_to_one((-1, 6), (3,), padding=Padding(inputs={"x": 1}, buckets=(4, 8)))
     example = {"x": np.zeros((2, 4, 6), np.float32)}
     assert model_contents(Perceptron().eval(), example, signature).varying_length
 

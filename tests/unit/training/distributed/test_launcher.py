@@ -14,8 +14,9 @@ from training.distributed import launcher
 from training.errors import StoppedError, TargetError, TrainingError
 
 TOGETHER = recipe(train={"parallel": "ddp", "processes": 2})
-PROLOGUE = f"""{launcher._START}
+PROLOGUE = """
 import json, os, subprocess, sys, time
+sys.path.insert(0, sys.argv.pop(1))
 given = dict(zip(sys.argv, sys.argv[1:]))
 pipe = open(given["--events"], "a")
 def tell(**fields):
@@ -24,7 +25,7 @@ def tell(**fields):
 
 
 class Told:
-    """Remembers what it is told, and does something about it."""
+    """Records events, and runs a callback after each."""
 
     def __init__(self, act: Any = lambda: None) -> None:
         self.events: list[dict[str, Any]] = []
@@ -37,9 +38,8 @@ class Told:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, program: str, told: Told) -> None:
-    monkeypatch.setattr(launcher, "_AGENT", PROLOGUE + program)
     monkeypatch.setattr(launcher, "GRACE_S", 10.0)
-    launcher.run_together(TOGETHER, [], told)
+    launcher.run_together(TOGETHER, [], told, agent=PROLOGUE + program)
 
 
 def test_events_pass_and_the_first_last_words_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_sigterm_leaves_the_ranks_a_file(monkeypatch: pytest.MonkeyPatch) -> Non
     before = signal.getsignal(signal.SIGTERM)
 
     def stop() -> None:
-        """As the signal would, which other threads of this process could hear instead."""
+        """Calls the handler of SIGTERM; the signal might reach another thread of the process."""
         handler = signal.getsignal(signal.SIGTERM)
         assert callable(handler)
         assert handler is not before
@@ -88,7 +88,7 @@ def test_sigterm_leaves_the_ranks_a_file(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends a rank too, which torchrun has put into a session of its own."""
+    """Ctrl-C also ends the ranks, which torchrun starts in sessions of their own."""
     rank = (
         "import sys; sys.path.insert(0, sys.argv[1]); events = open(sys.argv[2], 'a');"
         "from training.distributed.lifeline import hold_lifeline; hold_lifeline();"

@@ -24,7 +24,7 @@ TOGETHER = {"parallel": "ddp", "processes": 2}
 
 
 class Told(Ranks):
-    """One of several ranks, which knows in advance the sum over all of them."""
+    """One of several ranks; the sum over all of them is given in advance."""
 
     def __init__(self, rank: int, world: int, total: float) -> None:
         super().__init__(rank, world)

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from tests.unit.training.recipes import DATA
 from training.datasets import load_splits
-from training.distributed import launcher
 from training.distributed.launcher import run_together
 from training.loop.loop import train
 from training.process import compilation
@@ -23,7 +22,7 @@ from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
 PROGRAM = (
-    f"{launcher._START} sys.path.append('.'); "
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.path.append('.'); "
     "from tests.unit.training.ranks_program import main; main(sys.argv[1:])"
 )
 TOLERANCE = 1e-5
@@ -77,7 +76,7 @@ def recipe(parallel: str, option: str = "whole", batch_size: int = 19, **args: A
 
 
 class Told:
-    """Remembers what it is told."""
+    """Records the kinds of events."""
 
     def __init__(self) -> None:
         self.kinds: list[str] = []
@@ -89,7 +88,7 @@ class Told:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs, all of one start of two processes, the second of which was killed twice."""
+    """Runs all recipes in one start of two processes, and kills the second one twice."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "spared").touch()
     early = recipe("ddp", batch_size=22, dropout=0.3, marker=str(folder / "early"), killed_at=3)
@@ -105,10 +104,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = {name: chosen.document() for name, chosen in recipes.items()}
     (folder / "recipes.json").write_text(json.dumps(documents))
     told = Told()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "_RANK", PROGRAM)
-        arguments = ["--recipes", str(folder / "recipes.json"), "--anew"]
-        run_together(recipes["ddp-whole"], arguments, told)
+    arguments = ["--recipes", str(folder / "recipes.json"), "--anew"]
+    run_together(recipes["ddp-whole"], arguments, told, rank=PROGRAM)
     assert (folder / "killed-once").exists()
     assert (folder / "early").exists()
     epochs = sum(len(curve(folder / name)) for name in recipes)
@@ -161,7 +158,7 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(runs: Path, parallel: st
     [("killed-early", "epoch 0 and 1 steps"), ("killed", "epoch 2")],
 )
 def test_a_killed_rank_changes_no_bit(runs: Path, name: str, last: str) -> None:
-    """It goes on from the last checkpoint, also where it was told to begin anew."""
+    """The ranks resume from the last checkpoint, even with `--anew`."""
     assert f"resuming after {last} from" in " ".join((runs / f"{name}.txt").read_text().split())
     assert curve(runs / name) == curve(runs / "undisturbed")
     (expected,) = (runs / "undisturbed").glob("*/checkpoints/epoch-000004.safetensors")

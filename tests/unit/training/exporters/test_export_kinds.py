@@ -33,8 +33,8 @@ KINDS = {
     "openvino": 1e-5,
     "openvino-int8": 0.05,
 }
-"""How far the outputs may lie from the checkpoint's. AOTInductor takes long: it compiles an LSTM
-in `test_families_by_kind.py`, and nothing here."""
+"""Largest differences from the outputs of the checkpoint. AOTInductor compiles slowly, so only
+`test_families_by_kind.py` tests it, with an LSTM."""
 
 
 def entry(name: str) -> dict[str, str]:

@@ -13,8 +13,8 @@ import torch
 from onnx import numpy_helper
 from rich.console import Console
 
-from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
+from tests.fixtures.signatures import one_to_one
 from tests.unit.training.recipes import recipe, splits, untrained
 from tests.unit.training.small_networks import Perceptron
 from training.datasets import Split, Splits
@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(scope="module")
 def exported(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
-    """All kinds, the quantized one first: it has to make its own source."""
+    """All kinds; the quantized one is first, so it must create its own source graph."""
     folder, screen = tmp_path_factory.mktemp("version"), io.StringIO()
     found = export_all(recipe(export=ALL), trained, splits(), folder, Console(file=screen))
     assert screen.getvalue().count("TorchScript") == 1
@@ -114,7 +114,7 @@ def test_only_the_named_operators_are_quantized(
 
 
 def test_a_relu_behind_a_convolution_becomes_a_part_of_it(exported: dict[str, Exported]) -> None:
-    """Only then does ONNX Runtime run the convolution in 8 bits, the last one too."""
+    """ONNX Runtime runs convolutions, including the last one, in 8 bits only in this form."""
     assert operators(exported["onnx"].path).count("Relu") == 3
     assert operators(exported["onnx-int8"].path).count("Relu") == 0
 
@@ -134,11 +134,7 @@ def test_no_weight_is_so_large_that_two_products_overflow_16_bits(
 def perceptron(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("perceptron") / "model.onnx"
-    signature = Signature(
-        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4, 6)),),
-        outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 3)),),
-        max_batch_size=8,
-    )
+    signature = one_to_one((4, 6), (3,), names=("x", "logits"))
     export_onnx(Perceptron().eval(), (torch.zeros(2, 4, 6),), signature, path)
     return path
 

@@ -1,7 +1,8 @@
 """FP16: made and proven on a GPU or a processor that has it, refused with the reason elsewhere."""
 
-import time
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,14 @@ from training.exporters import half_precision
 from training.exporters.export import Exported
 from training.exporters.half_precision import half_device
 from training.verification import verify
-from training.verification.runners import Runner, file_runner, module_runner
-from training.verification.verify import Reference
+from training.verification.runners import file_runner, module_runner
 
 HALF = {"kind": "onnx", "precision": "fp16"}
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets what there is."""
+    """Sets the features of the processor, the GPU and the providers of ONNX Runtime."""
 
     def has(*features: str, gpu: bool = False, providers: tuple[str, ...] = ()) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
@@ -81,22 +81,21 @@ def test_a_graph_of_halves_takes_and_gives_what_the_checkpoint_does(
 def test_what_a_gpu_ran_is_timed_by_the_clock_on_the_wall(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The thread that asked only waits."""
-    asked: list[Any] = []
-
-    def noted(run: Runner, expected: Reference, clock: Any = None) -> dict[int, float]:
-        asked.append(clock)
-        return {1: 1.0}
-
-    monkeypatch.setattr(verify, "_latency_ms", noted)
+    """CPU time of the calling thread does not include the work of a GPU."""
+    found: list[set[float]] = []
     chosen = recipe(export=[HALF, {"kind": "onnx"}])
     trained = untrained(chosen, splits(), tmp_path)
     right = module_runner(trained.model, trained.signature)
     monkeypatch.setattr(verify, "file_runner", lambda *_: right)
     expected, _ = verify.reference(trained, splits().test)
+    wall, cpu = itertools.count(0.0, 0.003), itertools.count(0.0, 0.001)
+    clocks = SimpleNamespace(perf_counter=wall.__next__, thread_time=cpu.__next__)
+    monkeypatch.setattr(verify, "time", clocks)
     makers = MadeWith(device="cuda"), MadeWith()
     for entry, made_with in zip(chosen.listed_exports(), makers, strict=True):
         (tmp_path / entry.file).write_bytes(b"")
         exported = Exported(entry, tmp_path / entry.file, None, made_with)
-        assert verify.verify(exported, expected).refusal is None
-    assert asked == [time.perf_counter, time.thread_time]
+        verdict = verify.verify(exported, expected)
+        assert verdict.refusal is None
+        found.append(set(verdict.latency_ms.values()))
+    assert found == [{3.0}, {1.0}]

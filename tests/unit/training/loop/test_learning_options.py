@@ -189,7 +189,7 @@ def test_fp16_scales_what_would_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2)
 
     fine = stepper(fresh(), recipe()).step(batches()[:1], 0, 1.0)
-    monkeypatch.setattr("training.loop.optimization.optimizer_step._scaler", scaler)
+    monkeypatch.setattr("training.loop.optimization.optimizer_step.gradient_scaler", scaler)
     model = fresh()
     moved = stepper(model, recipe(train={"precision": "fp16"}))
     for step, batch in enumerate(batches()[:2]):

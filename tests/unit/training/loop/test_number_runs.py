@@ -1,4 +1,4 @@
-"""Whole runs whose labels are no classes; one of them to a published version and its proof."""
+"""Runs on labels that are not classes; one of them publishes a version and verifies it."""
 
 import io
 import json

@@ -1,18 +1,19 @@
 """Memory freed by training stays with its process, unless the C library is configured otherwise."""
 
+import ctypes
 import io
 import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tests.unit.training.recipes import DATA, recipe, splits
 from training.loop.loop import train
-from training.process import kept_memory
 from training.process.kept_memory import (
     HIGHEST_MMAP_THRESHOLD,
     LARGEST,
@@ -42,7 +43,7 @@ print(taken() - before)
 
 
 class Library:
-    """Takes down what it is told, and takes no size above a limit."""
+    """A C library that records the options it is given, and rejects sizes above a limit."""
 
     def __init__(self, limit: int = LARGEST) -> None:
         self.limit = limit
@@ -61,7 +62,7 @@ class Library:
 
 
 class Looking(NullWatcher):
-    """Sees what the library was told when an epoch ends."""
+    """Records the options of the C library at the end of an epoch."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -71,10 +72,20 @@ class Looking(NullWatcher):
         self.seen = dict(self.library.told)
 
 
+def put_in_place(library: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a fake in the place of the process's C library."""
+    load = ctypes.CDLL
+
+    def find(name: str | None, *given: Any, **named: Any) -> object:
+        return library if name is None else load(name, *given, **named)
+
+    monkeypatch.setattr(ctypes, "CDLL", find)
+
+
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     found = Library()
-    monkeypatch.setattr(kept_memory, "_glibc", lambda: found)
+    put_in_place(found, monkeypatch)
     for name in ("GLIBC_TUNABLES", *TOLD_BY):
         monkeypatch.delenv(name, raising=False)
     return found
@@ -137,6 +148,6 @@ def test_what_a_person_has_told_the_library_stays(
 
 
 def test_another_c_library_is_left_alone(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_memory, "_glibc", lambda: None)
+    put_in_place(object(), monkeypatch)
     with freed_memory_kept():
         assert not library.told

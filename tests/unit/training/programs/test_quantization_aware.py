@@ -13,8 +13,8 @@ from rich.console import Console
 from safetensors.torch import load_file, load_model, save_model
 from torch import Tensor, nn
 
-from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
+from tests.fixtures.signatures import one_to_one
 from tests.unit.training.cut_off import cut_off_in_epoch
 from tests.unit.training.recipes import DATA, recipe, splits
 from training.errors import ExportError, RecipeError
@@ -28,11 +28,7 @@ from training.run_folder import RunFolder
 from training.verification.verify import reference, verify
 
 QAT = {"kind": "pt2", "precision": "int8", "method": "qat"}
-SIGNATURE = Signature(
-    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 64)),),
-    outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 3)),),
-    max_batch_size=16,
-)
+SIGNATURE = one_to_one((64,), (3,), names=("x", "logits"), rows=16)
 EXAMPLE = (torch.zeros(2, 64),)
 
 
@@ -138,7 +134,7 @@ def test_a_resumed_phase_ends_with_the_same_bits(
 def test_settings_by_layer_end_where_the_network_is_rewritten(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Its layers have other names, and its batch norms are gone."""
+    """Preparation renames the layers and folds the batch norms."""
     whole = recipe(**{"train": {"epochs": 1}, "qat": {"epochs": 1}, "track": [], **changes})
     assert trained(tmp_path, whole).qat_weights is not None
 
@@ -199,7 +195,7 @@ def saved_bytes(program: torch.export.ExportedProgram, path: Path) -> int:
 
 
 def test_8_bits_take_a_quarter_of_the_file(tmp_path: Path) -> None:
-    """pt2e keeps the FP32 weights beside those of 8 bits; a file must not."""
+    """pt2e keeps FP32 weights beside the 8-bit ones; the file must have only the latter."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 3)).eval()
     x: Array = images(64).numpy()

@@ -14,7 +14,7 @@ from training.recipe.parts.data_parts import BySplit, DataPart
 
 CSV = {"path": "a.csv", "label": "kind"}
 SHARED = {"batch_size", "workers", "sampler", "augment"}
-"""What there is to say of every source."""
+"""Keys that every source needs."""
 
 
 def test_a_recipe_with_a_target_is_stored_as_it_always_was() -> None:

@@ -31,7 +31,7 @@ OF_OTHERS = (
     *("instance of", "valid dictionary", "valid tuple", "valid string"),
     *("Input should", "String should", "Tuple should", "Dictionary should", "Keys should"),
 )
-"""What no message of ours has."""
+"""Words that no message may contain."""
 DEEPEST = 6
 RECIPE = """
 name: four

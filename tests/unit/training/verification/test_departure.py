@@ -70,9 +70,7 @@ def spoilt(trained: Trained, layer: str) -> nn.Module:
     return model
 
 
-def test_the_layer_of_a_graph_is_named(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_layer_of_a_graph_is_named(trained: Trained, tmp_path: Path) -> None:
     source, int8 = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
     export_onnx(spoilt(trained, "features.4"), EXAMPLE, trained.signature, source)
     found = find_departure(case(trained, OnnxExport(), source))
@@ -80,9 +78,6 @@ def test_the_layer_of_a_graph_is_named(
     assert found.startswith("layer 'features.4' (largest difference 2, ")
     assert found.endswith("at 'features.2' before it)")
     entry = OnnxInt8Export()
-    # The same for both, and the slowest part.
-    scopes = {f"features.{n}": f"relu{s}" for n, s in ((2, ""), (5, "_1"), (9, "_2"))}
-    monkeypatch.setattr(departure, "_scoped_values", lambda *_: scopes)
     export_onnx_static_int8(source, splits().train.inputs, entry.op_types, int8)
     found = find_departure(case(trained, entry, int8))
     assert found is not None  # in 8 bits, norm and Relu are one with their convolution
