@@ -16,6 +16,7 @@ ServingError
 ├── ForbiddenError              403 PERMISSION_DENIED   the caller lacks the scope, or it is off
 ├── ConflictError               409 ALREADY_EXISTS      a different object has this name
 ├── JobNotOverError             409 FAILED_PRECONDITION the job has no result, or not yet
+├── SequenceLostError           409 FAILED_PRECONDITION its state is gone; start it again
 ├── JobFailedError              500 INTERNAL            the job ended without a result
 ├── MethodNotAllowedError       405 UNIMPLEMENTED
 ├── UnsupportedError            501 UNIMPLEMENTED       an extension this server does not offer
@@ -157,6 +158,13 @@ class ConflictError(ServingError):
 
 class JobNotOverError(ServingError):
     """The job has no result: not yet, or no longer."""
+
+    http_status = 409
+    grpc_code = "FAILED_PRECONDITION"
+
+
+class SequenceLostError(ServingError):
+    """The sequence was never started here, or its state is gone; the client starts it again."""
 
     http_status = 409
     grpc_code = "FAILED_PRECONDITION"

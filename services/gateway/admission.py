@@ -44,6 +44,7 @@ from services.queueing.records import (
     InferReply,
     InferRequest,
     Lane,
+    SequenceStep,
     ServedVersion,
 )
 from services.telemetry.metrics import Metrics
@@ -84,6 +85,8 @@ class InferCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """1 (first) to 10 (last); 0 for the default."""
     preference: ArtifactPreference | None = None
     """The requested artifact; None for the default one."""
+    sequence: SequenceStep | None = None
+    """Place in a sequence; None for a request by itself."""
     trace: TraceContext | None = None
     """Trace context of a traced request."""
     caller: "Caller | None" = None
@@ -211,6 +214,7 @@ class Admission:
             length=length,
             outputs=call.outputs,
             trace=call.trace,
+            sequence=call.sequence,
         )
         entry = self._queue.submit(request, answered, degrade_to, now)
         if tenant is not None and not entry.dead:

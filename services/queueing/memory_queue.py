@@ -10,7 +10,8 @@ Rules:
   reaches a batch;
 - a lane's intake holds at most `max_depth` entries; the next one is refused, never dropped later;
 - a request that a limit refuses goes to another lane, once, if its gateway has named one;
-- a closed lane accepts no requests.
+- a closed lane accepts no requests;
+- the steps of a sequence go on one at a time, in order (`sequence_steps.py`).
 
 Everything runs on one event loop; no call here blocks or awaits.
 """
@@ -34,6 +35,7 @@ from services.errors import (
 from services.queueing.deadlines import Deadlines
 from services.queueing.part_window import Window
 from services.queueing.records import InferReply, InferRequest, Lane
+from services.queueing.sequence_steps import SequenceSteps
 
 logger = logging.getLogger("flambeau.queue")
 
@@ -189,6 +191,19 @@ class Entry:
                 self.intake.discard(self, reason)
 
 
+class StepEntry(Entry):
+    """An entry of a request that carries a sequence: its end lets the next step go on."""
+
+    __slots__ = ()
+
+    def finish(self, outcome: Outcome) -> None:
+        """Answers the caller, if it still waits."""
+        was_dead, queue = self.dead, self.queue
+        super().finish(outcome)
+        if queue is not None and not was_dead:
+            queue.step_is_over(self)
+
+
 class MemoryQueue:
     """Queues requests by lane.
 
@@ -205,6 +220,7 @@ class MemoryQueue:
         self.unanswered = 0
         self.deadlines: Deadlines[Entry] = Deadlines()
         self.emptied: asyncio.Event | None = None
+        self._steps = SequenceSteps()
 
     def open(self, lane: Lane, intake: Intake) -> None:
         """Admits requests for a lane."""
@@ -218,6 +234,8 @@ class MemoryQueue:
             closed: callback, called at once.
         """
         self._intakes.pop(lane, None)
+        for entry in self._steps.behind(lane):
+            entry.finish(not_served(lane))
         if closed is not None:
             closed()
 
@@ -246,18 +264,30 @@ class MemoryQueue:
         Returns:
             The entry, for `cancel`.
         """
-        entry = Entry(request, now or time.monotonic(), done, degrade_to)
+        if request.sequence is None:
+            entry = Entry(request, now or time.monotonic(), done, degrade_to)
+        else:
+            degrade_to = None  # another artifact has another state
+            entry = StepEntry(request, now or time.monotonic(), done)
         intake = self._intakes.get(request.lane)
         if intake is None:
-            entry.finish(ModelNotReadyError(f"model {request.lane} is not being served; try again"))
+            entry.finish(not_served(request.lane))
             return entry
         is_full = intake.waiting >= self.max_depth
+        goes_on = True
+        if not is_full and request.sequence is not None:
+            try:
+                goes_on = self._steps.begin(entry)
+            except QueueFullError as error:
+                entry.finish(error)
+                return entry
         if not is_full or degrade_to is not None:
             entry.queue, entry.intake = self, intake
             self.unanswered += 1
             self.deadlines.add(entry, request.deadline - entry.enqueued_at)
         if not is_full:
-            intake.accept(entry)
+            if goes_on:
+                intake.accept(entry)
         else:
             entry.refuse(
                 QueueFullError(
@@ -266,6 +296,13 @@ class MemoryQueue:
                 )
             )
         return entry
+
+    def step_is_over(self, entry: Entry) -> None:
+        """Lets the next step of a sequence go on."""
+        following = self._steps.over(entry)
+        if following is not None:
+            assert following.intake is not None
+            following.intake.accept(following)
 
     async def wait_empty(self, timeout_s: float) -> int:
         """Waits until every caller is answered.
@@ -289,6 +326,11 @@ class MemoryQueue:
 
 def _nobody(_: Outcome) -> None:
     """Callback of a cancelled caller."""
+
+
+def not_served(lane: Lane) -> ModelNotReadyError:
+    """Returns the error of a request to a lane that is not open."""
+    return ModelNotReadyError(f"model {lane} is not being served; try again")
 
 
 def deadline_exceeded(request: InferRequest) -> DeadlineExceededError:

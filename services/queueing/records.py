@@ -41,6 +41,19 @@ class Lane(NamedTuple):
         return f"{of_version} artifact '{self.artifact}'" if self.artifact else of_version
 
 
+class SequenceStep(NamedTuple):
+    """The place of a request in a sequence, whose steps one instance runs in order.
+
+    A sequence begins with a step that says so. It ends with one that says so, or when its model has
+    not seen it for a while.
+    """
+
+    id: str
+    """Chosen by the client; unique among the sequences of a model version."""
+    is_start: bool = False
+    is_end: bool = False
+
+
 class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An accepted request. Every field is set once, by the gateway; `alone` by the queue."""
 
@@ -61,6 +74,8 @@ class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """True if it must not share a batch: a worker died while it held this request."""
     trace: TraceContext | None = None
     """Trace context of a traced request."""
+    sequence: SequenceStep | None = None
+    """Place in a sequence; None for a request by itself."""
 
 
 class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):

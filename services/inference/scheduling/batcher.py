@@ -8,6 +8,8 @@ Rules:
   deadline runs first, and no entry is overtaken by one that arrives more than
   `HORIZON_S + 9 * PRIORITY_STEP_S` after it: no starvation;
 - only entries of one shape, or of one padding bucket, share a batch;
+- steps of sequences share a batch if one slot has them, and only while its instance is idle
+  (`sequence_slots.py`);
 - a batch is never larger than the maximum, nor than the size with the highest throughput in rows
   (except to probe whether that has changed), nor so large that it misses its earliest deadline;
 - an entry that can no longer meet its deadline is returned to the caller, never run;
@@ -16,12 +18,13 @@ Rules:
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from model_store.signature import Padding, Signature
 from services.inference.scheduling.latency import LatencyCurve, LatencyModel
+from services.inference.scheduling.sequence_slots import SequenceSlots
 from services.queueing.memory_queue import Entry
 from services.queueing.records import InferRequest
 
@@ -57,6 +60,8 @@ class Batch:
     """Length that sequences are padded to; None without padding."""
     curve: LatencyCurve
     """Latency curve to update with the run."""
+    slot: int | None = None
+    """Slot of its sequences; None for a batch that any instance may run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,7 @@ class BatchRules:
         static = self.padding is not None and self.padding.static
         length = batch.length if static else entry.request.length
         rows = entry.request.rows
-        return Batch([entry], rows, self.padded_rows(rows), length, batch.curve)
+        return Batch([entry], rows, self.padded_rows(rows), length, batch.curve, batch.slot)
 
 
 def batch_rules(
@@ -118,6 +123,7 @@ class _Group:
     key: _Key
     curve: LatencyCurve
     bucket: int | None
+    slot: int | None
     entries: list[Entry] = field(default_factory=list)
     rows: int = 0
     most_rows: int = 1
@@ -137,10 +143,16 @@ class Batcher:
     Args:
         rules: limits of a batch.
         latency: latency estimates, which the runner of the batches updates.
+        slots: slots of sequences; None where there are none.
     """
 
-    def __init__(self, rules: BatchRules, latency: LatencyModel) -> None:
+    def __init__(
+        self, rules: BatchRules, latency: LatencyModel, slots: SequenceSlots | None = None
+    ) -> None:
         self._rules = rules
+        self._slots = slots
+        self._slot_groups = 0
+        """Groups of steps of sequences."""
         self._latency = latency
         self._groups: dict[_Key, _Group] = {}
         self._only = None if rules.shapes_vary else latency.curve(_FIXED, rules.row_elements)
@@ -166,7 +178,10 @@ class Batcher:
         # Equals `urgency`, inlined to save two calls.
         order += (request.priority - 1) * PRIORITY_STEP_S
         entry.order = order
-        key = _FIXED if self._only is not None and not request.alone else self._group_key(request)
+        if self._only is not None and not request.alone and request.sequence is None:
+            key = _FIXED
+        else:
+            key = self._group_key(request)
         group = self._groups.get(key) or self._new_group(key, request)
         entries = group.entries
         if not entries or entries[-1].order <= order:
@@ -242,11 +257,12 @@ class Batcher:
 
     def ready_at(self, now: float) -> float | None:
         """Returns when to form the next batch: now, later (`wait_s`), or None if nothing waits."""
-        if not self._groups:
+        groups = self._runnable()
+        if not groups:
             return None
         if not self._rules.wait_s:
             return now
-        return min(self._group_ready_at(group, now) for group in self._groups.values())
+        return min(self._group_ready_at(group, now) for group in groups)
 
     def next_s(self, now: float) -> float:
         """Returns the expected seconds of the batch that `next_batch` would form, or infinity."""
@@ -288,6 +304,7 @@ class Batcher:
                 self._rules.padded_rows(rows),
                 self._padded_length(entries, group.bucket),
                 group.curve,
+                group.slot,
             )
         return None
 
@@ -354,15 +371,33 @@ class Batcher:
         self.waiting -= stop - start
         if not group.entries:
             del self._groups[group.key]
+            self._slot_groups -= group.slot is not None
 
     def _most_urgent(self, now: float) -> _Group | None:
         """Returns the group with the most urgent entry, among those that have waited `wait_s`."""
-        groups: Iterable[_Group] = self._groups.values()
+        groups = self._runnable()
         if self._rules.wait_s:
             groups = [group for group in groups if self._group_ready_at(group, now) <= now]
-        elif len(self._groups) == 1:
+        elif len(groups) == 1:
             return next(iter(groups))
         return min(groups, key=lambda group: group.entries[0].order, default=None)
+
+    def _runnable(self) -> Collection[_Group]:
+        """Returns the groups whose instance is idle, if they need a certain one."""
+        groups = self._groups.values()
+        if not self._slot_groups:
+            return groups
+        assert self._slots is not None
+        idle = self._slots.idle()
+        return [group for group in groups if group.slot is None or group.slot in idle]
+
+    def take_slot(self, slot: int) -> list[Entry]:
+        """Removes the waiting steps of a slot's sequences, and returns them."""
+        found: list[Entry] = []
+        for group in [one for one in self._groups.values() if one.slot == slot]:
+            found += group.entries
+            self._took(group, 0, len(group.entries))
+        return found
 
     def _group_ready_at(self, group: _Group, now: float) -> float:
         """Returns when a group is ready: it fills a batch, or an entry has waited long enough.
@@ -394,7 +429,9 @@ class Batcher:
 
     def _new_group(self, key: _Key, request: InferRequest) -> _Group:
         curve = self._curve(self._key(request))
-        group = self._groups[key] = _Group(key, curve, self._bucket(request))
+        slot = self._slot(request)
+        self._slot_groups += slot is not None
+        group = self._groups[key] = _Group(key, curve, self._bucket(request), slot)
         group.most_rows = self._only_most_rows or _most_rows(request)
         if self._only is not None:
             self._only_most_rows = group.most_rows
@@ -416,7 +453,12 @@ class Batcher:
     def _group_key(self, request: InferRequest) -> _Key:
         """Returns the key of an entry's group; an entry that runs alone has a unique key."""
         key = self._key(request)
+        if (slot := self._slot(request)) is not None:
+            key = (*key, ("", (slot,)))
         return (*key, (request.request_id, ())) if request.alone else key
+
+    def _slot(self, request: InferRequest) -> int | None:
+        return None if self._slots is None else self._slots.of(request)
 
     def _key(self, request: InferRequest) -> _Key:
         """Returns what a batch has in common: all shapes, with the length raised to its bucket."""

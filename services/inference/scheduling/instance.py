@@ -74,6 +74,7 @@ class Instance:
 
     Args:
         lane: model version, for thread names and logs.
+        slot: its number among the instances of the lane; sequences are bound to it.
         arrays: converter between entries and the arrays of a batch.
         rules: batch rules, used to form a batch of one entry.
         backend: an open backend, or None to open one first.
@@ -87,6 +88,7 @@ class Instance:
     def __init__(
         self,
         lane: Lane,
+        slot: int,
         arrays: BatchArrays,
         rules: BatchRules,
         backend: Backend | None,
@@ -96,6 +98,7 @@ class Instance:
         restarted: Callable[[], None],
     ) -> None:
         self._lane = lane
+        self.slot = slot
         self._arrays = arrays
         self._rules = rules
         self._backend = backend
@@ -230,8 +233,10 @@ class Instance:
 
     def _after_failure(self, batch: Batch, error: BaseException) -> list[Result]:
         died = isinstance(error, DeviceError) and not self.abandoned and self._replace(error)
-        # What has been answered in part is not run again: its caller would get parts twice.
-        if (isinstance(error, DeviceError) and not died) or self.abandoned or self._has_given:
+        # What has been answered in part is not run again: its caller would get parts twice. Nor are
+        # steps of sequences: the state may have changed.
+        is_over = self.abandoned or self._has_given or batch.slot is not None
+        if is_over or (isinstance(error, DeviceError) and not died):
             return [self._failure(entry, error) for entry in batch.entries]
         if len(batch.entries) == 1 and not died:
             return [self._failure(batch.entries[0], error)]

@@ -46,6 +46,9 @@ class PoolOwner(Protocol):
     def opened(self) -> None:
         """An instance became idle."""
 
+    def lost(self, slot: int) -> None:
+        """The backend of a slot is replaced, and the state of its sequences with it."""
+
     def count_restart(self, reason: str) -> None:
         """Counts a backend that is opened again."""
 
@@ -90,11 +93,14 @@ class InstancePool:
         self._watchdog: asyncio.TimerHandle | None = None
         self._ended = False
         self.busy: set[Instance] = set()
-        self.idle = [self._instance(backend) for backend in backends]
+        self.idle = [self._instance(backend, slot) for slot, backend in enumerate(backends)]
 
     def begin(self, batch: Batch, expected_s: float) -> None:
-        """Runs a batch on an idle instance."""
-        instance = self.idle.pop()
+        """Runs a batch on an idle instance: that of its slot, if it has one."""
+        at = -1
+        if batch.slot is not None:
+            at = next(at for at, one in enumerate(self.idle) if one.slot == batch.slot)
+        instance = self.idle.pop(at)
         self.busy.add(instance)
         instance.run(batch, expected_s)
         if self._watchdog is None:
@@ -125,7 +131,7 @@ class InstancePool:
             instance.stop()
         self._leaving += [*self.idle, *self.busy]
         self._opening.clear()
-        self.idle[:] = [self._instance(backend) for backend in backends]
+        self.idle[:] = [self._instance(backend, slot) for slot, backend in enumerate(backends)]
 
     def abandon_runs(self) -> None:
         """Abandons running batches."""
@@ -144,12 +150,16 @@ class InstancePool:
             if not instance.abandoned:
                 await asyncio.to_thread(instance.join)
 
-    def _instance(self, backend: Backend | None) -> Instance:
-        restarted = functools.partial(self._owner.count_restart, "died")
+    def _instance(self, backend: Backend | None, slot: int) -> Instance:
         return Instance(
-            self._lane, self._arrays, self._rules, backend, self._reopen, self._finished,
-            self._owner.gave, restarted,
+            self._lane, slot, self._arrays, self._rules, backend, self._reopen, self._finished,
+            self._owner.gave, functools.partial(self._restarted, slot),
         )  # fmt: skip
+
+    def _restarted(self, slot: int) -> None:
+        """Handles an instance's callback: the process of its backend died, and was replaced."""
+        self._owner.count_restart("died")
+        self._owner.lost(slot)
 
     def _finished(
         self, instance: Instance, batch: Batch | None, report: BatchReport | Exception | None
@@ -192,12 +202,13 @@ class InstancePool:
         instance.abandon()
         self._owner.count_restart("blocked")
         if not instance.retired:
-            self._open_another()
+            self._open_another(instance.slot)
+            self._owner.lost(instance.slot)
         self._owner.blocked(instance, batch)
 
-    def _open_another(self) -> None:
+    def _open_another(self, slot: int) -> None:
         if self._owner.needs_instances:
-            self._opening.add(self._instance(None))
+            self._opening.add(self._instance(None, slot))
 
     def _opened(self, instance: Instance, error: Exception | None) -> None:
         self._opening.discard(instance)
@@ -212,4 +223,4 @@ class InstancePool:
             extra={**self._facts, "retry_s": REOPEN_AFTER_S},
             exc_info=error,
         )
-        self._loop.call_later(REOPEN_AFTER_S, self._open_another)
+        self._loop.call_later(REOPEN_AFTER_S, self._open_another, instance.slot)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from model_store.signature import Signature
-from services.errors import BackendError, WouldMissDeadlineError
+from services.errors import BackendError, ServingError, WouldMissDeadlineError
 from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_traces import trace_batch
 from services.inference.scheduling.batcher import Batch, Batcher, BatchRules
@@ -24,6 +24,7 @@ from services.inference.scheduling.device_turns import DeviceTurns
 from services.inference.scheduling.instance import BatchPart, BatchReport, Instance
 from services.inference.scheduling.instance_pool import InstancePool
 from services.inference.scheduling.latency import LatencyModel
+from services.inference.scheduling.sequence_slots import SequenceSlots
 from services.queueing.memory_queue import Entry, deadline_exceeded
 from services.queueing.records import LOWEST_PRIORITY, InferReply, Lane
 from services.telemetry.metrics import Metrics
@@ -75,7 +76,8 @@ class Worker:
         self._max_rows, self._timeout_s = plan.rules.max_rows, plan.execution_timeout_s
         self._turns = turns
         self._tracer = tracer
-        self._batcher = Batcher(plan.rules, plan.latency)
+        self._slots = SequenceSlots(plan.lane, len(plan.backends), self._idle_slots)
+        self._batcher = Batcher(plan.rules, plan.latency, self._slots)
         self._background = Batcher(plan.rules, plan.latency)
         """Jobs, which run while no other requests wait for the device."""
         self._datatypes = {spec.name: spec.datatype for spec in plan.signature.outputs}
@@ -143,6 +145,8 @@ class Worker:
             self._background.add(entry)
             self._loop.call_soon(self._turns.ask_background, self)
             return
+        if entry.request.sequence is not None and not self._is_bound(entry, now):
+            return
         slack = entry.request.deadline - now
         # Batches of other lanes may occupy the whole device, and for long.
         displaced = not self._turns.free and not self._busy
@@ -156,6 +160,31 @@ class Worker:
             # Deferred to the next loop iteration, so that all requests read by now share a batch.
             self._asked = True
             self._loop.call_soon(self._ask)
+
+    def _is_bound(self, entry: Entry, now: float) -> bool:
+        """Binds the sequence of a step to a slot, or refuses the step."""
+        step = entry.request.sequence
+        assert step is not None
+        try:
+            self._slots.bind(step, now)
+        except ServingError as error:
+            entry.finish(error)
+            return False
+        return True
+
+    def _idle_slots(self) -> set[int]:
+        return {instance.slot for instance in self._idle}
+
+    def lost(self, slot: int) -> None:
+        """An instance was replaced: the sequences of its slot are lost."""
+        self._slots.lose(slot)
+        self._fail_steps(slot)
+
+    def _fail_steps(self, slot: int) -> None:
+        for entry in self._batcher.take_slot(slot):
+            step = entry.request.sequence
+            assert step is not None
+            entry.finish(self._slots.lost(step.id))
 
     def discard(self, entry: Entry, reason: str) -> None:
         """Removes a dead entry from the queue; ignores one that is in a batch."""
@@ -229,13 +258,18 @@ class Worker:
     ) -> None:
         """Runs all later batches on new backends of the same signature; running batches finish.
 
+        Open sequences are lost: their state was in the old backends.
+
         Args:
             backends: open backends, one for each instance.
             reopen: opener of another backend of the same verified artifact.
             latency_s: seconds of one run by batch size.
             row_elements: input elements of the rows that `latency_s` was measured with.
         """
-        self._instances = len(backends)
+        slots, self._instances = range(self._instances), len(backends)
+        self._slots.begin_anew(self._instances)
+        for slot in slots:
+            self._fail_steps(slot)
         self._latency.begin_anew(latency_s, row_elements)
         self._pool.replace(backends, reopen)
         self.opened()
@@ -322,6 +356,8 @@ class Worker:
         given_at = instance.given_at
         took_s = now - given_at - report.waited_s
         self._learn(batch, report, took_s)
+        if batch.slot is not None:
+            self._slots.ran(batch.entries)
         self._pauses_until = now + PAUSE * took_s
         # Starts the next batch first: it runs while these responses are written.
         self._give_turn_back(instance, report.seconds)

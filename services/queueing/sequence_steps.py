@@ -1,0 +1,72 @@
+"""The order of the steps of sequences: one step at a time, in the order in which they came.
+
+In: entries of requests that carry a sequence. Out: which of them may go on now.
+
+A step goes on when the one before it is over: answered, failed, cancelled or expired. So no batch
+holds two steps of one sequence, and none overtakes another, at a gateway and again at a worker.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from services.errors import QueueFullError
+from services.queueing.records import Lane
+
+if TYPE_CHECKING:
+    from services.queueing.memory_queue import Entry
+
+MAX_WAITING_STEPS = 64
+"""Steps of one sequence, the one under way too; a client that waits for answers has one."""
+
+
+class SequenceSteps:
+    """The steps of all sequences in one process."""
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[Lane, str], deque[Entry]] = {}
+        """By lane and sequence: the step under way, and those behind it."""
+
+    def begin(self, entry: "Entry") -> bool:
+        """Takes a step. Returns True if it may go on now.
+
+        Raises:
+            QueueFullError: too many wait.
+        """
+        key = _key(entry)
+        steps = self._steps.get(key)
+        if steps is None:
+            self._steps[key] = deque([entry])
+            return True
+        if len(steps) >= MAX_WAITING_STEPS:
+            raise QueueFullError(
+                f"{MAX_WAITING_STEPS} steps of sequence '{key[1]:.200}' wait for model {key[0]}, "
+                "the limit; send the next one when a step is answered"
+            )
+        steps.append(entry)
+        return False
+
+    def over(self, entry: "Entry") -> "Entry | None":
+        """Removes a step that is over. Returns the one that may go on now, if any."""
+        key = _key(entry)
+        steps = self._steps[key]
+        if steps[0] is not entry:
+            steps.remove(entry)
+            return None
+        steps.popleft()
+        if steps:
+            return steps[0]
+        del self._steps[key]
+        return None
+
+    def behind(self, lane: Lane) -> Iterator["Entry"]:
+        """Yields the steps of a lane that wait behind others."""
+        for (own, _), steps in list(self._steps.items()):
+            if own == lane:
+                yield from list(steps)[1:]
+
+
+def _key(entry: "Entry") -> tuple[Lane, str]:
+    request = entry.request
+    assert request.sequence is not None
+    return request.lane, request.sequence.id
