@@ -1,10 +1,14 @@
-"""Renders the curves of a run as plots of the report page. Pure: curves in, text out."""
+"""Draws the curves of a run as plots of the report page. Pure: curves in, markup out."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from model_store.metric import is_share
 from training.reporting.curves import Curve, PhaseCurves
 from training.reporting.plot import Mark, draw_plot
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 PLOT_WIDTH = 420
 """Width in pixels; two plots fit side by side."""
@@ -21,23 +25,36 @@ TITLES = {
 PHASES = {"prune": "Fine-tuning after pruning", "qat": "Training for 8 bits"}
 
 
-def curves_section(phases: Sequence[PhaseCurves], best_epoch: int) -> str:
-    """Renders plots by epoch for each phase; empty without curves.
+def curve_sections(
+    phases: Sequence[PhaseCurves], best_epoch: int
+) -> list[dict[str, "str | list[Markup]"]]:
+    """Returns the `title`, `notes` and `plots` by epoch of each phase.
 
     Args:
         phases: phases of the run; the first is the training.
         best_epoch: best epoch of the last phase with published weights; a dashed line marks it if
             the training is the only phase.
     """
-    parts = []
-    for phase in phases:
-        title = PHASES.get(phase.phase, "Learning curves")
-        best = best_epoch if len(phases) == 1 else None
-        parts.append(f"<h2>{title}</h2>{_plots(phase, best)}")
-    return "".join(parts)
+    best = best_epoch if len(phases) == 1 else None
+    return [
+        {
+            "title": PHASES.get(phase.phase, "Learning curves"),
+            "notes": _notes(phase, best),
+            "plots": _plots(phase, best),
+        }
+        for phase in phases
+    ]
 
 
-def _plots(phase: PhaseCurves, best_epoch: int | None) -> str:
+def _notes(phase: PhaseCurves, best_epoch: int | None) -> str:
+    shown = max((len(curve.points) for curve in phase.curves), default=0)
+    notes = [] if best_epoch is None else ["The dashed line marks the best epoch."]
+    if shown < phase.epochs:
+        notes.append(f"{shown} of {phase.epochs} epochs are shown.")
+    return " ".join(notes)
+
+
+def _plots(phase: PhaseCurves, best_epoch: int | None) -> "list[Markup]":
     groups: dict[str, list[Curve]] = {title: [] for title in TITLES}
     for curve in phase.curves:
         groups.setdefault(_group(curve.metric), []).append(curve)
@@ -49,12 +66,7 @@ def _plots(phase: PhaseCurves, best_epoch: int | None) -> str:
         best = [(float(best_epoch or 0), end) for end in ends]
         title = f"{TITLES.get(name, name)}, by epoch"
         plots.append(draw_plot(title, marks, lines=True, joined=best, width=PLOT_WIDTH))
-    shown = max((len(curve.points) for curve in phase.curves), default=0)
-    notes = [] if best_epoch is None else ["The dashed line marks the best epoch."]
-    if shown < phase.epochs:
-        notes.append(f"{shown} of {phase.epochs} epochs are shown.")
-    said = f"<p>{' '.join(notes)}</p>" if notes else ""
-    return said + "".join(plots)
+    return plots
 
 
 def _group(metric: str) -> str:
