@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from training.reporting.plot import Mark, plot_svg
+from training.reporting.plot import Mark, Plot
 from training.reporting.templates import render
 
 WIDTH = 860
@@ -24,6 +24,6 @@ def draw_line(title: str, x_name: str, y_name: str, points: Sequence[tuple[float
         "y_name": y_name,
         "width": WIDTH,
         "css": render("reporting/plot.css", {}),
-        "plot": plot_svg(title, [line], lines=True, from_zero=True, width=WIDTH),
+        "plot": Plot(title, [line], lines=True, from_zero=True, width=WIDTH).svg(),
     }
     return render("figures/line_chart.svg", values, package="bench")

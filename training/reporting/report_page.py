@@ -8,17 +8,13 @@ hollow.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from model_store.metric import MeasuredMetric, is_share
-from training.reporting.curves_page import curve_sections
-from training.reporting.examination_page import examination_section
-from training.reporting.plot import Mark, Point, draw_plot
+from training.reporting.curves_page import curve_plots
+from training.reporting.examination_page import calibration_plot, residual_plots
+from training.reporting.plot import Mark, Plot, Point
 from training.reporting.report import Report, artifact_cells, checkpoint_cells, headings
 from training.reporting.templates import render
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 
 def report_page(report: Report) -> str:
@@ -39,22 +35,23 @@ def report_page(report: Report) -> str:
                 *(artifact_cells(report, one) for one in report.artifacts),
             ],
             "plots": [_latency_plot(report), _metric_plot(report)],
-            "phases": curve_sections(report.curves, report.best_epoch),
-            "examination": examination_section(report.examination),
+            "curve_plots": curve_plots,
+            "residual_plots": residual_plots,
+            "calibration_plot": calibration_plot,
         },
     )
 
 
-def _latency_plot(report: Report) -> "Markup":
+def _latency_plot(report: Report) -> Plot:
     """Plots milliseconds per run by batch size; both axes are logarithmic."""
     marks = [
         Mark(one.name, tuple((float(rows), ms) for rows, ms in sorted(one.latency_ms.items())))
         for one in _measured(report)
     ]
-    return draw_plot("Milliseconds of a run, by rows", marks, log_x=True, log_y=True, lines=True)
+    return Plot("Milliseconds of a run, by rows", marks, log_x=True, log_y=True, lines=True)
 
 
-def _metric_plot(report: Report) -> "Markup":
+def _metric_plot(report: Report) -> Plot:
     """Plots the metric by milliseconds per row at the best batch size, on a logarithmic axis."""
     metric = report.checkpoint.metric
     measured = [one for one in _measured(report) if one.metric is not None]
@@ -64,7 +61,7 @@ def _metric_plot(report: Report) -> "Markup":
     front = [(ms, sign * y) for ms, y in pareto_front([(ms, sign * y) for ms, y in published])]
     unit = " in percent" if is_share(metric.name) else f" ({metric.better} is better)"
     title = f"{metric.name.capitalize()}{unit}, by milliseconds a row"
-    return draw_plot(title, marks, log_x=True, joined=front)
+    return Plot(title, marks, log_x=True, joined=front)
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:

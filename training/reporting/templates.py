@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
 
 
-def render(template: str, values: Mapping[str, object], package: str = "training") -> "Markup":
-    """Renders a template.
+def render(template: str, values: Mapping[str, object], package: str = "training") -> str:
+    """Renders a template; other templates do not escape the text again.
 
     Args:
         template: path below the package, such as `reporting/report.html`.

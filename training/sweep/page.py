@@ -5,17 +5,13 @@ Trials that ended early are hollow and show the metric of their last epoch.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from model_store.metric import better_of
-from training.reporting.plot import Mark, Point, draw_plot
+from training.reporting.plot import Mark, Plot, Point
 from training.reporting.templates import render
 from training.sweep.parameter import Parameter, parse_parameter
 from training.sweep.records import SweepRecord, TrialRecord, figure_text
 from training.sweep.table import cells, headings
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 Across = Callable[[TrialRecord], float]
 """Maps a trial to its position on the horizontal axis."""
@@ -25,35 +21,20 @@ def sweep_page(record: SweepRecord) -> str:
     """Renders the page."""
     parameters = [parse_parameter(text) for text in record.parameters]
     paths = [parameter.path for parameter in parameters]
-    best = record.best()
     return render(
         "sweep/page.html",
         {
             "title": f"search for the best {record.name}",
-            "summary": _summary(record),
+            "record": record,
             "plots": [_by_trial(record), *(_by_value(record, one) for one in parameters)],
             # PED-ANOVA; Watanabe et al., IJCAI 2023.
             "importances": sorted(record.importances.items(), key=lambda item: -item[1]),
             "headings": headings(record.metric, paths),
             "rows": [cells(trial, paths) for trial in record.trials],
-            "best": None if best is None else record.trials.index(best),
+            "best": record.best(),
+            "figure_text": figure_text,
         },
     )
-
-
-def _summary(record: SweepRecord) -> str:
-    states = ", ".join(f"{record.count(state)} {state}" for state in ("done", "pruned", "failed"))
-    best, published = record.best(), record.published
-    texts = [f"{len(record.trials)} trials: {states}."]
-    if best is not None:
-        texts.append(
-            f"The best is trial {best.number}, with {record.metric} {figure_text(best.value)}."
-        )
-    if published is not None:
-        texts.append(
-            f"Trial {published.trial} is published as {published.model} {published.version}."
-        )
-    return " ".join(texts)
 
 
 def _marks(record: SweepRecord, across: Across) -> list[Mark]:
@@ -70,10 +51,10 @@ def _marks(record: SweepRecord, across: Across) -> list[Mark]:
     return found
 
 
-def _by_trial(record: SweepRecord) -> "Markup":
+def _by_trial(record: SweepRecord) -> Plot:
     """Plots the metric by trial, in starting order."""
     title = f"{record.metric}, by trial"
-    return draw_plot(title, _marks(record, lambda trial: trial.number), joined=_best_so_far(record))
+    return Plot(title, _marks(record, lambda trial: trial.number), joined=_best_so_far(record))
 
 
 def _best_so_far(record: SweepRecord) -> Sequence[Point]:
@@ -87,7 +68,7 @@ def _best_so_far(record: SweepRecord) -> Sequence[Point]:
     return found
 
 
-def _by_value(record: SweepRecord, parameter: Parameter) -> "Markup":
+def _by_value(record: SweepRecord, parameter: Parameter) -> Plot:
     """Plots the metric by one parameter; choices that are not numbers by their index."""
     numbers = all(
         isinstance(choice, int | float) and not isinstance(choice, bool)
@@ -102,4 +83,4 @@ def _by_value(record: SweepRecord, parameter: Parameter) -> "Markup":
     if not numbers:
         places = (f"{place} {label}" for place, label in enumerate(parameter.labels()))
         title += f" ({', '.join(places)})"
-    return draw_plot(title, _marks(record, across), log_x=parameter.kind == "log")
+    return Plot(title, _marks(record, across), log_x=parameter.kind == "log")
