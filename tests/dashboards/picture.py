@@ -8,11 +8,9 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from bench.figures.line_chart import FAINT, GRID, INK
 from flambeau.monitoring.panels import Dashboard, Panel, Place, places
 from tests.dashboards.answers import Answer, Answers
 from tests.fixtures.prometheus_process import Series
-from training.reporting.plot import COLOURS
 
 COLUMN, LINE = 50, 34
 """Pixels of Grafana's grid."""
@@ -21,7 +19,11 @@ TOP = 64
 MAX_LEGEND = 4
 STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
 """Where an axis may end."""
-LINES = COLOURS[1:]
+INK, FAINT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
+LINES = (
+    "#c05621", "#3a6ea5", "#2f855a", "#97266d", "#b7791f", "#2c7a7b", "#9b2c2c", "#553c9a",
+    "#718096", "#38a169", "#dd6b20", "#3182ce",
+)  # fmt: skip
 GOOD, BAD = "#2f855a", "#c53030"
 PAPER, CARD = "#f4f6f8", "#ffffff"
 

@@ -1,10 +1,8 @@
-"""Renders the curves of a run as plots of the report page. Pure: curves in, text out."""
-
-from collections.abc import Sequence
+"""Plots the curves of a run for the report page. Pure: curves in, plots out."""
 
 from model_store.metric import is_share
 from training.reporting.curves import Curve, PhaseCurves
-from training.reporting.plot import Mark, draw_plot
+from training.reporting.plot import Mark, Plot
 
 PLOT_WIDTH = 420
 """Width in pixels; two plots fit side by side."""
@@ -18,26 +16,15 @@ TITLES = {
     "train/gradient_norm": "Mean gradient norm",
 }
 """Titles of shared plots, in order; any other metric has its own plot."""
-PHASES = {"prune": "Fine-tuning after pruning", "qat": "Training for 8 bits"}
 
 
-def curves_section(phases: Sequence[PhaseCurves], best_epoch: int) -> str:
-    """Renders plots by epoch for each phase; empty without curves.
+def curve_plots(phase: PhaseCurves, best_epoch: int | None) -> list[Plot]:
+    """Plots the metrics of one phase by epoch; those of one unit share a plot.
 
     Args:
-        phases: phases of the run; the first is the training.
-        best_epoch: best epoch of the last phase with published weights; a dashed line marks it if
-            the training is the only phase.
+        phase: phase of the run.
+        best_epoch: epoch that a dashed line marks, if any.
     """
-    parts = []
-    for phase in phases:
-        title = PHASES.get(phase.phase, "Learning curves")
-        best = best_epoch if len(phases) == 1 else None
-        parts.append(f"<h2>{title}</h2>{_plots(phase, best)}")
-    return "".join(parts)
-
-
-def _plots(phase: PhaseCurves, best_epoch: int | None) -> str:
     groups: dict[str, list[Curve]] = {title: [] for title in TITLES}
     for curve in phase.curves:
         groups.setdefault(_group(curve.metric), []).append(curve)
@@ -48,13 +35,8 @@ def _plots(phase: PhaseCurves, best_epoch: int | None) -> str:
         ends = [] if best_epoch is None or not values else [min(values), max(values)]
         best = [(float(best_epoch or 0), end) for end in ends]
         title = f"{TITLES.get(name, name)}, by epoch"
-        plots.append(draw_plot(title, marks, lines=True, joined=best, width=PLOT_WIDTH))
-    shown = max((len(curve.points) for curve in phase.curves), default=0)
-    notes = [] if best_epoch is None else ["The dashed line marks the best epoch."]
-    if shown < phase.epochs:
-        notes.append(f"{shown} of {phase.epochs} epochs are shown.")
-    said = f"<p>{' '.join(notes)}</p>" if notes else ""
-    return said + "".join(plots)
+        plots.append(Plot(title, marks, lines=True, joined=best, width=PLOT_WIDTH))
+    return plots
 
 
 def _group(metric: str) -> str:

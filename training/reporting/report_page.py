@@ -1,4 +1,4 @@
-"""Renders the report of a run as one self-contained HTML page.
+"""Renders the report of a run as one self-contained HTML page (`report.html`).
 
 Pure: a report in, text out. The artifacts come first; then the training (`curves_page`), and the
 answers of the checkpoint (`examination_page`). Plots of artifacts: latency by batch size, and the
@@ -8,13 +8,13 @@ hollow.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from model_store.metric import MeasuredMetric, is_share
-from training.reporting.curves_page import curves_section
-from training.reporting.examination_page import EXAMINATION_STYLE, examination_section
-from training.reporting.plot import STYLE, Mark, Point, draw_plot, table_cells
+from training.reporting.curves_page import curve_plots
+from training.reporting.examination_page import calibration_plot, residual_plots
+from training.reporting.plot import Mark, Plot, Point
 from training.reporting.report import Report, artifact_cells, checkpoint_cells, headings
+from training.reporting.templates import render
 
 
 def report_page(report: Report) -> str:
@@ -23,67 +23,35 @@ def report_page(report: Report) -> str:
     Args:
         report: report of one run.
     """
-    title = f"{report.model}: recipe {report.run}"
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(report.metrics.items()))
-    rows = [
-        checkpoint_cells(report),
-        *(artifact_cells(report, one) for one in report.artifacts),
-    ]
-    table = "".join(f"<tr>{table_cells('td', row)}</tr>" for row in rows)
-    return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escape(title)}</title>"
-        f"<style>{STYLE}{EXAMINATION_STYLE}</style><h1>{escape(title)}</h1>"
-        f"<p>Best of {report.epochs} epochs: {report.best_epoch}. {escape(metrics)}</p>"
-        f"{_guess(report)}{_comparison(report)}"
-        f"<table><tr>{table_cells('th', headings(report))}</tr>{table}</table>{_not_tried(report)}"
-        f"{_latency_plot(report)}{_metric_plot(report)}"
-        f"{curves_section(report.curves, report.best_epoch)}"
-        f"{examination_section(report.examination)}</html>\n"
+    return render(
+        "reporting/report.html",
+        {
+            "title": f"{report.model}: recipe {report.run}",
+            "report": report,
+            "warning": None if report.guess is None else report.guess.warning(),
+            "headings": headings(report),
+            "rows": [
+                checkpoint_cells(report),
+                *(artifact_cells(report, one) for one in report.artifacts),
+            ],
+            "plots": [_latency_plot(report), _metric_plot(report)],
+            "curve_plots": curve_plots,
+            "residual_plots": residual_plots,
+            "calibration_plot": calibration_plot,
+        },
     )
 
 
-def _guess(report: Report) -> str:
-    """Compares the model with the best constant answer."""
-    guess = report.guess
-    if guess is None:
-        return ""
-    warning = guess.warning()
-    if warning is None:
-        return f"<p>Without the inputs: {escape(guess.text())}.</p>"
-    return f"<p><b>Warning:</b> {escape(warning)}.</p>"
-
-
-def _comparison(report: Report) -> str:
-    """Compares the version with the live one."""
-    found = report.comparison
-    return "" if found is None else f"<p>Against production: {escape(found.text())}.</p>"
-
-
-def _not_tried(report: Report) -> str:
-    """Lists the time that `export: auto` spent, and the methods it did not try."""
-    if report.auto is None:
-        return ""
-    spent = f"{len(report.artifacts)} candidates took {report.auto.spent_s:.0f} s"
-    rows = "".join(
-        f"<tr>{table_cells('td', [f'{one.name} {one.method or str()}'.strip(), one.reason])}</tr>"
-        for one in report.auto.not_tried
-    )
-    return (
-        f"<p>export: auto: {spent}, of a budget of {report.auto.budget_s:g} s.</p>"
-        f"<table><tr>{table_cells('th', ['not tried', 'reason'])}</tr>{rows}</table>"
-    )
-
-
-def _latency_plot(report: Report) -> str:
+def _latency_plot(report: Report) -> Plot:
     """Plots milliseconds per run by batch size; both axes are logarithmic."""
     marks = [
         Mark(one.name, tuple((float(rows), ms) for rows, ms in sorted(one.latency_ms.items())))
         for one in _measured(report)
     ]
-    return draw_plot("Milliseconds of a run, by rows", marks, log_x=True, log_y=True, lines=True)
+    return Plot("Milliseconds of a run, by rows", marks, log_x=True, log_y=True, lines=True)
 
 
-def _metric_plot(report: Report) -> str:
+def _metric_plot(report: Report) -> Plot:
     """Plots the metric by milliseconds per row at the best batch size, on a logarithmic axis."""
     metric = report.checkpoint.metric
     measured = [one for one in _measured(report) if one.metric is not None]
@@ -93,7 +61,7 @@ def _metric_plot(report: Report) -> str:
     front = [(ms, sign * y) for ms, y in pareto_front([(ms, sign * y) for ms, y in published])]
     unit = " in percent" if is_share(metric.name) else f" ({metric.better} is better)"
     title = f"{metric.name.capitalize()}{unit}, by milliseconds a row"
-    return draw_plot(title, marks, log_x=True, joined=front)
+    return Plot(title, marks, log_x=True, joined=front)
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:

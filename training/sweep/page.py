@@ -1,14 +1,14 @@
-"""Renders a search as one self-contained HTML page with plots and a table. Pure.
+"""Renders a search as one self-contained HTML page (`page.html`). Pure.
 
 Plots: the metric by trial, where a dashed line joins each new best trial, and by each parameter.
 Trials that ended early are hollow and show the metric of their last epoch.
 """
 
 from collections.abc import Callable, Sequence
-from html import escape
 
 from model_store.metric import better_of
-from training.reporting.plot import STYLE, Mark, Point, draw_plot, table_cells
+from training.reporting.plot import Mark, Plot, Point
+from training.reporting.templates import render
 from training.sweep.parameter import Parameter, parse_parameter
 from training.sweep.records import SweepRecord, TrialRecord, figure_text
 from training.sweep.table import cells, headings
@@ -19,38 +19,22 @@ Across = Callable[[TrialRecord], float]
 
 def sweep_page(record: SweepRecord) -> str:
     """Renders the page."""
-    title = f"search for the best {record.name}"
     parameters = [parse_parameter(text) for text in record.parameters]
     paths = [parameter.path for parameter in parameters]
-    best = record.best()
-    rows = "".join(
-        f"<tr{' style=font-weight:bold' if trial is best else ''}>"
-        f"{table_cells('td', cells(trial, paths))}</tr>"
-        for trial in record.trials
+    return render(
+        "sweep/page.html",
+        {
+            "title": f"search for the best {record.name}",
+            "record": record,
+            "plots": [_by_trial(record), *(_by_value(record, one) for one in parameters)],
+            # PED-ANOVA; Watanabe et al., IJCAI 2023.
+            "importances": sorted(record.importances.items(), key=lambda item: -item[1]),
+            "headings": headings(record.metric, paths),
+            "rows": [cells(trial, paths) for trial in record.trials],
+            "best": record.best(),
+            "figure_text": figure_text,
+        },
     )
-    plots = _by_trial(record) + "".join(_by_value(record, parameter) for parameter in parameters)
-    return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escape(title)}</title>"
-        f"<style>{STYLE}</style><h1>{escape(title)}</h1><p>{escape(_summary(record))}</p>"
-        f"{plots}{_importances(record)}"
-        f"<table><tr>{table_cells('th', headings(record.metric, paths))}</tr>{rows}</table>"
-        "</html>\n"
-    )
-
-
-def _summary(record: SweepRecord) -> str:
-    states = ", ".join(f"{record.count(state)} {state}" for state in ("done", "pruned", "failed"))
-    best, published = record.best(), record.published
-    texts = [f"{len(record.trials)} trials: {states}."]
-    if best is not None:
-        texts.append(
-            f"The best is trial {best.number}, with {record.metric} {figure_text(best.value)}."
-        )
-    if published is not None:
-        texts.append(
-            f"Trial {published.trial} is published as {published.model} {published.version}."
-        )
-    return " ".join(texts)
 
 
 def _marks(record: SweepRecord, across: Across) -> list[Mark]:
@@ -67,10 +51,10 @@ def _marks(record: SweepRecord, across: Across) -> list[Mark]:
     return found
 
 
-def _by_trial(record: SweepRecord) -> str:
+def _by_trial(record: SweepRecord) -> Plot:
     """Plots the metric by trial, in starting order."""
     title = f"{record.metric}, by trial"
-    return draw_plot(title, _marks(record, lambda trial: trial.number), joined=_best_so_far(record))
+    return Plot(title, _marks(record, lambda trial: trial.number), joined=_best_so_far(record))
 
 
 def _best_so_far(record: SweepRecord) -> Sequence[Point]:
@@ -84,7 +68,7 @@ def _best_so_far(record: SweepRecord) -> Sequence[Point]:
     return found
 
 
-def _by_value(record: SweepRecord, parameter: Parameter) -> str:
+def _by_value(record: SweepRecord, parameter: Parameter) -> Plot:
     """Plots the metric by one parameter; choices that are not numbers by their index."""
     numbers = all(
         isinstance(choice, int | float) and not isinstance(choice, bool)
@@ -99,15 +83,4 @@ def _by_value(record: SweepRecord, parameter: Parameter) -> str:
     if not numbers:
         places = (f"{place} {label}" for place, label in enumerate(parameter.labels()))
         title += f" ({', '.join(places)})"
-    return draw_plot(title, _marks(record, across), log_x=parameter.kind == "log")
-
-
-def _importances(record: SweepRecord) -> str:
-    """Tabulates the importance of each parameter (PED-ANOVA; Watanabe et al., IJCAI 2023)."""
-    if not record.importances:
-        return ""
-    rows = "".join(
-        f"<tr>{table_cells('td', [path, f'{100 * share:.0f} %'])}</tr>"
-        for path, share in sorted(record.importances.items(), key=lambda item: -item[1])
-    )
-    return f"<table><tr>{table_cells('th', ['parameter', 'importance'])}</tr>{rows}</table>"
+    return Plot(title, _marks(record, across), log_x=parameter.kind == "log")

@@ -102,8 +102,8 @@ def test_the_plot_is_xml_with_every_server_and_value() -> None:
 def test_values_far_apart_get_a_logarithmic_scale_on_which_all_are_seen() -> None:
     near, far = scale_for([10, 100]), scale_for([10, 1000])
     assert (near.logarithmic, far.logarithmic) == (False, True)
-    assert near.pixels(100) == pytest.approx(far.pixels(1000))
-    assert 0 < far.pixels(10) < far.pixels(100) < far.pixels(1000)
+    assert near.share(100) == pytest.approx(far.share(1000))
+    assert 0 < far.share(10) < far.share(100) < far.share(1000)
     assert far.ticks() == [1, 10, 100, 1000]
     assert near.ticks() == [0, 20, 40, 60, 80, 100]
 

@@ -13,7 +13,7 @@ from tests.unit.training.reporting.test_report import ALL, accuracy, artifact, r
 from training.metrics.task_metric import TaskMetric
 from training.reporting.curves import Curve, PhaseCurves
 from training.reporting.examiner import examine
-from training.reporting.plot import BOTTOM, HEIGHT, LEFT
+from training.reporting.plot import HEIGHT
 from training.reporting.report import AutoReport, NotTried, Report, artifact_cells
 from training.reporting.report_page import pareto_front, report_page
 
@@ -36,6 +36,37 @@ def plots(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", page)]
 
 
+def titles(page: str) -> list[str]:
+    return re.findall(r'<figure class="plot"><figcaption>(.*?)</figcaption>', page)
+
+
+def dots(plot: ElementTree.Element) -> list[tuple[str, dict[str, str]]]:
+    """The tip and the attributes of every point, in order."""
+    found = []
+    for group in plot.iter(f"{SVG}g"):
+        tip, circle = group.find(f"{SVG}title"), group.find(f"{SVG}circle")
+        if circle is not None:
+            assert tip is not None
+            found.append((tip.text or "", dict(circle.attrib)))
+    return found
+
+
+def place(plot: ElementTree.Element, tip: str) -> tuple[float, float]:
+    (found,) = (circle for text, circle in dots(plot) if text == tip)
+    return round(float(found["cx"]), 6), round(float(found["cy"]), 6)
+
+
+def front(plot: ElementTree.Element) -> list[tuple[float, float]]:
+    """The points of the dashed line."""
+    (path,) = (g[0] for g in plot.iter(f"{SVG}g") if g.get("class") == "front" and len(g))
+    numbers = [float(number) for number in re.findall(r"[\d.]+", path.attrib["d"])]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def lines(plot: ElementTree.Element) -> int:
+    return sum("line reactive" in path.get("class", "") for path in plot.iter(f"{SVG}path"))
+
+
 def test_every_figure_of_the_table_is_on_the_page() -> None:
     page = report_page(ALL)
     for one in ALL.artifacts:
@@ -45,32 +76,38 @@ def test_every_figure_of_the_table_is_on_the_page() -> None:
 def test_nothing_is_fetched_from_anywhere() -> None:
     for one in (ALL, IMAGES):
         page = report_page(one).replace("http://www.w3.org/2000/svg", "")
-        page = page.replace("src='data:image/png;base64,", "")
-        assert not re.search(r"http|src=|href=|url\(|@import", page)
+        page = page.replace('src="data:image/png;base64,', "")
+        assert not re.search(r"http|src=|href=|url\(|@import|<script|<link", page)
 
 
 def test_what_was_not_measured_is_in_no_plot() -> None:
     latency, metric = plots(report_page(ALL))
-    names = [{title.text for title in plot.iter(f"{SVG}title")} for plot in (latency, metric)]
+    names = [{tip for tip, _ in dots(plot)} for plot in (latency, metric)]
     assert names[0] == names[1] == {"checkpoint", "exact", "onnx", "onnx-int8", "broken"}
-    assert len(list(latency.iter(f"{SVG}polyline"))) == 5
+    assert lines(latency) == 4, "one of the five has a single point"
 
 
 def test_faster_is_lower_and_more_to_the_left() -> None:
-    quick = artifact("quick", latency_ms={1: 0.1, 32: 0.2}, metric=accuracy(0.9))
-    latency, metric = plots(report_page(report(quick)))
-
-    def place(plot: ElementTree.Element, name: str) -> tuple[float, float]:
-        circle = next(
-            c
-            for c in plot.iter(f"{SVG}circle")
-            if [t.text for t in c.iter(f"{SVG}title")] == [name]
-        )
-        return float(circle.attrib["cx"]), float(circle.attrib["cy"])
-
+    quick = artifact("quick", latency_ms={1: 0.1}, metric=accuracy(0.9))
+    slow = ALL.checkpoint.model_copy(update={"latency_ms": {1: 0.31}})
+    latency, metric = plots(report_page(report(quick).model_copy(update={"checkpoint": slow})))
     assert place(latency, "quick")[1] > place(latency, "checkpoint")[1]
     assert place(metric, "quick")[0] < place(metric, "checkpoint")[0]
     assert place(metric, "quick")[1] > place(metric, "checkpoint")[1]  # less accurate
+
+
+def test_a_plot_has_its_title_and_a_legend_for_those_who_do_not_see_it() -> None:
+    page = report_page(ALL)
+    assert titles(page) == [
+        "Milliseconds of a run, by rows",
+        "Accuracy in percent, by milliseconds a row",
+    ]
+    for plot, title in zip(plots(page), titles(page), strict=True):
+        assert plot.get("role") == "img"
+        assert plot[0].tag == f"{SVG}title"
+        assert plot[0].text == title
+    assert '<li class="color-0">checkpoint</li><li class="color-1">exact</li>' in page
+    assert '<li class="color-4 hollow">broken</li>' in page
 
 
 def test_names_are_not_taken_for_markup() -> None:
@@ -86,14 +123,8 @@ def test_the_front_is_joined_and_what_is_not_published_is_hollow() -> None:
         "lost", latency_ms={1: 0.001}, metric=accuracy(1.0), dropped="dominated by quick"
     )
     _, metric = plots(report_page(report(slow, exact, lost, quick)))
-    (front,) = metric.iter(f"{SVG}polyline")
-    dots = {
-        circle[0].text: (f"{circle.attrib['cx']},{circle.attrib['cy']}", circle.attrib["fill"])
-        for circle in metric.iter(f"{SVG}circle")
-        if len(circle)
-    }
-    assert front.attrib["points"].split() == [dots["quick"][0], dots["exact"][0]]
-    assert {name for name, (_, fill) in dots.items() if fill == "white"} == {"lost"}
+    assert front(metric) == [place(metric, "quick"), place(metric, "exact")]
+    assert {tip for tip, circle in dots(metric) if "hollow" in circle["class"]} == {"lost"}
 
 
 def test_what_was_not_tried_is_on_the_page_with_its_reason() -> None:
@@ -109,24 +140,25 @@ def test_what_was_not_tried_is_on_the_page_with_its_reason() -> None:
 def test_nothing_on_the_front_is_both_slower_and_less_accurate(
     points: list[tuple[float, float]],
 ) -> None:
-    front = pareto_front(points)
-    assert front == sorted(set(front))
-    assert front == sorted(front, key=lambda point: point[1])
+    found = pareto_front(points)
+    assert found == sorted(set(found))
+    assert found == sorted(found, key=lambda point: point[1])
     for cost, worth in points:
-        assert any(c <= cost and w >= worth for c, w in front)
+        assert any(c <= cost and w >= worth for c, w in found)
 
 
 def test_every_cell_of_the_matrix_is_on_the_page() -> None:
     page = report_page(IMAGES)
     assert "<th><span>cat</span></th><th><span>dog</span></th>" in page
-    row = re.search(r"<tr><th>dog</th>(.*?)</tr>", page)
+    row = re.search(r"<tr><th>dog</th>(.*?)</tr>", page, re.DOTALL)
     assert row is not None
     assert re.sub("<.*?>", " ", row[1]).split() == ["1", "1", "50.0", "%", "2"]
-    assert re.findall(r"rgba\((\d+)", row[1]) == ["192", "58"]  # wrong, then right
+    shades = re.findall(r'class="(\w+)(?: dark)?" style="--share:([\d.]+)"', row[1])
+    assert shades == [("wrong", "0.53"), ("right", "0.53")]
 
 
 def test_the_worst_rows_are_pictures_and_the_worst_comes_first() -> None:
-    figures = re.findall(r"<figure>(.*?)</figure>", report_page(IMAGES))
+    figures = re.findall(r"<figure>(.*?)</figure>", report_page(IMAGES), re.DOTALL)
     assert [figure.count("data:image/png;base64,iVBOR") for figure in figures] == [1, 1, 1]
     assert "dog, taken for cat<br>confidence 88.1 %<br>row 1, loss 2.13<" in figures[0]
     assert "cat, right<br>" in "".join(figures)
@@ -138,35 +170,31 @@ def test_calibration_is_drawn_beside_the_line_on_which_it_is_right() -> None:
     assert error
     assert f"Expected calibration error: {100 * error.expected_error:.1f} %" in page
     diagram = plots(page)[-1]
-    titles = [title.text for title in diagram.iter(f"{SVG}title")]
-    assert titles == [
+    assert [tip for tip, _ in dots(diagram)] == [
         "1 answers: confidence 88.1 %, 0.0 % right",
         "2 answers: confidence 97.3 %, 100.0 % right",
     ]
-    (ideal,) = (line for line in diagram.iter(f"{SVG}polyline") if line.get("class") == "front")
-    (x0, y0), (x1, y1) = (map(float, end.split(",")) for end in ideal.attrib["points"].split())
-    high = [float(c.attrib["cy"]) for c in diagram.iter(f"{SVG}circle") if len(c)]
-    assert high == pytest.approx([y0, y1])
-    assert LEFT <= x0 < x1
-    assert y1 < y0 <= HEIGHT - BOTTOM  # the whole line lies within the axes
+    (x0, y0), (x1, y1) = front(diagram)
+    assert [float(c["cy"]) for _, c in dots(diagram)] == pytest.approx([y0, y1])
+    assert [float(c["r"]) for _, c in dots(diagram)] == [6.9, 9.8]
+    assert 0 <= x0 < x1
+    assert 0 <= y1 < y0 <= HEIGHT  # the whole line lies within the plot
 
 
 def test_curves_share_plots_by_their_units_and_the_best_epoch_is_marked() -> None:
     names = ("train/loss", "val/loss", "val/accuracy", "val/macro_f1", "val/rmse", "val/odd")
     curves = tuple(Curve(metric=name, points=((1, 0.5), (2, 0.25))) for name in names)
     phase = PhaseCurves(phase="train", epochs=2, curves=curves)
-    drawn = plots(report_page(ALL.model_copy(update={"curves": (phase,)})))[2:]
-    found = [next(text.text for text in plot.iter(f"{SVG}text")) for plot in drawn]
-    assert found == [
+    page = report_page(ALL.model_copy(update={"curves": (phase,)}))
+    assert titles(page)[2:] == [
         "Loss, by epoch",
         "Metrics in percent, by epoch",
         "Error, by epoch",
         "val/odd, by epoch",
     ]
-    assert "val/accuracy, epoch 1: 50" in [t.text for t in drawn[1].iter(f"{SVG}title")]
-    best = next(line for line in drawn[0].iter(f"{SVG}polyline") if line.get("class") == "front")
-    first = next(c for c in drawn[0].iter(f"{SVG}circle") if len(c))
-    assert best.attrib["points"].split()[0].split(",")[0] == first.attrib["cx"]  # epoch 1
+    loss, shares = plots(page)[2:4]
+    assert "val/accuracy, epoch 1: 50" in [tip for tip, _ in dots(shares)]
+    assert front(loss)[0][0] == place(loss, "val/loss, epoch 1: 0.5")[0]  # epoch 1 is the best
 
 
 def test_what_was_left_out_is_said() -> None:
@@ -204,17 +232,17 @@ def test_names_and_values_of_strangers_are_not_taken_for_markup(task: str) -> No
 def test_what_stands_below_a_picture_is_not_taken_for_markup() -> None:
     inputs = {"image": np.zeros((3, 1, 8, 8)), SCRIPT: np.array([EVIL] * 3, object)}
     found = with_answers(TaskMetric(), LOGITS, np.array([0, 1, 1]), (EVIL, SCRIPT), inputs)
-    captions = re.findall(r"<figcaption>(.*?)</figcaption>", report_page(found))
+    captions = re.findall(r"alt=.*?<figcaption>(.*?)</figcaption>", report_page(found), re.DOTALL)
     assert [caption.count("&lt;script&gt;") for caption in captions] == [4, 3, 3]
     assert not any("<script" in caption for caption in captions)
 
 
 def test_a_picture_cannot_break_out_of_its_attribute() -> None:
     assert IMAGES.examination is not None
-    worst = IMAGES.examination.worst[0].model_copy(update={"picture": "' onerror='alert(1)"})
+    worst = IMAGES.examination.worst[0].model_copy(update={"picture": '" onerror="alert(1)'})
     examination = IMAGES.examination.model_copy(update={"worst": (worst,)})
     page = report_page(IMAGES.model_copy(update={"examination": examination}))
-    assert "' onerror='" not in page
+    assert "base64,&#34; onerror=" in page
 
 
 def test_a_report_of_before_is_still_read_and_shown() -> None:

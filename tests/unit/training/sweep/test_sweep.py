@@ -410,13 +410,11 @@ def test_the_page_has_every_trial_and_a_plot_for_each_parameter() -> None:
     plots = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page)]
     assert len(plots) == 3
     for plot in plots:
-        fills = [
-            c.attrib["fill"] for c in plot.iter(f"{SVG}circle") if c.find(f"{SVG}title") is not None
-        ]
-        assert len(fills) == 3, "two that are done, and one that was pruned"
-        assert fills.count("white") == 1
-    (front,) = plots[0].iter(f"{SVG}polyline")
-    assert len(front.attrib["points"].split()) == 2
+        kinds = [circle.attrib["class"] for circle in plot.iter(f"{SVG}circle")]
+        assert kinds == ["dot", "dot", "dot hollow"], "two that are done, and one that was pruned"
+    (front,) = (g for g in plots[0].iter(f"{SVG}g") if g.get("class") == "front" and len(g))
+    assert len(re.findall(r"[\d.]+ [\d.]+", front[0].attrib["d"])) == 2
+    assert '<tr class="best"><td>4</td>' in page
     assert json.loads(RECORD.to_json())["trials"][2]["reason"] == "<b>nan"
 
 
