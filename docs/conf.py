@@ -36,7 +36,7 @@ autodoc_member_order = "bysource"
 autodoc_mock_imports = ["torch"]
 
 _SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\]\(([^)#\s]+\.md)\)")
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")
 _ANCHOR = re.compile(r'^<a id="(\w+)"></a>$', re.MULTILINE)
 _LINK_TO_ANCHOR = re.compile(r"\]\(#(\w+)\)")
 _EVERY_PAGE_OF = {"Decisions": ["adr/*"]}
@@ -53,7 +53,7 @@ def navigation(app: Sphinx, page: str, source: list[str]) -> None:
     """
     if page == root_doc:
         source[0] += "".join(
-            _contents(_EVERY_PAGE_OF.get(name, _LINK.findall(text)), f":caption: {name}")
+            _contents(_EVERY_PAGE_OF.get(name, _entries(text)), f":caption: {name}")
             for name, text in _SECTION.findall(source[0])
         )
     elif page == "docs/guides/operations":
@@ -61,6 +61,10 @@ def navigation(app: Sphinx, page: str, source: list[str]) -> None:
     elif page == "docs/reference/recipe":
         source[0] = _ANCHOR.sub(lambda found: f"(part-{found[1].lower()})=", source[0])
         source[0] = _LINK_TO_ANCHOR.sub(lambda found: f"](#part-{found[1].lower()})", source[0])
+
+
+def _entries(section: str) -> list[str]:
+    return [f"{title} <{path}>" for title, path in _LINK.findall(section)]
 
 
 def _contents(pages: list[str], options: str) -> str:

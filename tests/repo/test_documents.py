@@ -123,6 +123,19 @@ def test_every_part_of_a_recipe_is_linked_and_there_once() -> None:
     assert linked == {*anchors} - {"Recipe"}
 
 
+def test_the_messages_of_troubleshooting_are_in_the_code() -> None:
+    """Without the values that they quote: what is between those is looked up."""
+    folders = ("flambeau", "model_store", "services", "training")
+    files = [path for name in folders for path in sorted((ROOT / name).rglob("*.py"))]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in files))
+    cells = re.findall(r"^\| ([^|]+) \|", DOCS["troubleshooting.md"], re.MULTILINE)
+    messages = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(messages) > 40
+    values = r"…|'[^']*'|\d+(?:\.\d+)*|\[[^\]]*\]|FP64|FP32|rows\.csv|bytes"
+    parts = {part.strip(" ;,.():?") for message in messages for part in re.split(values, message)}
+    assert sorted(part for part in parts if len(part) > 7 and part not in code) == []
+
+
 def test_every_verb_is_shown_somewhere() -> None:
     everything = (ROOT / "README.md").read_text() + "".join(DOCS.values())
     group = typer.main.get_command(app)
