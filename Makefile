@@ -10,6 +10,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CLIENTS ?= .venv-clients
 OLDEST ?= .venv-oldest
+DOCS ?= .venv-docs
 TORCH := $(shell sed -n 's/^TORCH = "\(.*\)"/\1/p' deploy/lock.py)
 # Where torch comes from: cpu, a tag of CUDA such as cu130, pip (as pip is configured), or a URL.
 TORCH_INDEX ?=
@@ -34,6 +35,7 @@ TORCHED := $(VENV)/.torch-installed
 SERVING := $(VENV)/.serving-installed
 DEVELOPING := $(VENV)/.developing-installed
 CLIENTS_INSTALLED := $(CLIENTS)/.installed
+DOCS_INSTALLED := $(DOCS)/.installed
 OLDEST_INSTALLED := $(OLDEST)/.installed
 VALIDATING := $(VENV)/.validating-installed
 IN_FRONT := $(VENV)/.envoy-installed
@@ -78,6 +80,14 @@ $(CLIENTS_INSTALLED): pyproject.toml
 	@$(CLIENTS)/bin/$(PIP_INSTALL) --upgrade pip
 	@$(CLIENTS)/bin/$(PIP_INSTALL) --group clients
 	@$(CLIENTS)/bin/python -m compileall -q -j 0 $(CLIENTS)/lib > /dev/null 2>&1 || true
+	@touch $@
+
+# The API reference imports the client; what else its modules import, docs/conf.py replaces.
+$(DOCS_INSTALLED): pyproject.toml
+	@echo "installing what builds the documentation into $(DOCS)"
+	@$(PYTHON) -m venv --clear $(DOCS)
+	@$(DOCS)/bin/$(PIP_INSTALL) --upgrade pip
+	@$(DOCS)/bin/$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@
 
 # The oldest of whatever pyproject.toml bounds from below. The marks are for tests that run make in
@@ -179,7 +189,7 @@ protos: $(CLIENTS_INSTALLED) ## Generate the stubs from protos/*.proto.
 	@$(PROTOC) --python_out=. --pyi_out=. $(PROTOS)
 
 .PHONY: dashboards
-dashboards: $(DEVELOPING) ## Generate dashboards, alert rules and docs/metrics.md from the code.
+dashboards: $(DEVELOPING) ## Generate dashboards, alert rules and docs/reference/metrics.md from the code.
 	@$(BIN)/python -m flambeau.monitoring
 
 .PHONY: dashboards-check
@@ -191,8 +201,15 @@ dashboard-pictures: $(DEVELOPING) ## The same, and draws docs/images from what P
 	@$(BIN)/python -m tests.dashboards --pictures docs/images $(ARGS)
 
 .PHONY: docs
-docs: $(SERVING) ## Write docs/recipe.md, every key of a recipe, from the schema.
+docs: $(SERVING) ## Write docs/reference/recipe.md, every key of a recipe, from the schema.
 	@$(BIN)/python -m training.recipe.reference
+
+.PHONY: docs-site
+docs-site: $(DOCS_INSTALLED) ## Build the documentation as a site that needs no network: build/site. Warnings are errors.
+	@rm -rf build/site build/site-doctrees
+	@$(DOCS)/bin/sphinx-build --builder html --fail-on-warning --keep-going --quiet \
+		--conf-dir docs --doctree-dir build/site-doctrees . build/site
+	@echo "wrote build/site/index.html"
 
 .PHONY: bench
 bench: $(SERVING) ## Measure the raw model against what is served; writes bench/results/latest.json.
@@ -231,11 +248,11 @@ bench-train: $(SERVING) ## The training loop beside the same loop written bare, 
 	@$(BIN)/python -m bench.train $(ARGS)
 
 .PHONY: train-table
-train-table: $(SERVING) ## Every family of networks trained, killed in mid-epoch and resumed: docs/training.md.
+train-table: $(SERVING) ## Every family of networks trained, killed in mid-epoch and resumed: docs/guides/training.md.
 	@$(BIN)/python -m bench.train_table $(ARGS)
 
 .PHONY: artifacts-table
-artifacts-table: $(DEVELOPING) ## Every family of networks in every kind of artifact: docs/artifacts.md.
+artifacts-table: $(DEVELOPING) ## Every family of networks in every kind of artifact: docs/reference/artifacts.md.
 	@$(BIN)/python -m bench.artifacts $(ARGS)
 
 .PHONY: soak
@@ -282,5 +299,5 @@ test-pythons: $(DEVELOPING) dist ## Install the wheel to serve ONNX, without tor
 
 .PHONY: clean
 clean: ## Remove the environment and caches; models in var/ stay.
-	@rm -rf $(VENV) $(CLIENTS) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@rm -rf $(VENV) $(CLIENTS) $(OLDEST) $(DOCS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

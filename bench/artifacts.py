@@ -2,7 +2,8 @@
 
 Trains each family's recipe, exports it in every way, and verifies every artifact against the
 checkpoint, as `flambeau train` does; publishes nothing. An interrupted table resumes at the family
-it had reached. Prints verdicts and writes `docs/artifacts.md` and `bench/results/artifacts.json`.
+it had reached. Prints verdicts and writes `docs/reference/artifacts.md` and
+`bench/results/artifacts.json`.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport, Report, print_table
 from training.run_folder import RunFolder
 
-PAGE = ROOT / "docs" / "artifacts.md"
+PAGE = ROOT / "docs/reference/artifacts.md"
 RUNS = ROOT / "var" / "artifacts" / "runs"
 FAMILIES = {
     "MLP": "training/recipes/breast_cancer_mlp.yaml",

@@ -2,7 +2,7 @@
 
 In: nothing; the data is made from a seed. Out: CPU and wall time of a step in each loop, the ratio
 of ours to the others, peak memory of a process for each loop, and the share of time between two
-steps, printed and written to `bench/results/train.json` and `docs/performance.md`.
+steps, printed and written to `bench/results/train.json` and `docs/reference/performance.md`.
 
 Each loop has a process of its own, in the environment with Fabric installed. All loops run the
 same steps on one core, one turn at a time, so that a slow machine slows all. A ratio is the median

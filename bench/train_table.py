@@ -5,7 +5,7 @@ in a process that gets SIGKILL in mid-epoch, after a checkpoint, and in a third 
 The final weights are compared with those of the uninterrupted run, by sha256, and the resumed
 process must have made exactly the steps after the checkpoint: a restart would also end with equal
 weights. Nothing is exported. An interrupted table resumes at the family it had reached, if neither
-its recipe nor the code has changed. Prints the table and writes `docs/training.md` and
+its recipe nor the code has changed. Prints the table and writes `docs/guides/training.md` and
 `bench/results/train-table.json`; exits with 1 if weights differ or a run restarted.
 """
 
@@ -34,7 +34,7 @@ from training.process.library_versions import library_versions
 from training.recipe.file import load_recipe
 
 NAME = "train-table"
-PAGE = ROOT / "docs" / "training.md"
+PAGE = ROOT / "docs/guides/training.md"
 RECIPES = ROOT / "training" / "recipes"
 FOLDER = ROOT / "var" / NAME
 FAMILIES = {

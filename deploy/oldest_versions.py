@@ -14,7 +14,7 @@ from typing import Any
 
 from deploy.lock import ROOT
 
-FOR_DEVELOPERS = frozenset({"cluster", "dev", "k8s", "test"})
+FOR_DEVELOPERS = frozenset({"cluster", "dev", "docs", "k8s", "test"})
 """Extras with tools; those are installed in their newest versions."""
 REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[[\w, .-]*\])?\s*([^;]*?)\s*(?:;.*)?")
 LOWER_BOUND = re.compile(r"(?:>=|==|~=)\s*(\d+(?:\.\d+)*)(\.\*)?")

@@ -27,7 +27,7 @@ class ServiceSettings(StrictModel):
 
     host: str = "127.0.0.1"
     """Address to listen on. Set `0.0.0.0` to accept connections from other machines, and then
-    configure access (docs/security.md)."""
+    configure access (docs/guides/security.md)."""
     metrics_port: int = Field(8002, ge=0, le=65_535)
     """Port of Prometheus metrics; 0 picks a free port."""
     drain_timeout_s: float = Field(20.0, ge=0, le=3600)

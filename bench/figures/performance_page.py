@@ -1,11 +1,11 @@
-"""`docs/performance.md`: the latest figures of each benchmark stand between two marks of its own.
+"""`docs/reference/performance.md`: each benchmark's latest figures, between two marks of its own.
 
 In: a benchmark's name and its tables. Out: the page with that block replaced, and nothing else.
 """
 
 from bench.peers.flambeau_peer import ROOT
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs/reference/performance.md"
 
 
 def write_block(name: str, block: str) -> None:

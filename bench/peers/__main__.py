@@ -1,7 +1,8 @@
 """`make bench-peers`: other projects' servers and ours, the same weights, one run.
 
 Writes `bench/results/peers.json`, `bench/results/peers.svg` and the tables between the marks in
-`docs/performance.md`. On an interrupt it ends every process it started; environments are reused.
+`docs/reference/performance.md`. On an interrupt it ends every process it started; environments are
+reused.
 """
 
 import argparse

@@ -30,7 +30,7 @@ def generated_files(root: Path) -> dict[str, str]:
         },
         "deploy/prometheus/rules/flambeau.yaml": rules_file({}),
         "deploy/prometheus/operator/flambeau.yaml": prometheus_rule({}),
-        "docs/metrics.md": metrics_document(),
+        "docs/reference/metrics.md": metrics_document(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Generates `docs/metrics.md`: every metric, from the code that defines it.
+"""Generates `docs/reference/metrics.md`: every metric, from the code that defines it.
 
 In: the registries of a server and of the training service. Out: Markdown.
 """

@@ -7,7 +7,7 @@ Rules:
 - the signature covers every file of the version's folder except the signature and the claim, and so
   the manifest, which contains model, version and all other digests;
 - the bundle is in that project's own format, made and verified by its code: its command-line tool
-  verifies the same folder (docs/signing.md);
+  verifies the same folder (docs/guides/signing.md);
 - the input is digests only, so a version in a bucket is verified without a download;
 - that library takes a second to import, so it is imported only to sign or verify.
 

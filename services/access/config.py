@@ -22,7 +22,7 @@ class AccessSettings(StrictModel):
     api_keys_file: str = ""
     """File of API keys, written by `flambeau access`; changes are loaded without a restart. With
     it, or with `jwt_keys`, every call requires a credential, except calls that reveal no secret,
-    such as health checks (docs/security.md)."""
+    such as health checks (docs/guides/security.md)."""
     jwt_keys: str = ""
     """Public keys of an identity provider whose tokens (JWT) are accepted: a file or an https URL
     of a JSON Web Key Set; its `jwks_uri` in OpenID Connect."""

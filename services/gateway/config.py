@@ -70,7 +70,7 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     payload_samples: dict[str, PayloadRule] = Field(default_factory=dict)
     """Sampling of inputs and outputs of requests, for inspection: by patterns of model names, the
     first match applies, as `{"digits*": {share: 0.01}}`. Empty keeps nothing. Inputs may be
-    personal data: docs/security.md."""
+    personal data: docs/guides/security.md."""
     payload_sample_store: str = ""
     """URL of the sample store: a folder, or `s3://bucket/prefix`; empty for the model store. Set
     it for gateways, which have no model store, or where others may read the model store."""

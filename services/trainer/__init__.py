@@ -1,1 +1,1 @@
-"""Training jobs as a service; see docs/training-service.md for its use."""
+"""Training jobs as a service; see docs/guides/training-service.md for its use."""

@@ -141,7 +141,7 @@ def test_a_store_of_another_layout_is_named_and_is_not_ready(
         status, reason = answers(server)
         assert status == 503
         assert words in reason
-        assert "docs/model-store.md" in reason
+        assert "docs/guides/model-store.md" in reason
         printed = server.output.all()
         assert any(line.startswith("NOT serving: ") and words in line for line in printed)
         assert not any("nothing to serve yet" in line for line in printed)

@@ -61,7 +61,7 @@ def rendered(folder: Path) -> list[Object]:
 
 @functools.cache
 def render_in(namespace: str, overlay: str, *, transformed: bool = True) -> list[Object]:
-    """Returns the objects of an overlay in a namespace, as docs/kubernetes.md describes.
+    """Returns the objects of an overlay in a namespace, as docs/guides/kubernetes.md describes.
 
     Args:
         namespace: name of the namespace.

@@ -1,4 +1,4 @@
-"""Kustomize accepts the patches in docs/kubernetes.md, and they have the documented effect."""
+"""Kustomize accepts the patches in docs/guides/kubernetes.md; they have the documented effect."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from tests.k8s.rendering import (
     workloads,
 )
 
-DOCUMENT = (ROOT / "docs/kubernetes.md").read_text()
+DOCUMENT = (ROOT / "docs/guides/kubernetes.md").read_text()
 BLOCKS: list[dict[str, Any]] = [
     yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
 ]

@@ -1,6 +1,7 @@
 """Every overlay works in any namespace: none of its objects keeps another namespace's name.
 
-Each is rendered as docs/kubernetes.md describes, from a user's folder that sets `namespace:`.
+Each is rendered as docs/guides/kubernetes.md describes, from a user's folder that sets
+`namespace:`.
 The alert rules of two namespaces are loaded together, as one Prometheus would, and evaluated.
 """
 

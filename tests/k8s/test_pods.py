@@ -22,12 +22,12 @@ PARTS = ("ClusterServingRuntime", "Deployment", "StatefulSet")
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 NAME, COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
 VARIANTS = {"gateway": {"", "auth"}, "inference": {"", "cuda"}, "trainer": {""}}
-"""Image variants, by tag suffix: docs/kubernetes.md describes how each is built."""
+"""Image variants, by tag suffix: docs/guides/kubernetes.md describes how each is built."""
 MADE_BY_THE_USER = {
     "flambeau-api-keys", "flambeau-edge-tls", "flambeau-queue", "flambeau-samples",
     "flambeau-store", "flambeau-tls", "flambeau-webhooks",
 }  # fmt: skip
-"""Secrets that docs/kubernetes.md has users create."""
+"""Secrets that docs/guides/kubernetes.md has users create."""
 
 
 @pytest.fixture(params=OVERLAYS)
@@ -213,7 +213,7 @@ def references(value: Any) -> Iterator[tuple[str, str]]:
 
 def test_what_is_named_is_there_or_in_the_document(objects: list[Object]) -> None:
     made = {(found["kind"], found["metadata"]["name"]) for found in objects}
-    document = (ROOT / "docs/kubernetes.md").read_text()
+    document = (ROOT / "docs/guides/kubernetes.md").read_text()
     for kind, name in references(objects):
         if kind == "Secret":
             assert name in MADE_BY_THE_USER

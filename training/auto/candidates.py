@@ -122,7 +122,7 @@ WITHOUT = WITH_8_BIT_STEPS | {
     "aoti-int8 static": (1.3, 1.1, 1.2, 1.0),
     "aoti-int8-qat qat": (1.3, 1.1, 1.2, 1.0),
 }
-"""CPU with AVX2 only: `docs/artifacts.md`."""
+"""CPU with AVX2 only: `docs/reference/artifacts.md`."""
 
 
 def candidates(auto: AutoExport, model: ModelContents, machine: Machine) -> list[Candidate]:

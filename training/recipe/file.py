@@ -116,7 +116,7 @@ def _parse_yaml(text: str, where: str) -> dict[str, Any]:
     except YamlError as error:
         raise RecipeError(f"{where} is not YAML: {error}") from error
     if document is None:
-        raise RecipeError(f"{where} is empty; a recipe is a mapping, as in docs/training.md")
+        raise RecipeError(f"{where} is empty; a recipe is a mapping, as in docs/guides/training.md")
     if not isinstance(document, dict):
         raise RecipeError(f"{where} holds a {type(document).__name__}; a recipe is a mapping")
     return document

@@ -82,7 +82,7 @@ class Recipe(RecipePart):
     preprocess: Preprocess = ()
     """Transforms of the raw inputs, in order, in training and in serving: `scale`, `normalize`,
     `resize`, `lookup`, `module`, `python`. Give it so that clients can send raw data; see
-    `docs/training.md`."""
+    `docs/guides/training-data.md`."""
     loss: LossPart = LossPart()
     """Loss to minimise. Change it when the labels have another meaning."""
     optim: OptimPart = OptimPart()
@@ -115,7 +115,8 @@ class Recipe(RecipePart):
     """Most rows of one served batch. Raise it for small networks on large machines."""
     padding: Padding | None = None
     """Padding of requests of different lengths that share a batch; null if all rows have one
-    length. Give it for text, audio and other inputs of variable length; see `docs/training.md`."""
+    length. Give it for text, audio and other inputs of variable length; see
+    `docs/guides/exports.md`."""
     dynamic: DynamicAxes = Field(default={})
     """Axes of inputs whose size varies, each with its smallest and largest size, as in `{image: {2:
     [8, 32]}}`. Give it for models that take images of several sizes; only requests of one size

@@ -1,4 +1,4 @@
-"""`python -m training.recipe.reference`: writes `docs/recipe.md` from the schema of recipes.
+"""`python -m training.recipe.reference`: writes `docs/reference/recipe.md` from the schema.
 
 In: the JSON Schema (`training.recipe.schema`). Out: a section for each part of a recipe, in recipe
 order, with a table of its keys: type and limits, default, and the docstring of the field in the
@@ -13,14 +13,14 @@ from typing import Any
 from training.recipe.parts.one_of import OneOf
 from training.recipe.schema import recipe_schema
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/recipe.md"
 ROOT = "Recipe"
 INTRODUCTION = """\
 # Every key of a recipe
 
-Made by `make docs` from the schema; what it is all for is in [training.md](training.md). A key of a
-part is written with dots, as `--set` takes it; `N` is a place in a list, counted from 0, and `NAME`
-a name of yours. What has no default must be given.
+Made by `make docs` from the schema; what it is all for is in [training](../guides/training.md). A
+key of a part is written with dots, as `--set` takes it; `N` is a place in a list, counted from 0,
+and `NAME` a name of yours. What has no default must be given.
 
 `flambeau train schema > recipe.schema.json` writes the JSON Schema itself, and a training service
 gives it at `/v1/recipe.schema.json`. Editors that know it complete the keys, show the help below

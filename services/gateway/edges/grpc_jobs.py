@@ -67,7 +67,7 @@ class GrpcJobs:
         if self._service is None:
             raise UnsupportedError(
                 "this server keeps no jobs: they need Redis between gateways and workers "
-                "(docs/scaling.md)"
+                "(docs/guides/scaling.md)"
             )
         return self._service
 

@@ -81,7 +81,7 @@ class JobRoutes:
             if self._service is None:
                 raise UnsupportedError(
                     "this server keeps no jobs: they need Redis between gateways and workers "
-                    "(docs/scaling.md)"
+                    "(docs/guides/scaling.md)"
                 )
             principal = self._principal_of(request)
             principal.take_request()

@@ -1,4 +1,4 @@
-"""docs/training-service.md names every setting and every metric of the service."""
+"""The documents name every setting and every metric of the training service."""
 
 import re
 from pathlib import Path
@@ -7,14 +7,15 @@ from services.access.config import AccessSettings
 from services.trainer.config import TrainerConfig
 from services.trainer.metrics import TrainerMetrics
 
-TEXT = (Path(__file__).parents[3] / "docs/training-service.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_every_setting_is_in_the_table() -> None:
-    table = TEXT.split("## Every setting")[1].split("## ")[0]
+    page = (DOCS / "reference/settings.md").read_text()
+    table = page.split("## Every setting of the training service")[1].split("## ")[0]
     named = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()
                                            if row.startswith("| `")))  # fmt: skip
-    own = AccessSettings.model_fields.keys()  # which have a table in docs/security.md
+    own = AccessSettings.model_fields.keys()  # which have a table of their own
     assert sorted(named) == sorted(TrainerConfig.model_fields.keys() - own)
 
 
@@ -25,4 +26,5 @@ def test_every_metric_is_in_the_table() -> None:
         if family.name.startswith("flambeau_training")
     ]
     assert len(names) == 6
-    assert [name for name in names if f"`{name}" not in TEXT] == []
+    page = (DOCS / "guides/training-service.md").read_text()
+    assert [name for name in names if f"`{name}" not in page] == []
