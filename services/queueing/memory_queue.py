@@ -220,7 +220,7 @@ class MemoryQueue:
         self.unanswered = 0
         self.deadlines: Deadlines[Entry] = Deadlines()
         self.emptied: asyncio.Event | None = None
-        self._steps = SequenceSteps()
+        self._steps: SequenceSteps[Entry] = SequenceSteps()
 
     def open(self, lane: Lane, intake: Intake) -> None:
         """Admits requests for a lane."""

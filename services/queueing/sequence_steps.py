@@ -8,26 +8,34 @@ holds two steps of one sequence, and none overtakes another, at a gateway and ag
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
 from services.errors import QueueFullError
-from services.queueing.records import Lane
-
-if TYPE_CHECKING:
-    from services.queueing.memory_queue import Entry
+from services.queueing.records import InferRequest, Lane
 
 MAX_WAITING_STEPS = 64
 """Steps of one sequence, the one under way too; a client that waits for answers has one."""
 
 
-class SequenceSteps:
+class Step(Protocol):
+    """The interface of an entry that carries a step."""
+
+    @property
+    def request(self) -> InferRequest:
+        """Its request."""
+
+
+E = TypeVar("E", bound=Step)
+
+
+class SequenceSteps(Generic[E]):
     """The steps of all sequences in one process."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[Lane, str], deque[Entry]] = {}
+        self._steps: dict[tuple[Lane, str], deque[E]] = {}
         """By lane and sequence: the step under way, and those behind it."""
 
-    def begin(self, entry: "Entry") -> bool:
+    def begin(self, entry: E) -> bool:
         """Takes a step. Returns True if it may go on now.
 
         Raises:
@@ -46,7 +54,7 @@ class SequenceSteps:
         steps.append(entry)
         return False
 
-    def over(self, entry: "Entry") -> "Entry | None":
+    def over(self, entry: E) -> E | None:
         """Removes a step that is over. Returns the one that may go on now, if any."""
         key = _key(entry)
         steps = self._steps[key]
@@ -59,14 +67,14 @@ class SequenceSteps:
         del self._steps[key]
         return None
 
-    def behind(self, lane: Lane) -> Iterator["Entry"]:
+    def behind(self, lane: Lane) -> Iterator[E]:
         """Yields the steps of a lane that wait behind others."""
         for (own, _), steps in list(self._steps.items()):
             if own == lane:
                 yield from list(steps)[1:]
 
 
-def _key(entry: "Entry") -> tuple[Lane, str]:
+def _key(entry: Step) -> tuple[Lane, str]:
     request = entry.request
     assert request.sequence is not None
     return request.lane, request.sequence.id
