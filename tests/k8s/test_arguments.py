@@ -297,20 +297,25 @@ def test_an_artifact_that_failed_is_not_verified_again() -> None:
     assert fails["onExitCodes"]["containerName"] == container["name"]
 
 
-def test_on_a_gpu_the_job_has_one_and_uses_it(tmp_path: Path) -> None:
-    above = os.path.relpath(KUBERNETES / "components/verify-job", tmp_path.resolve())
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
-        "namespace": "flambeau",
-        "resources": [os.path.relpath(KUBERNETES / "overlays/gpu", tmp_path.resolve())],
-        "components": [above, f"{above}/gpu"],
-    }))  # fmt: skip
+def test_the_document_s_job_runs_on_a_gpu_of_the_node_that_it_names(tmp_path: Path) -> None:
+    document = (KUBERNETES.parent / "docs/verification.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", document, re.DOTALL)
+    above = os.path.relpath(KUBERNETES, tmp_path.resolve())
+    block = yaml.safe_load(text.replace("../flambeau/k8s", above))
+    own = {"namespace": "models", "resources": [f"{above}/overlays/gpu"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own | block))
     objects = rendered(tmp_path)
     job, told = verify_job(objects)
-    assert told["device"] == "cuda:0"
+    assert (told["model"], told["device"], told["threads"]) == ("digits/3", "cuda:0", 4)
+    assert job.spec["nodeSelector"] == {"node.kubernetes.io/instance-type": "m7i.xlarge"}
     assert job.container["resources"]["limits"]["nvidia.com/gpu"] == 1
     (worker,) = (pod for pod in workloads(objects) if pod.name == "flambeau-inference")
     assert job.container["image"] == worker.container["image"]
     assert job.spec["tolerations"] == worker.spec["tolerations"]
+    label = {"matchLabels": {"app.kubernetes.io/component": "verification"}}
+    assert f"-l {next(iter(label['matchLabels']))}=verification" in document
+    alone = [o["kind"] for o in objects if selects(label, o["metadata"].get("labels", {}))]
+    assert alone == ["Job"]
 
 
 def test_redis_starts_so_and_keeps_its_file_and_all_it_is_given(tmp_path: Path) -> None:
