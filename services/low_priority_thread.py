@@ -1,6 +1,6 @@
 """Runs work beside the event loop in threads of lower CPU priority.
 
-In: a function, such as the verification of the next version. Out: its result, or its error.
+In: a function, such as loading the next version. Out: its result, or its error.
 
 A thread of the lowest priority gets a thirtieth of a core that a backend also uses, and all of an
 idle one. A larger share is too much: with a quarter of a core, a server at 70 % of its load has

@@ -1,10 +1,10 @@
-"""`flambeau verify`: verifies a version again, on this machine or a server's."""
+"""`flambeau verify`: verifies a version again, on this machine."""
 
 import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,33 +13,47 @@ from flambeau.commands.options.as_json import AsJson, print_json
 from flambeau.commands.options.keys import KeysFolder
 from flambeau.commands.options.model import ModelName, VersionOrDefault, model_and_version
 from flambeau.commands.options.store import DEFAULT_STORE, STORE_FAILURES, StoreUrl
-from flambeau.commands.options.tls import chosen_tls
-from flambeau.commands.options.token import TokenFile, read_token
+from flambeau.commands.serve import parse_settings
 from flambeau.commands.text.certificate import certificate_lines, list_lines
 from flambeau.commands.text.failures import failing_with
 from model_store.errors import StoreError
 from model_store.host.install_advice import needing
+from model_store.host.memory_limit import GIB
 
 if TYPE_CHECKING:
     from model_store.certificates.certificate import Certificate
     from model_store.manifest import Manifest
     from model_store.store import ModelStore
+    from services.inference.certifying.certification import CertifyOptions
     from training.auto.recipe_judge import RecipeJudge
 
 
 def verify(
     model: ModelName,
     version: VersionOrDefault = None,
-    on: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT", help="Verify on the machine of this server (its gRPC address)."
-        ),
-    ] = "",
-    token_file: TokenFile = None,
     store: StoreUrl = DEFAULT_STORE,
     device: Annotated[str, typer.Option(help="Where to run it: cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of one run.")] = 1,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of the worker that it serves with, such as "
+            "'onnx_providers=[tensorrt, cuda]'; may be repeated.",
+        ),
+    ] = None,
+    time_limit_s: Annotated[
+        float, typer.Option(min=0.1, max=86_400, help="Seconds that one artifact may take.")
+    ] = 300.0,
+    memory_gib: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            max=65_536,
+            help="Memory that one artifact may take; at most nine tenths of what is free.",
+        ),
+    ] = 16.0,
     data: Annotated[
         bool,
         typer.Option(
@@ -54,24 +68,22 @@ def verify(
     keys: KeysFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Verify every artifact of a version on a machine, and record the result as a certificate.
+    """Verify every artifact of a version on this machine, and record the result as a certificate.
 
     Each artifact replays the golden inputs in its own process, in every form of requests. Exits
     with 0 if none failed and at least one passed. `flambeau models verify` only checks digests and
     signatures.
     """
     model, version = model_and_version(model, version)
-    if on:
-        if data or list_:
-            raise typer.BadParameter("--data and --list are for this machine, without --on")
-        _verify_elsewhere(model, version, on, read_token(token_file), as_json)
-        return
     with failing_with(STORE_FAILURES):
         opened, manifest = open_version(store, model, version)
         if list_:
             _list(opened, manifest, as_json)
             return
-        certificate = _verify_here(opened, manifest, device, threads, keys, data)
+        named = {"device": device, "threads": threads, **_trusting(keys)}
+        settings = named | parse_settings(set_ or [])
+        options = _options(manifest.model, settings, time_limit_s, memory_gib)
+        certificate = _verified(opened, manifest, options, keys, data)
         _print(certificate, as_json)
         from model_store.certificates.certificates import record
 
@@ -80,22 +92,39 @@ def verify(
     _exit(certificate)
 
 
-def _verify_here(
-    store: "ModelStore", manifest: "Manifest", device: str, threads: int, keys: str, data: bool
-) -> "Certificate":
-    with needing("serve"):
-        from services.inference.backends.backend_options import BackendOptions
-        from services.inference.backends.device import parse_device
-        from services.inference.certifying.certification import CertifyOptions, certify
-        from services.inference.trust import Trust
+def _trusting(keys: str) -> dict[str, str]:
+    """Returns the setting of the trusted keys in a folder; none for the user's own."""
     from model_store.signatures.key_folder import KeyFolder
 
-    try:
-        parsed = parse_device(device)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--device") from error
-    trust = Trust(keys_folder=str(KeyFolder(keys).trusted_folder) if keys else "")
-    options = CertifyOptions(backend=BackendOptions(device=parsed, threads=threads), trust=trust)
+    return {"trusted_keys": str(KeyFolder(keys).trusted_folder)} if keys else {}
+
+
+def _options(
+    model: str, settings: dict[str, Any], time_limit_s: float, memory_gib: float
+) -> "CertifyOptions":
+    """Returns the options with which a worker of these settings runs a model, and the limits."""
+    with needing("serve"):
+        from services.inference.certifying.certification import CertifyOptions
+        from services.inference.config import InferenceSettings
+        from services.inference.loading.configured_policy import serving_policy
+        from services.settings import ConfigError, checked
+
+    with failing_with({ConfigError: 2}):
+        policy = serving_policy(checked(InferenceSettings, settings))
+    load = policy.lane_of(model).load
+    return CertifyOptions(
+        backend=load.backend,
+        trust=load.trust,
+        time_limit_s=time_limit_s,
+        memory_limit_bytes=int(memory_gib * GIB),
+    )
+
+
+def _verified(
+    store: "ModelStore", manifest: "Manifest", options: "CertifyOptions", keys: str, data: bool
+) -> "Certificate":
+    from services.inference.certifying.certification import certify
+
     if not data:
         return certify(store, manifest, options, _say)
     with tempfile.TemporaryDirectory(prefix="flambeau-verify-") as folder:
@@ -160,22 +189,6 @@ def _training_failures() -> Iterator[None]:
 
         with failing_with({TrainingError: 1}):
             yield
-
-
-def _verify_elsewhere(model: str, version: int | None, on: str, token: str, as_json: bool) -> None:
-    from flambeau.errors import AddressError, ClientError
-    from flambeau.verification import VerificationClient
-
-    tls, failures = chosen_tls(), failing_with({AddressError: 2, ClientError: 1, StoreError: 1})
-    with failures, VerificationClient(on, tls=tls, token=token) as client:
-        found = client.verify(model, version, _say)
-    _print(found.certificate, as_json)
-    if found.recorded_as:
-        typer.echo(f"recorded as {found.recorded_as}", err=True)
-    else:
-        typer.echo(f"error: not recorded: {found.record_failure}", err=True)
-        raise typer.Exit(1)
-    _exit(found.certificate)
 
 
 def _list(store: "ModelStore", manifest: "Manifest", as_json: bool) -> None:

@@ -136,7 +136,7 @@ def audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
     """Records an act with its outcome: `done`, or the error that the block raises.
 
     Args:
-        act: a verb, such as `verify`.
+        act: a verb, such as `submit`.
         target: object of the act: a model, a job.
         who: the caller's name; empty for an unknown caller.
         peer: address of the caller.

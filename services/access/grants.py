@@ -12,8 +12,7 @@ from typing import Literal, get_args
 from model_store.strict import nearest_name
 
 Scope = Literal["infer", "manage", "train"]
-"""`infer`: requests and jobs; `manage`: operations that change or load a server, such as a
-verification; `train`: training jobs."""
+"""`infer`: requests and jobs; `manage`: metadata and readiness alone; `train`: training jobs."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 _MODELS = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}")
 

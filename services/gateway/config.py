@@ -5,7 +5,6 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from services.access.config import AccessSettings
-from services.gateway.jobs.verification_service import VerifyFor
 from services.gateway.payloads.rule import PayloadRule
 from services.settings import ProcessSettings
 from services.tls import TlsSettings
@@ -57,13 +56,9 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     """Handling of a request whose queue is full, or that would be late: it is refused, or
     answered by a faster loaded artifact of the same version (`keep_artifacts`), which the
     response names; set it where a less accurate response is better than none."""
-    verify_for: VerifyFor = "this_machine"
-    """Callers that may verify versions here (`flambeau verify --on`): those on `this_machine`
-    and, where credentials are required, those with the scope `manage` from anywhere; or `nobody`.
-    Set `nobody` where a proxy on this machine forwards requests of unauthenticated clients."""
     open_to_strangers: bool = False
     """Accept inference from other machines although no credentials are required; set it only where
-    a proxy in front controls access. Verifications stay for this machine, or nobody."""
+    a proxy in front controls access."""
     access_log: bool = False
     """One log line for every answered request; turn it on to trace requests one by one, at the
     cost of as much time as a small request takes. Failures are always logged."""
@@ -102,9 +97,6 @@ class GatewayConfig(GatewaySettings):
     """Longest duration of a job, whatever its caller allows."""
     job_result_ttl_s: int = Field(86_400, ge=1, le=30 * 86_400)
     """Retention of a job's result; lower it where Redis has little memory."""
-    verify_timeout_s: float = Field(3600.0, gt=0, le=86_400)
-    """Time that the gateway waits for a worker that verifies a version; raise it for versions of
-    many artifacts or slow ones, and `verify_time_limit_s` of the workers with it."""
     webhook_hosts: tuple[str, ...] = ()
     """Hosts that webhooks of jobs may call; `.example.org` means all its subdomains. Empty allows
     none, so that no caller can make the gateway call hosts that only it can reach."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.access.audit import open_audit_log
 from services.access.config import check_open
 from services.access.tenants import Tenants
 from services.errors import ShuttingDownError
@@ -23,7 +22,6 @@ from services.gateway.config import GatewaySettings
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.jobs.job_service import JobService
-from services.gateway.jobs.verification_service import VerificationService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.wire.byte_budget import ByteBudget
@@ -84,7 +82,6 @@ class Front:
         directory: models that are served.
         queue: queue of accepted requests.
         on_started: callback, called once when the served versions are known.
-        verifications: service that verifies versions.
         open_service: factory of the job service, on servers that keep jobs.
         tracer: tracer of requests, if any are traced; exports spans while the ports are open.
         rates: store through which gateways share the rates of callers, if there are several.
@@ -103,14 +100,12 @@ class Front:
         directory: Directory,
         queue: MemoryQueue,
         on_started: Callable[[Listening], None],
-        verifications: VerificationService,
         open_service: Callable[[Admission], JobService] | None = None,
         tracer: Tracer | None = None,
         rates: "SharedRates | None" = None,
         sampler: "PayloadSampler | None" = None,
     ) -> None:
         check_open(config, config.host, is_opened=config.open_to_strangers)
-        open_audit_log(config.audit_log)
         self._config = config
         self._rates = rates
         self._tracer, self._sampler = tracer, sampler
@@ -147,7 +142,6 @@ class Front:
             turns=turns,
             compression=self._compression,
             service=service,
-            verifications=verifications,
             authenticator=self._authenticator,
             sampler=sampler,
             tls=tls.grpc_context if tls is not None else None,

@@ -19,7 +19,6 @@ from services.gateway.admission import Admission
 from services.gateway.config import GatewayConfig
 from services.gateway.front import Front, Listening
 from services.gateway.jobs.job_service import JobService
-from services.gateway.jobs.verification_service import VerificationService
 from services.gateway.jobs.webhooks import Webhooks, read_secret
 from services.gateway.payload_settings import open_sampler
 from services.process import process_name, stop_on_signals
@@ -30,7 +29,6 @@ from services.queueing.redis_streams.fleet import FleetView
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
 from services.queueing.redis_streams.registry import FleetDirectory, FleetWatch
 from services.queueing.redis_streams.sender import RedisSender
-from services.queueing.redis_streams.verifications import FleetVerifier
 from services.queueing.redis_streams.webhook_queue import WebhookQueue
 from services.readiness import Look
 from services.telemetry.logs import configure_logs
@@ -76,14 +74,11 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
         secret = read_secret(config.webhook_secret_file)
         webhook_queue = WebhookQueue(clients.open(), name)
         told.append(Webhooks(webhook_queue, jobs, models, secret, config.webhook_hosts))
-    verifier = FleetVerifier(clients, name, directory, config.verify_timeout_s)
-    verifications = VerificationService(verifier.verify, config.verify_for)
     tracer = open_tracer(config, "gateway", metrics)
     rates = SharedRates(clients.open()) if config.asks_for_credentials else None
     sampler = open_sampler(config, directory, metrics)
     front = Front(
-        config, version, metrics, directory, queue, _ignore, verifications, open_service, tracer,
-        rates, sampler,
+        config, version, metrics, directory, queue, _ignore, open_service, tracer, rates, sampler,
     )  # fmt: skip
 
     def unreached(why: str) -> None:
@@ -95,7 +90,6 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     def changed(view: FleetView) -> None:
         sender.learn(view.row_s)
         fleet.apply(view)
-        verifier.workers = view.workers
         front.look(_seen(config.models, directory, fleet.started, view.faults))
 
     async def watch() -> None:

@@ -11,8 +11,6 @@ from services.inference.trust import SignatureScope
 from services.queueing.artifact_rules import Accuracy
 from services.settings import ProcessSettings
 
-VERIFY_TIME_LIMIT_S, VERIFY_MEMORY_GIB = 300.0, 16.0
-"""Limits of one artifact, in a server and in `flambeau verify`; the memory is as for exports."""
 KeptArtifacts = Annotated[
     tuple[Annotated[str, Matching(r"^[a-z0-9][a-z0-9-]*$", "a name such as onnx-int8")], ...],
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
@@ -138,12 +136,6 @@ class InferenceSettings(ProcessSettings):
     signature_needed_for: SignatureScope = "remote_code"
     """Artifacts that load only if signed by a trusted key: code from non-local stores
     (`remote_code`), all `code`, or `everything`; raise it if others can write to the store."""
-    verify_time_limit_s: float = Field(VERIFY_TIME_LIMIT_S, gt=0, le=86_400)
-    """Timeout of verifying one artifact, after which it counts as failed; raise it for models that
-    take seconds per row."""
-    verify_memory_gib: float = Field(VERIFY_MEMORY_GIB, gt=0)
-    """Memory that verifying an artifact may take, beside the served models; lower it if memory is
-    short, raise it for models whose weights fill a large part of it."""
     model_settings: dict[str, ModelSettings] = Field(default_factory=dict)
     """Other values of these settings for single models, as `{digits: {instances: 2}}`."""
     store_poll_interval_s: float = Field(0.5, ge=0.05, le=3600)

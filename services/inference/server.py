@@ -18,7 +18,6 @@ import uvloop
 
 from model_store.store import ModelStore
 from services.errors import ShuttingDownError
-from services.inference.certifying.verification import Verifier
 from services.inference.config import InferenceConfig
 from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.reconciler import Reconciler
@@ -31,7 +30,6 @@ from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.downlink import LaneLoad
 from services.queueing.redis_streams.receiver import RedisReceiver
 from services.queueing.redis_streams.registry import Announcer, FleetWatch, make_live
-from services.queueing.redis_streams.verifications import VerificationReceiver
 from services.readiness import Readiness
 from services.telemetry.logs import configure_logs
 from services.telemetry.loop_lag import sampling_lag
@@ -74,18 +72,13 @@ class _Process:
             clients, lambda view: make_live(self._directory, view), self._metrics
         )
         self._announcer = Announcer(clients, name, self._directory, self._receiver.serves)
-        policy = serving_policy(config)
-        verifier = Verifier(
-            store, policy, config.verify_time_limit_s, config.verify_memory_gib, self._metrics
-        )
-        self._verifications = VerificationReceiver(clients, name, verifier.verify)
         self._tracer = open_tracer(config, "inference", self._metrics)
         self._reconciler = Reconciler(
             store,
             self._receiver,
             self._directory,
             self._metrics,
-            policy,
+            serving_policy(config),
             self._announcer.go_live,
             self._tracer,
         )
@@ -108,14 +101,12 @@ class _Process:
             async with self._receiver.running(), asyncio.TaskGroup() as tasks:
                 announcing = tasks.create_task(self._announcer.run(), name="announcer")
                 watching = tasks.create_task(self._watch.run(), name="fleet")
-                verifying = tasks.create_task(self._verifications.run(), name="verifications")
                 reconciling = self._reconciler.run(drained, self._after_pass)
                 tasks.create_task(reconciling, name="reconciler")
                 await asked.wait()
                 logger.info("draining")
                 announcing.cancel()
                 watching.cancel()
-                verifying.cancel()
                 await self._drain()
                 drained.set()
         logger.info("stopped")

@@ -16,9 +16,7 @@ import uvloop
 
 from model_store.store import ModelStore
 from services.gateway.front import Front, Listening
-from services.gateway.jobs.verification_service import VerificationService
 from services.gateway.payload_settings import open_sampler
-from services.inference.certifying.verification import Verifier
 from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.reconciler import Reconciler
 from services.process import stop_on_signals
@@ -56,11 +54,6 @@ async def _serve(
     version = installed_version("flambeau")
     metrics, directory = Metrics(version), Directory()
     queue = MemoryQueue(config.max_queue_depth)
-    policy = serving_policy(config)
-    verifier = Verifier(
-        store, policy, config.verify_time_limit_s, config.verify_memory_gib, metrics
-    )
-    verifications = VerificationService(verifier.verify, config.verify_for)
     tracer = open_tracer(config, "server", metrics)
     sampler = open_sampler(config, directory, metrics, store.url)
     front = Front(
@@ -68,9 +61,9 @@ async def _serve(
         lambda listening: on_started(
             replace(listening, store=store.url, warning=store.storage.how_new())
         ),
-        verifications, tracer=tracer, sampler=sampler,
+        tracer=tracer, sampler=sampler,
     )  # fmt: skip
-    reconciler = Reconciler(store, queue, directory, metrics, policy, tracer=tracer)
+    reconciler = Reconciler(store, queue, directory, metrics, serving_policy(config), tracer=tracer)
     asked, drained = asyncio.Event(), asyncio.Event()
     async with front.listening():
         stop_on_signals(asked)

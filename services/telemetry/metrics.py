@@ -230,8 +230,7 @@ class Metrics:
         )
         self.failed_verifications = LoopCounter(
             "flambeau_failed_verifications",
-            "Artifacts whose golden outputs missed their tolerance on this machine, at a load or "
-            "when asked (flambeau verify).",
+            "Artifacts whose golden outputs missed their tolerance on this machine, at a load.",
             LANE,
             registry=registry,
         )

@@ -62,15 +62,14 @@ def test_what_a_locked_server_prints_can_be_pasted(store: Path, tmp_path: Path) 
 
 
 def test_a_key_is_given_out_used_and_taken_back(store: Path, tmp_path: Path) -> None:
-    file, audit, key_file = tmp_path / "keys.yaml", tmp_path / "audit.jsonl", tmp_path / "key"
+    file, key_file = tmp_path / "keys.yaml", tmp_path / "key"
     made = access("add", "ci", "--grant", "infer:lin*", "--expires", "1h", "--file", str(file))
     assert "not shown again" in made.stderr
     key = made.stdout.strip()
     key_file.write_text(made.stdout)
     assert key not in file.read_text()
     assert "infer:lin*" in access("list", "--file", str(file)).stdout
-    settings = {"api_keys_file": str(file), "audit_log": str(audit)}
-    with running_server(store, "--model=linear", **settings) as server:
+    with running_server(store, "--model=linear", api_keys_file=str(file)) as server:
         assert [status(server, key), status(server, "flb_wrong")] == [200, 401]
         asked = ("infer", "linear", "--input", "x=[[1, 2, 3, 4]]", "--server", server.grpc)
         found = flambeau(*asked, "--json", "--token-file", str(key_file))
@@ -80,9 +79,6 @@ def test_a_key_is_given_out_used_and_taken_back(store: Path, tmp_path: Path) -> 
             credential = {"authorization": f"Bearer {key}"}
             with pytest.raises(TritonError, match="is not served"):
                 client.call("get_model_metadata", "pair", headers=credential)
-        verified = flambeau("verify", "linear", "2", "--on", server.grpc, "--token-file",
-                            str(key_file))  # fmt: skip
-        assert "has not the scope 'manage'" in verified.stderr
         right = file.read_text()
         write_atomically(file, right.replace("expires: '", "expires: 2027-02-30 # '"))
         fault = server.wait_for_log(
@@ -97,5 +93,3 @@ def test_a_key_is_given_out_used_and_taken_back(store: Path, tmp_path: Path) -> 
         assert status(server, key) == 401
         assert server.metric("flambeau_access_refusals_total", reason="unauthenticated") == 2
         assert key not in "\n".join(server.errors.all())
-    (act,) = map(json.loads, audit.read_text().splitlines())
-    assert (act["act"], act["who"], act["outcome"]) == ("verify", "key:ci", "refused")

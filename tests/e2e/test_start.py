@@ -52,9 +52,9 @@ def test_port_in_use_is_one_clear_line(tmp_path: Path, taken_port: int, setting:
         ("log_level", "loud", "'log_level' is 'loud'"),
         ("request_timeout_s", -1, "'request_timeout_s' is -1"),
         (
-            "verify_for",
-            "everybody",
-            "'verify_for' is 'everybody': write 'nobody' or 'this_ma",
+            "when_overloaded",
+            "wait",
+            "'when_overloaded' is 'wait': write 'refuse' or 'degrade'",
         ),
         ("api_keys_file", "missing.yaml", "api_keys_file missing.yaml: "),
         ("host", "0.0.0.0", "nobody is asked who they are. Give out keys (flambeau access add"),

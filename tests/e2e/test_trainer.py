@@ -1,5 +1,6 @@
 """The training service as users meet it: real processes, real runs, a real kill -9."""
 
+import json
 import subprocess
 import sys
 import time
@@ -117,9 +118,11 @@ def test_rates_are_shared_by_way_of_redis(tmp_path: Path) -> None:
 
 def test_a_job_outlives_its_workers(tmp_path: Path, tokens: str) -> None:
     """One is killed, the next is asked to stop, the third ends what the first began."""
+    audit = tmp_path / "audit.jsonl"
+    known = (tokens, f"--audit-log={audit}")
     with (
         redis_process(tmp_path) as redis,
-        running_trainer(tmp_path, "--no-worker", tokens, f"--jobs={redis.url}") as api,
+        running_trainer(tmp_path, "--no-worker", *known, f"--jobs={redis.url}") as api,
         submitted(tmp_path, api, allowed_steps=1) as shown,
     ):
         worker = ("--no-api", f"--jobs={redis.url}", "--drain-timeout-s=3")
@@ -141,6 +144,8 @@ def test_a_job_outlives_its_workers(tmp_path: Path, tokens: str) -> None:
         found = api.call(f"/v1/jobs/{job}", authorization=BEARER)
         history = api.events(job, authorization=BEARER)
         api.stop()
+    (act,) = map(json.loads, audit.read_text().splitlines())
+    assert (act["act"], act["target"], act["outcome"]) == ("submit", "gated", "done")
     assert (found["state"], found["version"], found["attempts"]) == ("succeeded", 1, 3)
     told = [event["text"].partition(" on trainer-")[0] for event in history if "state" in event]
     told = [text.partition("; warning")[0] for text in told]

@@ -1,5 +1,6 @@
 """The arguments of every container are accepted by its program, and agree with the manifest."""
 
+import os
 import re
 import shlex
 import shutil
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import typer.main
+import yaml
 
 from flambeau.cli import app
 from flambeau.commands.serve import parse_settings
@@ -22,11 +24,13 @@ from services.trainer.config import TrainerConfig
 from tests.k8s.rendering import (
     KUBERNETES,
     OVERLAYS,
+    Object,
     Workload,
     arguments,
     of_kind,
     quantity,
     render,
+    rendered,
     selects,
     workloads,
 )
@@ -260,6 +264,58 @@ def test_the_job_trains_what_can_be_trained() -> None:
     file = KUBERNETES / "components/train-job/recipe.yaml"
     assert text == file.read_text()
     assert load_recipe(str(file), []).name == "digits-cnn"
+
+
+def verify_job(objects: list[Object]) -> tuple[Workload, dict[str, Any]]:
+    """Returns the Job that verifies, and the parameters that the command reads in its arguments."""
+    (job,) = (pod for pod in workloads(objects) if pod.name == "flambeau-verify")
+    assert shlex.join(job.container["command"]) == "flambeau verify"
+    command = typer.main.get_command(app).commands["verify"]  # type: ignore[attr-defined]
+    return job, command.make_context("verify", arguments(job, objects)).params
+
+
+def test_the_job_verifies_a_version_as_the_workers_would() -> None:
+    objects = render("overlays/verify")
+    job, told = verify_job(objects)
+    assert (told["model"], told["store"], told["device"]) == ("digits", "s3://models/prod", "cpu")
+    (worker,) = (pod for pod in workloads(objects) if pod.name == "flambeau-inference")
+    for name in ("image", "envFrom"):
+        assert job.container[name] == worker.container[name], "the same libraries and credentials"
+    assert job.spec["serviceAccountName"] == worker.spec["serviceAccountName"]
+
+
+def test_an_artifact_that_failed_is_not_verified_again() -> None:
+    (job,) = (
+        o
+        for o in of_kind(render("overlays/verify"), "Job")
+        if o["metadata"]["name"] == "flambeau-verify"
+    )
+    fails, ignores = job["spec"]["podFailurePolicy"]["rules"]
+    assert (fails["action"], fails["onExitCodes"]["values"]) == ("FailJob", [1, 2])
+    assert ignores["action"] == "Ignore"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert fails["onExitCodes"]["containerName"] == container["name"]
+
+
+def test_the_document_s_job_runs_on_a_gpu_of_the_node_that_it_names(tmp_path: Path) -> None:
+    document = (KUBERNETES.parent / "docs/concepts/verification.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", document, re.DOTALL)
+    above = os.path.relpath(KUBERNETES, tmp_path.resolve())
+    block = yaml.safe_load(text.replace("../flambeau/k8s", above))
+    own = {"namespace": "models", "resources": [f"{above}/overlays/gpu"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own | block))
+    objects = rendered(tmp_path)
+    job, told = verify_job(objects)
+    assert (told["model"], told["device"], told["threads"]) == ("digits/3", "cuda:0", 4)
+    assert job.spec["nodeSelector"] == {"node.kubernetes.io/instance-type": "m7i.xlarge"}
+    assert job.container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    (worker,) = (pod for pod in workloads(objects) if pod.name == "flambeau-inference")
+    assert job.container["image"] == worker.container["image"]
+    assert job.spec["tolerations"] == worker.spec["tolerations"]
+    label = {"matchLabels": {"app.kubernetes.io/component": "verification"}}
+    assert f"-l {next(iter(label['matchLabels']))}=verification" in document
+    alone = [o["kind"] for o in objects if selects(label, o["metadata"].get("labels", {}))]
+    assert alone == ["Job"]
 
 
 def test_redis_starts_so_and_keeps_its_file_and_all_it_is_given(tmp_path: Path) -> None:

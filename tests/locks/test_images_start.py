@@ -9,6 +9,8 @@ import signal
 import pytest
 
 from deploy.lock import IMAGES
+from model_store.certificates.certificates import certificates
+from model_store.store import ModelStore
 from tests.images.lock_environment import lock_of
 from tests.k8s.conftest import around, site
 from tests.k8s.rendering import OVERLAYS, Workload
@@ -68,6 +70,16 @@ def test_the_job_trains_and_publishes(around: Surroundings) -> None:
         assert process.wait(TRAIN_TIMEOUT_S) == 0, "\n".join(log.all())
         log.join()
         assert any("published digits" in line for line in log.all())
+
+
+def test_the_job_verifies_and_records(around: Surroundings) -> None:
+    pod = pod_of("verify", "flambeau-verify")
+    with started("verify", pod, around) as (process, log):
+        assert process.wait(START_TIMEOUT_S) == 0, "\n".join(log.all())
+        log.join()
+    store = ModelStore(around.store)
+    (found,) = certificates(store, store.manifest("digits", 1))
+    assert found.holds
 
 
 def test_every_lock_is_started() -> None:

@@ -21,7 +21,7 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 123, 383
+SETTINGS, RECIPE_KEYS = 119, 383
 """Different names of settings, those of models and of payload samples included; keys of recipes."""
 
 EFFECTS = {
@@ -53,7 +53,6 @@ EFFECTS = {
     "makes callers wait, or answers them without a wait": """
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES connection.MAX_HELD_BYTES
         grpc_jobs.MAX_WAITING job_service.MAX_WAIT_S outbox.MOST_WAITING part_window.MAX_UNREAD
-        verification_service.MAX_WAITING verification_service.MAX_WAIT_S
         """,
     "forgets entries": """
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES

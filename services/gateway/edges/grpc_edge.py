@@ -1,4 +1,4 @@
-"""The gRPC edge: `inference.GRPCInferenceService`, jobs, verifications, health and reflection.
+"""The gRPC edge: `inference.GRPCInferenceService`, jobs, health and reflection.
 
 In: heads of gRPC calls. Out: their handlers: `grpc_infer.py` for inference, functions here for
 everything else. Everything runs on the event loop, on HTTP/2 frames of our own (docs/adr/0030 has
@@ -17,7 +17,6 @@ from google.protobuf.message import Message
 
 from protos import open_inference_pb2 as pb
 from protos.flambeau.v1.jobs_pb2 import SubmitJobRequest
-from services.access.audit import refusals_audited
 from services.access.caller import Principal
 from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission
@@ -28,12 +27,8 @@ from services.gateway.edges.grpc_jobs import SERVICE as JOB_SERVICE
 from services.gateway.edges.grpc_jobs import GrpcJobs
 from services.gateway.edges.grpc_large_answer import SlowAnswer
 from services.gateway.edges.grpc_reflection import GrpcReflection
-from services.gateway.edges.grpc_verification import ACT as VERIFY
-from services.gateway.edges.grpc_verification import SERVICE as VERIFICATION_SERVICE
-from services.gateway.edges.grpc_verification import GrpcVerification
 from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
-from services.gateway.jobs.verification_service import VerificationService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
 from services.gateway.wire.body import Body
@@ -53,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flambeau.grpc")
 
 SERVICE = "inference.GRPCInferenceService"
-SERVICES = (SERVICE, JOB_SERVICE, VERIFICATION_SERVICE)
+SERVICES = (SERVICE, JOB_SERVICE)
 INFER = f"/{SERVICE}/ModelInfer"
 
 Answer = Callable[[Any, Principal], Message]
@@ -71,7 +66,6 @@ class GrpcEdge:
         budget: budget of the bytes that the process buffers.
         turns: turns of the event loop, shared with the other port.
         compression: compression of large bodies, shared with the other port.
-        verifications: service that verifies versions.
         service: job service, on servers that keep jobs.
         authenticator: authenticator of callers, where credentials are required.
         sampler: sampler of payloads, if configured.
@@ -88,7 +82,6 @@ class GrpcEdge:
         budget: ByteBudget,
         turns: LoopTurns | None = None,
         compression: CompressionThread | None = None,
-        verifications: VerificationService,
         service: JobService | None = None,
         authenticator: "Authenticator | None" = None,
         sampler: Sampler | None = None,
@@ -99,7 +92,6 @@ class GrpcEdge:
         self._accounting = accounting
         self._authenticator = authenticator
         self._jobs = GrpcJobs(admission, accounting, service)
-        self._verification = GrpcVerification(verifications)
         self._health = GrpcHealth(SERVICES)
         self._reflection = GrpcReflection((*SERVICES, grpc_health.SERVICE, grpc_reflection.SERVICE))
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,10 +138,7 @@ class GrpcEdge:
             for name, (answer, message, is_open) in quick.items()
         }
         for name, (answer, message) in self._jobs.calls().items():
-            routes[f"/{JOB_SERVICE}/{name}"] = partial(self._route_slow, answer, message, "")
-        for name, (answer, message) in self._verification.calls().items():
-            path = f"/{VERIFICATION_SERVICE}/{name}"
-            routes[path] = partial(self._route_slow, answer, message, VERIFY)
+            routes[f"/{JOB_SERVICE}/{name}"] = partial(self._route_slow, answer, message)
         routes[INFER] = self._route_infer
         routes[f"/{grpc_health.SERVICE}/Check"] = _opening(partial(SimpleCall, self._health.check))
         routes[f"/{grpc_health.SERVICE}/Watch"] = _opening(self._health.watch)
@@ -191,21 +180,13 @@ class GrpcEdge:
 
         head.open = partial(SimpleCall, start)
 
-    def _route_slow(
-        self, answer: SlowAnswer, message: type[Message], act: str, head: GrpcHead
-    ) -> None:
-        """Routes a call whose handler awaits; refused acts of management are audited."""
+    def _route_slow(self, answer: SlowAnswer, message: type[Message], head: GrpcHead) -> None:
+        """Routes a call whose handler awaits."""
         head.takes_little = message is not SubmitJobRequest
-        if not act:
-            self._turn_away(head)
+        self._turn_away(head)
 
         def start(body: Body, call: SimpleCall) -> None:
-            if act == VERIFY:
-                # The scope of an authenticated caller is checked once the model is known.
-                self._verification.check(
-                    call.connection.peer, is_known=self._authenticator is not None
-                )
-            principal = self._principal(call, act=act)
+            principal = self._principal(call)
             if message is SubmitJobRequest:
                 self._jobs.check_submitted(body)
             request = parsed(message, body)
@@ -215,8 +196,7 @@ class GrpcEdge:
 
         async def run(request: Message, principal: Principal, call: SimpleCall) -> None:
             try:
-                with refusals_audited(act, "", principal.name, principal.peer):
-                    principal.take_request()
+                principal.take_request()
                 with call.working():
                     parts = await answer(request, principal, call.reserve)
                 call.reply_in_parts(parts)
@@ -228,7 +208,7 @@ class GrpcEdge:
 
         head.open = partial(SimpleCall, start)
 
-    def _principal(self, call: SimpleCall, is_open: bool = False, act: str = "") -> Principal:
+    def _principal(self, call: SimpleCall, is_open: bool = False) -> Principal:
         """Identifies the caller of a call.
 
         Raises:
@@ -237,8 +217,7 @@ class GrpcEdge:
         peer = call.connection.peer
         if self._authenticator is None or is_open:
             return Principal(None, peer)
-        with refusals_audited(act, "", "", peer):
-            return Principal(self._authenticator.admit(secret_in(call.head)), peer)
+        return Principal(self._authenticator.admit(secret_in(call.head)), peer)
 
     def _server_live(self, _: pb.ServerLiveRequest, __: Principal) -> Message:
         return pb.ServerLiveResponse(live=True)

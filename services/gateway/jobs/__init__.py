@@ -1,1 +1,1 @@
-"""Jobs and verifications that are submitted through a gateway, and their webhooks."""
+"""Jobs that are submitted through a gateway, and their webhooks."""

@@ -29,7 +29,7 @@ from services.errors import BackendError, DeviceError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU
-from services.inference.config import VERIFY_MEMORY_GIB, VERIFY_TIME_LIMIT_S
+from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.environment import environment
 from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
 from services.inference.loading.golden_replay import (
@@ -42,6 +42,11 @@ from services.inference.loading.loader import UNSERVABLE_DATATYPES, read_step
 from services.inference.loading.warm_up import warm_up
 from services.inference.trust import Trust
 
+TIME_LIMIT_S, MEMORY_GIB = 300.0, 16.0
+"""Default limits of one artifact; the memory is as for exports."""
+SHARE_OF_FREE = 0.9
+"""Share of the free memory that an artifact may take: a container that is out of memory may be
+killed as a whole, not its largest process only."""
 LATENCY_RUNS = 3
 """Measured runs of each batch size: the fastest counts."""
 LATENCY_BUDGET_S = 1.0
@@ -72,12 +77,10 @@ class CertifyOptions:
     backend: BackendOptions = field(default_factory=BackendOptions)
     """Options of each artifact's backend."""
     trust: Trust = field(default_factory=Trust)
-    time_limit_s: float = VERIFY_TIME_LIMIT_S
+    time_limit_s: float = TIME_LIMIT_S
     """Time limit of one artifact, once it is open."""
-    memory_limit_bytes: int = int(VERIFY_MEMORY_GIB * GIB)
-    """Memory limit of its process."""
-    gently: bool = False
-    """True to run the processes at low priority, because the machine does other work."""
+    memory_limit_bytes: int = int(MEMORY_GIB * GIB)
+    """Memory limit of its process, which also gets no more than `SHARE_OF_FREE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +201,17 @@ def _opened(case: _Case, artifact: Artifact, data: bytes, weights: bytes) -> Iso
             options.backend,
             weights=weights,
             code=read_step(case.store, case.manifest),
-            gently=options.gently,
-            memory_limit_bytes=options.memory_limit_bytes,
+            memory_limit_bytes=min(options.memory_limit_bytes, _free_bytes()),
         )
     except DeviceError as error:
         if options.backend.device == CPU or type(error) is not DeviceError:
             raise
         raise _NotRunError(str(error)) from error  # there is no such device here
+
+
+def _free_bytes() -> int:
+    used, total = device_memory_bytes(CPU)
+    return max(int((total - used) * SHARE_OF_FREE), 1)
 
 
 def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> ArtifactResult:

@@ -84,8 +84,6 @@ class FleetView:
     """As in `AnnouncedVersion`, with all workers at it."""
     started: bool
     """True if any worker is started."""
-    workers: dict[str, tuple[str, ...]]
-    """By model: workers with a version of it, in any state."""
     faults: tuple[str, ...] = ()
     """Faults of workers' stores, each once."""
 
@@ -133,17 +131,8 @@ def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
         live={model: _live(model, announcements) for model in models},
         row_s=_row_s_by_lane(by_lane),
         started=any(announcement.started for announcement in announcements),
-        workers=_workers(announcements),
         faults=tuple(dict.fromkeys(said.fault for said in announcements if said.fault)),
     )
-
-
-def _workers(announcements: Sequence[Announcement]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, dict[str, None]] = defaultdict(dict)
-    for announcement in announcements:
-        for version in announcement.versions:
-            found[version.model][announcement.worker] = None
-    return {model: tuple(workers) for model, workers in found.items()}
 
 
 @lru_cache(maxsize=1024)

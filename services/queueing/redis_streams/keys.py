@@ -120,16 +120,6 @@ def large_replies_key(gateway: str) -> str:
     return f"{ROOT}:{{{gateway}}}:large-replies"
 
 
-def verifications_key(worker: str) -> str:
-    """Returns the key of the list of a worker's verification requests."""
-    return f"{ROOT}:{{{worker}}}:verifications"
-
-
-def verification_replies_key(gateway: str, name: str) -> str:
-    """Returns the key of the list of messages on one verification."""
-    return f"{ROOT}:{{{gateway}}}:verification:{name}"
-
-
 def alive_key(gateway: str) -> str:
     """Returns the key of a gateway's heartbeat."""
     return f"{ROOT}:{{{gateway}}}:alive"

@@ -373,7 +373,6 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(
         "infer digits --input image=[1] --server localhost",
         "jobs submit digits --input image",
         "jobs get x --server nowhere",
-        "verify digits 1 --on nowhere",
         "train list --server nowhere",
     ],
 )

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -15,7 +16,7 @@ from model_store.storage.storage import Storage
 from model_store.store import ModelStore
 from services.inference.backends.artifact_fit import UnfitArtifactError
 from services.inference.certifying import certification
-from tests.fixtures.onnx_models import linear, publish
+from tests.fixtures.onnx_models import linear, publish, slow_lookup
 
 
 @pytest.fixture
@@ -95,6 +96,31 @@ def test_a_store_that_cannot_be_written_to_fails_after_the_table(
     assert "cannot write 'm/certificates/1/" in found.stderr
 
 
+def test_a_version_is_run_with_the_settings_of_a_worker(store: ModelStore) -> None:
+    manifest = publish(store.url, "m", linear(2))
+    own = "model_settings={m: {threads: 2, preferred_batch_sizes: [4]}, n: {threads: 3}}"
+    found = run(store, "verify", "m", "--set", own)
+    assert found.exit_code == 0, found.output
+    (certificate,) = certificates(store, manifest)
+    assert certificate.environment.threads == 2
+    found = run(store, "verify", "m", "--set", "signature_needed_for=everything")
+    assert found.exit_code == 1
+    assert "not run here: " in found.stdout
+    assert "signed" in found.stdout
+
+
+def test_an_artifact_has_limits_of_time_and_memory(store: ModelStore) -> None:
+    rows = np.zeros(2, np.int64)
+    publish(store.url, "slow", slow_lookup(), golden={"work": rows + 100_000, "index": rows})
+    found = run(store, "verify", "slow", "--time-limit-s", "0.1")
+    assert found.exit_code == 1
+    assert "it took longer than 0.1 s" in found.stdout
+    publish(store.url, "large", linear(2, layers=1, width=6000))
+    found = run(store, "verify", "large", "--memory-gib", "0.1")
+    assert found.exit_code == 1
+    assert "it needed more than 0.1 GiB of memory" in found.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
@@ -102,7 +128,11 @@ def test_a_store_that_cannot_be_written_to_fails_after_the_table(
         (("verify", "n", "--data"), 1, "has no recipe.resolved.yaml"),
         (("verify", "n", "--device", "tpu"), 2, "device 'tpu' is unknown"),
         (("verify", "n", "--list"), 0, "n 1 has no certificate yet; use: flambeau verify n 1"),
-        (("verify", "n", "--on", "x:1", "--data"), 2, "without --on"),
+        (("verify", "n", "--on", "localhost:8001"), 2, "No such option: --on"),
+        (("verify", "n", "--set", "onx_providers=[cuda]"), 2, "did you mean 'onnx_providers'?"),
+        (("verify", "n", "--set", "threads"), 2, "'threads' is not NAME=VALUE"),
+        (("verify", "n", "--time-limit-s", "0"), 2, "Invalid value for '--time-limit-s'"),
+        (("verify", "n", "--memory-gib", "inf"), 2, "Invalid value for '--memory-gib'"),
     ],
 )
 def test_what_cannot_be_verified_says_why(

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from protos import open_inference_pb2 as pb
-from protos.flambeau.v1 import verification_pb2 as verification_pb
-from services.access import audit
 from services.access.authenticator import UNKNOWN, Authenticator
 from services.access.config import AccessSettings
 from services.access.tenants import Tenants
@@ -22,13 +20,11 @@ from services.errors import DeviceError
 from services.gateway.admission import Admission
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
-from services.gateway.jobs.verification_service import VerificationService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.wire.http1.port import HttpPort
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import Lane
-from services.queueing.verification_records import Progress, Verified
 from services.readiness import Look, Readiness
 from services.telemetry.metrics import Metrics
 from tests.fixtures.credentials import (
@@ -100,13 +96,11 @@ class Place:
         facts = ServerFacts("0", directory, admission, Readiness())
         facts.readiness.see(Look())
         edges = (admission, facts, RequestAccounting(self.metrics, directory, access_log=False))
-        self.verified: list[str] = []
         budget = make_budget()
         self.grpc = GrpcEdge(
             *edges,
             limits=make_limits(),
             budget=budget,
-            verifications=VerificationService(self._verify, "this_machine"),
             authenticator=self.authenticator,
         )
         route = RestEdge(*edges, None, self.authenticator).route
@@ -118,10 +112,6 @@ class Place:
         for lane in lanes:
             self.queue.open(lane, self.worker)
         self._socket: socket.socket | None = None
-
-    async def _verify(self, model: str, version: int | None, progress: Progress) -> Verified:
-        self.verified.append(model)
-        return Verified(certificate=b"{}")
 
     async def rest(self, path: str, body: bytes = b"", **headers: str) -> Answer:
         """Sends a REST request on a new connection."""
@@ -367,37 +357,3 @@ async def test_what_is_in_flight_is_shared(make_place: Make) -> None:
         wire.send(request("/v2/models/digits/infer", BODY, x_api_key=KEY))
     assert len(place.worker.held) == 11, "what is answered is not in flight any more"
     assert place.queue.unanswered == 5
-
-
-async def test_verifying_needs_its_scope_and_is_written_down(
-    make_place: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    audit.open_audit_log("")
-    place = make_place("infer", "manage:secret")
-    service = "flambeau.v1.VerificationService"
-
-    async def verify(model: str, **headers: str) -> str:
-        asked = verification_pb.VerifyModelRequest(model_name=model, model_version="1")
-        return (await place.call("VerifyModel", asked, service=service, **headers))[0]
-
-    with caplog.at_level("INFO", "flambeau.audit"):
-        assert await verify("digits") == "UNAUTHENTICATED"
-        assert await verify("digits", x_api_key=KEY) == "PERMISSION_DENIED"
-        assert await verify("secret", x_api_key=KEY) == "OK"
-        (place.folder / "keys.yaml").write_text(keys_text("manage", requests_per_s=0.5))
-        await place.authenticator.look()
-        assert await verify("digits", x_api_key=KEY) == "OK"
-        assert await verify("digits", x_api_key=KEY) == "RESOURCE_EXHAUSTED"
-    acts = [
-        tuple(vars(record)[name] for name in ("act", "target", "who", "outcome"))
-        for record in caplog.records
-        if record.name == "flambeau.audit"
-    ]
-    assert acts == [
-        ("verify", "", "anonymous", "refused"),
-        ("verify", "digits 1", "key:ci", "refused"),
-        ("verify", "secret 1", "key:ci", "done"),
-        ("verify", "digits 1", "key:ci", "done"),
-        ("verify", "", "key:ci", "refused"),
-    ]
-    assert place.verified == ["secret", "digits"]

@@ -13,7 +13,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.gateway.config import GatewayConfig
 from services.gateway.front import Front, Listening
-from services.gateway.jobs.verification_service import VerificationService
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import Lane
 from services.readiness import Look
@@ -21,7 +20,6 @@ from services.telemetry.metrics import Metrics
 from tests.fixtures.queue_ends import echo_of
 from tests.fixtures.served_directory import serving
 from tests.fixtures.signatures import one_to_one
-from tests.fixtures.slow_proof import SlowProof
 
 LANE = Lane("echo", 1)
 TIMEOUT_S = 10.0
@@ -52,8 +50,7 @@ async def running(**settings: float) -> AsyncIterator[tuple[Front, Listening]]:
     config = GatewayConfig.model_validate({"queue": "redis://nobody", **ports, **settings})
     directory, lanes = serving(one_to_one((), datatype="INT64"), LANE), MemoryQueue(8)
     ready: list[Listening] = []
-    service = VerificationService(SlowProof(), "nobody")
-    front = Front(config, "0", Metrics("0"), directory, lanes, ready.append, service)
+    front = Front(config, "0", Metrics("0"), directory, lanes, ready.append)
     lanes.open(LANE, Echo())
     async with front.listening():
         front.look(Look())

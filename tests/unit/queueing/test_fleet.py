@@ -66,18 +66,6 @@ def test_an_announcement_of_an_older_worker_is_understood() -> None:
     assert msgspec.msgpack.decode(older, type=Announcement).fault == ""
 
 
-def test_who_has_any_version_of_a_model_is_one_of_its_workers() -> None:
-    other = Lane("other", 1)
-    view = fleet_view(
-        [
-            worker(version(ONE), version(TWO), name="a"),
-            worker(version(ONE, "failed", "no room"), version(other), name="b"),
-            worker(name="idle"),
-        ]
-    )
-    assert view.workers == {"m": ("a", "b"), "other": ("b",)}
-
-
 def test_why_nobody_has_a_version_is_told_once_for_each_reason() -> None:
     said = [worker(version(ONE, "failed", why)) for why in ("no room", "no room", "wrong")]
     view = fleet_view(said)

@@ -31,7 +31,7 @@ def ready(lane: Lane, *further: str) -> ServedVersion:
 
 
 def view(*served: ServedVersion, live: int | None = None, started: bool = True) -> FleetView:
-    return FleetView({s.lane: s for s in served}, {"m": live} if live else {}, {}, started, {})
+    return FleetView({s.lane: s for s in served}, {"m": live} if live else {}, {}, started)
 
 
 class Gateway:

@@ -21,14 +21,12 @@ from services.errors import BackendError, DeviceError, QueueFullError, ShuttingD
 from services.gateway.admission import Admission
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.inference import Inference
-from services.gateway.jobs.verification_service import VerificationService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.wire.http2 import grpc_call
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import Lane
-from services.queueing.verification_records import Progress, Verified
 from services.readiness import Look, Readiness
 from services.telemetry.metrics import Metrics
 from tests.fixtures.queue_ends import echo_of
@@ -84,10 +82,6 @@ def echo(entry: Entry) -> None:
     entry.finish(echo_of(entry))
 
 
-async def no_verification(model: str, version: int | None, progress: Progress) -> Verified:
-    raise AssertionError("nobody asks for one")
-
-
 class Gateway:
     """Everything on the gateway's side of the queue, and one lane."""
 
@@ -108,7 +102,6 @@ class Gateway:
             self.accounting,
             limits=make_limits(),
             budget=make_budget(),
-            verifications=VerificationService(no_verification, "nobody"),
         )
         self.worker = Worker(self._changed)
         self.queue.open(LANE, self.worker)

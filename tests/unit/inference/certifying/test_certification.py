@@ -132,3 +132,13 @@ def test_one_that_takes_too_much_memory_fails(tmp_path: Path) -> None:
     (result,) = certified(tmp_path, memory_limit_bytes=2**20).artifacts
     assert result.outcome == "failed"
     assert "it needed more than 0.0 GiB of memory" in result.reason
+
+
+def test_one_gets_no_more_memory_than_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(str(tmp_path), "m", linear(2, layers=1))
+    monkeypatch.setattr(certification, "device_memory_bytes", lambda _: (2**30, 2**30 + 2**20))
+    (result,) = certified(tmp_path).artifacts
+    assert result.outcome == "failed"
+    assert "it needed more than 0.0 GiB of memory" in result.reason
