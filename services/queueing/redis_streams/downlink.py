@@ -36,6 +36,10 @@ class HoldingLane(Protocol):
     def keys(self) -> LaneKeys:
         """Its keys in Redis."""
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams that this worker reads."""
+
     def count_leaving(self, held: "Held", size: int) -> None:
         """Counts the bytes of a large outcome that is on its way to Redis."""
 
@@ -78,7 +82,7 @@ class Held:
     @property
     def stream_key(self) -> str:
         """The name of its stream."""
-        return self.lane.keys.streams[self.stream - 1]
+        return self.lane.streams[self.stream - 1]
 
 
 @dataclass(slots=True, kw_only=True)

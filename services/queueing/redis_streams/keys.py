@@ -52,7 +52,9 @@ class LaneKeys:
         jobs: True for the keys of its jobs.
     """
 
-    __slots__ = ("dead", "jobs", "lives_s", "notices", "payload", "streams", "workers")
+    __slots__ = (
+        "_owner", "_steps", "dead", "jobs", "lives_s", "notices", "payload", "streams", "workers",
+    )  # fmt: skip
 
     def __init__(self, lane: Lane, jobs: bool = False) -> None:
         tag = f"{ROOT}:{{{lane.model}}}:{version_text(lane)}"
@@ -63,8 +65,17 @@ class LaneKeys:
         self.payload = f"{own}:payload"
         self.notices = f"{own}:cancelled"
         self.dead = f"{tag}:dead"
+        self._steps, self._owner = f"{tag}:steps:", f"{tag}:sequence:"
         self.jobs = jobs
         self.lives_s = JOBS_LIVE_S if jobs else REQUESTS_LIVE_S
+
+    def steps(self, worker: str) -> str:
+        """Returns the key of the stream of steps whose sequences a worker owns."""
+        return f"{self._steps}{worker}"
+
+    def owner(self, sequence: str) -> str:
+        """Returns the key of the worker that owns a sequence."""
+        return f"{self._owner}{sequence}"
 
     def job_payload(self, number: int) -> str:
         """Returns the key of a job's payload, if it is large."""

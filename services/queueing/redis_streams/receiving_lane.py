@@ -75,6 +75,8 @@ class ReceivingLane:
     ) -> None:
         self.lane = lane
         self.keys = keys
+        self.streams = keys.streams if keys.jobs else (*keys.streams, keys.steps(downlink.worker))
+        """The lane's, and at last the stream of steps whose sequences this worker owns."""
         self.serving = False
         """True if gateways may send requests, because Redis knows of this worker."""
         self._answering: Counter[Held] = Counter()
@@ -84,7 +86,7 @@ class ReceivingLane:
         """True if Redis is known to have the lane."""
         self._downlink = downlink
         self._intake = intake
-        self._script_keys = (self.keys.workers, *self.keys.streams)
+        self._script_keys = (self.keys.workers, *self.streams)
         self._take_script, self._keep_script = Script("take"), Script("keep")
         self._leave_script, self._hand_back_script = Script("leave"), Script("hand_back")
         self._bury_script = Script("bury")
@@ -126,6 +128,9 @@ class ReceivingLane:
             if not self._handing_back or not await self._hand_back():
                 await self._wait_for_change()
         await self._give(self._given_up)
+        if not self.keys.jobs:  # what came meanwhile has no owner any more
+            with contextlib.suppress(RedisError):
+                await self._downlink.redis.send("UNLINK", self.streams[-1])
 
     def leave_in(self, delay_s: float) -> None:
         """Stops after so long, once nothing is left that no other worker takes."""
@@ -250,11 +255,11 @@ class ReceivingLane:
 
     async def _take(self, room: int) -> bool:
         """Takes what is there. Returns whether anything was."""
-        if len(self.keys.streams) == 1:  # which the script would only copy
+        if len(self.streams) == 1:  # which the script would only copy
             return await self._read(self._downlink.redis, room) > 0
         self._takes += 1
         lowest_first = self._takes % LOWEST_FIRST_EVERY == 0
-        streams = self.keys.streams[::-1] if lowest_first else self.keys.streams
+        streams = self.streams[::-1] if lowest_first else self.streams
         now_us, *taken = await self._take_script(
             self._downlink.redis, streams, GROUP, self._downlink.worker, room
         )
@@ -267,7 +272,7 @@ class ReceivingLane:
 
     async def _read(self, redis: Commands, room: int, *how: object) -> int:
         """Takes at most so many of each stream. Returns how many that were of the fullest."""
-        streams = self.keys.streams
+        streams = self.streams
         found = await redis.send(
             "XREADGROUP", "GROUP", GROUP, self._downlink.worker, "COUNT", room, *how,
             "STREAMS", *streams, *(">" for _ in streams),
@@ -412,7 +417,7 @@ class ReceivingLane:
             f"this request to model {self.lane} was running when two workers died, the second "
             "time alone; it is kept among the dead letters (flambeau queue dead list)"
         )
-        keys = [self.keys.streams[stream - 1], self.keys.dead]
+        keys = [self.streams[stream - 1], self.keys.dead]
         with contextlib.suppress(WireError):
             request = decode_request(fields[b"payload"], self.lane, 0.0, alone=True)
             keys += [request] if isinstance(request, str) else []
@@ -443,8 +448,15 @@ class ReceivingLane:
         return bool(others) or not left
 
     async def _hand_back(self) -> bool:
-        """Leaves to others what is in no batch yet. Returns whether there was anything."""
-        given = [h for h in self._held.values() if h.entry and self._intake.release(h.entry)]
+        """Leaves to others what is in no batch yet. Returns whether there was anything.
+
+        Steps of sequences stay: no other worker has their state.
+        """
+        given = [
+            h
+            for h in self._held.values()
+            if h.entry and not h.entry.request.sequence and self._intake.release(h.entry)
+        ]
         for held in given:
             assert held.entry is not None
             held.entry.cancel()
@@ -460,7 +472,7 @@ class ReceivingLane:
         try:
             async with self._downlink.keeping:  # what is being mentioned would be ours again
                 await self._hand_back_script(
-                    self._downlink.redis, self.keys.streams, GROUP, HANDED_BACK, *names
+                    self._downlink.redis, self.streams, GROUP, HANDED_BACK, *names
                 )
         except RedisError as error:  # they are taken over a little later
             logger.error("what was not done could not be handed back", extra={"reason": str(error)})

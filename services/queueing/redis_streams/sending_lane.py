@@ -36,6 +36,11 @@ from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.large_records import Places, leave, pushing
 from services.queueing.redis_streams.scripts import Script
+from services.queueing.redis_streams.step_sender import (
+    LOST_AFTER_MISSES,
+    StepSender,
+    sequence_lost,
+)
 from services.queueing.redis_streams.wire import (
     bytes_of,
     encode_reference,
@@ -62,7 +67,8 @@ class Sent:
 
     Attributes:
         number: no other request of this gateway has it.
-        stream: the number of its stream; 1 is the lane's first.
+        stream: the number of its stream; 1 is the lane's first. 0 for a step of a sequence.
+        worker: the worker that owns its sequence.
         payload_key: key of its payload, if it is large.
         stream_id: None until Redis has confirmed it, and once its outcome has come.
         missed: number of checks that did not find it.
@@ -74,6 +80,7 @@ class Sent:
     lane: "SendingLane"
     stream: int
     payload_key: str = ""
+    worker: str = ""
     stream_id: bytes | None = None
     missed: int = 0
     again: bool = False
@@ -114,6 +121,8 @@ class SendingLane:
         self._keys = LaneKeys(lane)
         self._enqueue_keys = (self._keys.workers, *self._keys.streams)
         self._enqueue, self._missing = Script("enqueue"), Script("missing")
+        self._steps = StepSender(self._keys)
+        self._ready_steps: list[_Packet] = []
         self._outbox: deque[_Packet] = deque()
         self._lost: deque[Entry] = deque()
         """Accepted requests that Redis lost, until the next check."""
@@ -130,7 +139,8 @@ class SendingLane:
     @property
     def waiting(self) -> int:
         """Entries that are not in Redis yet."""
-        return len(self._outbox) + len(self._again) + len(self._lost) + len(self._leaving)
+        ready = len(self._outbox) + len(self._again) + len(self._ready_steps)
+        return ready + len(self._lost) + len(self._leaving)
 
     def accept(self, entry: Entry) -> None:
         """Sends an entry, with all others of this turn of the loop."""
@@ -189,7 +199,10 @@ class SendingLane:
         Raises:
             RedisError: Redis is out of reach.
         """
-        confirmed = [sent for sent in self._sent.values() if sent.stream_id is not None]
+        confirmed = [
+            sent for sent in self._sent.values() if sent.stream_id is not None and sent.stream
+        ]
+        await self._fail_lost_steps()
         for start in range(0, len(confirmed), AT_ONCE):
             asked = confirmed[start : start + AT_ONCE]
             names = [part for sent in asked for part in (sent.stream, sent.stream_id)]
@@ -202,11 +215,25 @@ class SendingLane:
         for entry in lost:
             self._put(entry, again=True)
 
+    async def _fail_lost_steps(self) -> None:
+        """Answers the steps whose workers are gone, and those that Redis has lost."""
+        asked = [
+            sent for sent in self._sent.values() if sent.stream_id is not None and not sent.stream
+        ]
+        if not asked:
+            return
+        names = ((sent.worker, sent.stream_id or b"") for sent in asked)
+        for sent, is_lost in zip(
+            asked, await self._steps.lost(self._uplink.redis, names), strict=True
+        ):
+            sent.missed = sent.missed + 1 if is_lost else 0
+            if sent.missed >= LOST_AFTER_MISSES and self._forget(sent.entry) is not None:
+                sent.entry.finish(sequence_lost(sent.entry))
+
     def _put(self, entry: Entry, *, again: bool) -> None:
         """Makes an entry ready to travel."""
         if not is_large(entry.request.inputs):
-            (self._again if again else self._outbox).append((entry, ""))
-            self._depart()
+            self._make_ready(entry, "", again)
             return
         task = asyncio.get_running_loop().create_task(self._leave_payload(entry, again))
         self._leaving.add(task)
@@ -236,7 +263,13 @@ class SendingLane:
                 else:
                     entry.refuse(self._refusal(error, entry))
                 return
-        (self._again if again else self._outbox).append((entry, key))
+        self._make_ready(entry, key, again)
+
+    def _make_ready(self, entry: Entry, payload_key: str, again: bool) -> None:
+        if entry.request.sequence is not None:
+            self._ready_steps.append((entry, payload_key))
+        else:
+            (self._again if again else self._outbox).append((entry, payload_key))
         self._depart()
 
     def _forget(self, entry: Entry) -> Sent | None:
@@ -251,8 +284,9 @@ class SendingLane:
 
     async def _travel(self) -> None:
         try:
-            while self._again or self._outbox or self._withdrawn or self._read:
+            while self._again or self._outbox or self._ready_steps or self._withdrawn or self._read:
                 await self._send()
+                await self._send_steps()
                 await self._withdraw()
                 await self._tell_read()
         finally:
@@ -293,6 +327,43 @@ class SendingLane:
             else:
                 sent.entry.refuse(self._refusal(result, sent.entry))
 
+    async def _send_steps(self) -> None:
+        """One trip of steps, as `_send`: few, for a sequence has one at a time."""
+        uplink = self._uplink
+        ready, self._ready_steps = self._ready_steps[:AT_ONCE], self._ready_steps[AT_ONCE:]
+        trip: list[Sent] = []
+        steps: list[tuple[Entry, str, bytes]] = []
+        for entry, key in ready:
+            sent = Sent(next(uplink.numbers), entry, self, 0, key)
+            if entry.dead:
+                self._withdrawn += [sent] if key else []
+                continue
+            self._sent[entry] = uplink.unanswered[sent.number] = sent
+            payload = encode_reference(key) if key else encode_request(entry.request)
+            trip.append(sent)
+            steps.append((entry, f"{uplink.gateway} {sent.number}", payload))
+        if not trip:
+            return
+        results: list[object]
+        try:
+            if uplink.refusal is not None:
+                results = [b"refused"] * len(trip)
+            else:
+                results = [*await self._steps.send(uplink.redis, steps, uplink.max_depth)]
+        except RedisError as error:
+            uplink.heard(error)
+            results = [error] * len(trip)
+        for sent, result in zip(trip, results, strict=True):
+            if isinstance(result, tuple):
+                sent.stream_id, sent.worker = result
+                if sent.entry.dead:  # it died on the way
+                    self._withdrawn.append(sent)
+                continue
+            self._forget(sent.entry)
+            if sent.payload_key and not _is_unsure(result):
+                self._withdrawn.append(sent)
+            sent.entry.finish(self._refusal(result, sent.entry))
+
     def _pack(self) -> tuple[list[Sent], list[object]]:
         """Returns the next round trip's requests, and the script's arguments."""
         uplink = self._uplink
@@ -327,7 +398,8 @@ class SendingLane:
         trip = uplink.redis.trip()
         for sent in withdrawn:
             if sent.stream_id is not None:
-                trip.add("XDEL", keys.streams[sent.stream - 1], sent.stream_id)
+                stream = keys.streams[sent.stream - 1] if sent.stream else keys.steps(sent.worker)
+                trip.add("XDEL", stream, sent.stream_id)
             if sent.payload_key:
                 trip.add("UNLINK", sent.payload_key)
         names = "\n".join(f"{uplink.gateway} {sent.number}" for sent in withdrawn)
@@ -354,6 +426,10 @@ class SendingLane:
     def _refusal(self, result: object, entry: Entry) -> ServingError:
         """Returns the error of an entry that Redis did not accept."""
         uplink, lane = self._uplink, self.lane
+        if result == b"refused" and uplink.refusal is not None:
+            return uplink.refusal
+        if result == b"lost":
+            return sequence_lost(entry)
         if result == b"closed":
             return ModelNotReadyError(f"no worker serves model {lane} at present; try again")
         if result == b"full":

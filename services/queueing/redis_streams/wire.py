@@ -26,7 +26,7 @@ from model_store.tensors import (
 )
 from services.errors import ServingError
 from services.queueing.memory_queue import Outcome
-from services.queueing.records import InferReply, InferRequest, Lane
+from services.queueing.records import InferReply, InferRequest, Lane, SequenceStep
 from services.tracing.context import TraceContext
 
 
@@ -54,6 +54,7 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     length: int | None
     outputs: tuple[str, ...]
     trace: TraceContext | None = None
+    sequence: SequenceStep | None = None
 
 
 class ReplyRecord(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0):
@@ -151,6 +152,7 @@ def _request_record(request: InferRequest, inputs: tuple[TensorRecord, ...]) -> 
         request.length,
         tuple(request.outputs),
         request.trace,
+        request.sequence,
     )
 
 
@@ -204,6 +206,7 @@ def request_of(
         outputs=found.outputs,
         alone=alone,
         trace=found.trace,
+        sequence=found.sequence,
     )
 
 

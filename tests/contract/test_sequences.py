@@ -1,0 +1,181 @@
+"""Sequences on a queue between processes: each has one worker, and loses its state with it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import numpy as np
+import pytest
+
+from services.errors import ModelNotReadyError, QueueFullError, SequenceLostError
+from services.queueing.memory_queue import MemoryQueue
+from services.queueing.records import InferRequest, SequenceStep
+from services.queueing.redis_streams.keys import LaneKeys
+from tests.fixtures.queue_ends import (
+    LANE,
+    MAX_DEPTH,
+    Caller,
+    Shelf,
+    redis_gateway,
+    redis_worker,
+    reply,
+)
+from tests.fixtures.redis_servers import RedisProcess, until
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+class Fleet:
+    """One gateway, and two workers with a shelf each."""
+
+    def __init__(self, gateway: MemoryQueue, shelves: tuple[Shelf, Shelf]) -> None:
+        self.gateway = gateway
+        self.shelves = shelves
+
+    def step(self, name: str, control: str = "", *, elements: int = 1) -> Caller:
+        """Sends a step; `control` names the first (`start`) and the last (`end`)."""
+        return Caller(self.gateway, step_request(name, control, elements))
+
+    async def owner(self) -> Shelf:
+        """Waits until exactly one worker holds a request, and returns its shelf."""
+        await until(lambda: sum(len(shelf.entries) for shelf in self.shelves) == 1)
+        return next(shelf for shelf in self.shelves if shelf.entries)
+
+    async def run(self, name: str, control: str = "", value: float = 0.0) -> Shelf:
+        """Runs a step, and returns the shelf of its worker."""
+        caller = self.step(name, control)
+        shelf = await self.owner()
+        shelf.take().finish(reply(value))
+        assert await caller.value() == value
+        return shelf
+
+
+def step_request(name: str, control: str = "", elements: int = 1) -> InferRequest:
+    """Returns a step of one row."""
+    return InferRequest(
+        request_id=f"{name} {control}",
+        lane=LANE,
+        inputs={"x": np.zeros((1, elements), np.float32)},
+        rows=1,
+        deadline=time.monotonic() + 30,
+        sequence=SequenceStep(name, "start" in control, "end" in control),
+    )
+
+
+@pytest.fixture
+async def fleet(redis: RedisProcess) -> AsyncIterator[Fleet]:
+    shelves = Shelf(), Shelf()
+    async with (
+        redis_worker(redis.url, "a", shelves[0]),
+        redis_worker(redis.url, "b", shelves[1]),
+        redis_gateway(redis.url, "g") as gateway,
+    ):
+        yield Fleet(gateway, shelves)
+
+
+async def test_steps_go_to_the_worker_that_has_the_sequence(fleet: Fleet) -> None:
+    owners = {name: await fleet.run(name, "start") for name in map(str, range(12))}
+    assert len(set(map(id, owners.values()))) == 2, "sequences are spread over the workers"
+    for turn in range(3):
+        for name, owner in owners.items():
+            assert await fleet.run(name, value=turn) is owner
+
+
+async def test_steps_of_one_sequence_go_on_one_at_a_time(fleet: Fleet) -> None:
+    calls = [fleet.step("s", "start"), *(fleet.step("s", elements=n) for n in (200_000, 1, 1))]
+    for number, call in enumerate(calls):
+        shelf = await fleet.owner()
+        assert len(shelf.entries) == 1
+        assert shelf.entries[0].request.sequence == call.entry.request.sequence
+        shelf.take().finish(reply(number))
+        assert await call.value() == number
+
+
+async def test_another_gateway_finds_the_same_worker(fleet: Fleet, redis: RedisProcess) -> None:
+    owner = await fleet.run("s", "start")
+    async with redis_gateway(redis.url, "other") as other:
+        for _ in range(3):
+            assert await Fleet(other, fleet.shelves).run("s") is owner
+
+
+@pytest.mark.parametrize("control", ["", "end"])
+async def test_step_of_a_sequence_without_an_owner_is_refused(fleet: Fleet, control: str) -> None:
+    error = await fleet.step("s", control).outcome()
+    assert isinstance(error, SequenceLostError)
+    assert "start it again" in str(error)
+
+
+async def test_sequence_that_has_ended_has_no_owner(fleet: Fleet) -> None:
+    await fleet.run("s", "start")
+    await fleet.run("s", "end")
+    assert isinstance(await fleet.step("s").outcome(), SequenceLostError)
+    await fleet.run("s", "start, end")
+    assert isinstance(await fleet.step("s").outcome(), SequenceLostError)
+
+
+async def test_cancelled_step_leaves_its_worker_and_lets_the_next_go_on(fleet: Fleet) -> None:
+    owner = await fleet.run("s", "start")
+    cancelled, following = fleet.step("s"), fleet.step("s")
+    await owner.holds(1)
+    cancelled.entry.cancel()
+    await until(lambda: len(owner.discarded) == 1)
+    await owner.holds(1)
+    owner.take().finish(reply(2))
+    assert await following.value() == 2
+    assert not cancelled.heard
+
+
+async def test_death_of_the_worker_loses_its_sequences_and_no_others(redis: RedisProcess) -> None:
+    first, second = Shelf(), Shelf()
+    async with redis_worker(redis.url, "stays", second), redis_gateway(redis.url, "g") as gateway:
+        async with redis_worker(redis.url, "dies", first):
+            fleet = Fleet(gateway, (first, second))
+            owners = {name: await fleet.run(name, "start") for name in map(str, range(12))}
+            doomed = next(name for name, owner in owners.items() if owner is first)
+            spared = next(name for name, owner in owners.items() if owner is second)
+            under_way, behind = fleet.step(doomed), fleet.step(doomed)
+            await first.holds(1)
+        first.entries.clear()
+        for call in (under_way, behind):
+            assert isinstance(await call.outcome(), SequenceLostError)
+        assert await fleet.run(spared) is second
+        assert await fleet.run(doomed, "start") is second
+        assert await fleet.run(doomed) is second
+
+
+async def test_loss_of_redis_memory_loses_the_sequences(fleet: Fleet, redis: RedisProcess) -> None:
+    owner = await fleet.run("s", "start")
+    under_way = fleet.step("s")
+    await owner.holds(1)
+    await redis.client.flushall()
+    assert isinstance(await under_way.outcome(), SequenceLostError)
+    assert isinstance(await fleet.step("s").outcome(), SequenceLostError | ModelNotReadyError)
+
+
+async def test_worker_that_leaves_answers_the_steps_it_has(redis: RedisProcess) -> None:
+    first, second = Shelf(), Shelf()
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(redis_gateway(redis.url, "g"))
+        worker = await stack.enter_async_context(redis_worker(redis.url, "leaves", first))
+        fleet = Fleet(gateway, (first, second))
+        await fleet.run("s", "start")
+        caller = fleet.step("s")
+        await first.holds(1)
+        await stack.enter_async_context(redis_worker(redis.url, "stays", second))
+        draining = asyncio.create_task(worker.drain())
+        await until(lambda: not worker.serves(LANE))
+        first.take().finish(reply(5))
+        assert await caller.value() == 5
+        await draining
+        assert isinstance(await fleet.step("s").outcome(), SequenceLostError)
+        assert not await redis.client.exists(LaneKeys(LANE).steps("leaves"))
+
+
+async def test_steps_that_wait_for_a_worker_are_limited(fleet: Fleet) -> None:
+    for shelf in fleet.shelves:
+        shelf.capacity = 0
+    calls = [fleet.step(str(n), "start") for n in range(20)]
+    await until(lambda: sum(len(call.heard) for call in calls) >= 20 - 2 * MAX_DEPTH)
+    refused = [call.heard[0] for call in calls if call.heard]
+    assert all(isinstance(error, QueueFullError) for error in refused)
