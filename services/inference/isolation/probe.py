@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from model_store.host.own_process import own_command
 from model_store.manifest import Artifact, Manifest
 from services.errors import DeviceError
-from services.inference.backends.artifact_fit import RUNTIMES
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.served_kinds import SERVED_KINDS
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.probe_host import WALL_PER_CPU
 
@@ -88,7 +88,7 @@ class ProbeHosts:
         manifest: Manifest,
         artifact: Artifact,
         files: ProbeFiles,
-        options: BackendOptions,
+        options: OpenOptions,
         limits: ProbeLimits,
     ) -> Probed:
         """Opens and runs an artifact in a separate process; blocks until that has ended.
@@ -114,7 +114,7 @@ class ProbeHosts:
             "gently": limits.gently,
             "runs": options.device == CPU,
         }
-        package = RUNTIMES[artifact.kind][0]
+        package = SERVED_KINDS[artifact.kind].package
         for _ in range(2):  # a host may reach its idle timeout at this moment
             with self._child(package) as channel:
                 outcome = _outcome(channel, how, parts, limits)
