@@ -36,6 +36,7 @@ from training.loop.loop import Trained
 from training.network.python_step import Step, served_signature
 from training.process.library_versions import library_versions
 from training.recipe.file import resolved_yaml
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
 from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport, Report
 from training.reporting.report_page import report_page
@@ -206,8 +207,8 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
 def _write_triton_config(
     model: str, artifacts: tuple[Artifact, ...], expected: Reference, folder: Path
 ) -> None:
-    """Configures the fastest ONNX artifact, which is data, or else the fastest of all."""
-    best = min(artifacts, key=lambda artifact: (artifact.kind != "onnx", artifact.speed_key()))
+    """Configures the fastest artifact of the baseline, which is data, or else of all."""
+    best = min(artifacts, key=lambda a: (not EXPORT_KINDS[a.kind].is_baseline, a.speed_key()))
     text = config_pbtxt(model, best.kind, best.file.file, expected.signature)
     (folder / TRITON_CONFIG).write_text(text, encoding="utf-8")
 

@@ -19,12 +19,12 @@ from model_store.strict import StrictModel
 from training.loop.checkpoint import CheckpointFolder
 from training.loop.loop import Trained, train
 from training.metrics.task_metric import TaskMetric
+from training.network.runner import module_runner
 from training.preparation import Prepared, prepare
 from training.process.file_digest import file_sha256
 from training.recipe.file import load_recipe
 from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
-from training.verification.runners import module_runner
 from training.watcher import NullWatcher
 
 

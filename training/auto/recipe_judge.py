@@ -26,12 +26,12 @@ from training.errors import DataError, TargetError
 from training.loop.trained_model import trained_model
 from training.metrics.task_metric import TaskMetric
 from training.network.python_step import open_recipe_step
+from training.network.runner import module_runner
+from training.recipe.kinds.export_kinds import Export
 from training.recipe.parts.auto_export import AutoPart
-from training.recipe.parts.export_entries import Export
 from training.recipe.recipe import Recipe
 from training.verification.departure import Departed, departs_at
 from training.verification.gate import too_far_off, too_much_worse
-from training.verification.runners import module_runner
 
 SAME_CHECKPOINT = Tolerance(
     max_abs_difference=1e-2, min_agreement=0.98, max_probability_shift=0.01, min_cosine=0.999

@@ -34,6 +34,7 @@ from training.metrics.confidence import paired_interval, wilson_interval
 from training.metrics.task_metric import TaskMetric
 from training.network.python_step import Step
 from training.process.isolated_run import run_isolated
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
 from training.recipe.parts.promotion_condition import Condition
 from training.recipe.recipe import Recipe
 from training.reporting.report import LiveComparison
@@ -165,11 +166,15 @@ def _check_comparable(manifest: Manifest, signature: Signature, step: Step | Non
 
 
 def _nearest_to_checkpoint(manifest: Manifest, store_is_local: bool) -> Artifact:
-    """Returns the artifact in FP32, or else as ONNX, first; none that is remote code."""
+    """Returns the artifact in FP32, or else of the baseline, first; none that is remote code."""
     allowed = [a for a in manifest.artifacts if store_is_local or not a.is_code]
     if not allowed:
         raise _NotComparableError("it has only artifacts that are code, and the store is remote")
-    return min(allowed, key=lambda a: (a.precision != "fp32", a.kind != "onnx", a.speed_key()))
+    kinds = EXPORT_KINDS
+    return min(
+        allowed,
+        key=lambda a: (a.precision != "fp32", not kinds[a.kind].is_baseline, a.speed_key()),
+    )
 
 
 def _outputs(

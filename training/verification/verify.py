@@ -45,12 +45,13 @@ from training.loop.trained_model import trained_model
 from training.metrics.task_metric import TaskMetric
 from training.network.network_trial import row_fault
 from training.network.row_dependence import ADVICE, depends_on_others, rows_alone
+from training.network.runner import Runner, module_runner
 from training.process.isolated_run import run_isolated
 from training.process.root_cause import root_cause
 from training.recipe.recipe import ExportLimits, Recipe
 from training.reporting.report import ArtifactReport, CheckpointReport
 from training.verification.gate import tolerance_of, too_far_off, too_much_worse
-from training.verification.runners import Runner, file_runner, load_libraries, module_runner
+from training.verification.runners import file_runner, load_libraries
 
 LATENCY_BATCH_SIZES = (1, 8, 32)
 MIN_WARM_UP_RUNS, MAX_WARM_UP_RUNS = 2, 10

@@ -24,6 +24,7 @@ from training.loop.evaluation import evaluate
 from training.loop.loop import Trained
 from training.loop.train_state import TrainState
 from training.metrics.confidence import paired_interval
+from training.network.runner import module_runner
 from training.promotion import Promotion, promote
 from training.recipe.parts.promotion_condition import Condition, parse_condition
 from training.recipe.parts.promotion_rule import PromotePart
@@ -31,7 +32,6 @@ from training.recipe.recipe import Recipe
 from training.reporting.report import LiveComparison
 from training.verification import live_comparison
 from training.verification.live_comparison import compare_with_live
-from training.verification.runners import module_runner
 from training.verification.verify import Reference
 
 ROWS, CLASSES = 40, 10

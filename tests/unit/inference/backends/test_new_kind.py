@@ -36,7 +36,7 @@ class FactorBackend(Backend):
         self._factor = np.float32(artifact.data.decode())
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return {"y": np.asarray(inputs["x"] * self._factor)}
+        return {"y": np.multiply(inputs["x"], self._factor)}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from services.inference.backends.verified_artifact import VerifiedArtifact
 from tests.fixtures.exported_models import artifact_of
 from tests.unit.training.recipes import export_here, recipe, splits, untrained
 from training.errors import ExportError
-from training.exporters import export
+from training.exporters import openvino_ir
 from training.exporters.export import Exported
 from training.loop.loop import Trained
 from training.models.swish import SwishClassifier
@@ -164,6 +164,6 @@ def test_without_a_compiler_aoti_says_what_to_install(
 def test_what_is_no_bfloat16_is_not_called_so(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "cpu_features", lambda: ("avx2",))
+    monkeypatch.setattr(openvino_ir, "cpu_features", lambda: ("avx2",))
     with pytest.raises(ExportError, match="OpenVINO would compute in FP32"):
         export_here(recipe(export=[entry("openvino-bf16")]), trained, splits(), tmp_path)

@@ -25,9 +25,10 @@ from training.errors import DataError, RecipeError, TargetError
 from training.exporters.export import Exported, export_all
 from training.loop.loop import Trained
 from training.network.model import try_model
-from training.recipe.parts.export_entries import OnnxExport
+from training.network.runner import module_runner
+from training.recipe.kinds.onnx_kind import OnnxExport
 from training.verification import verify as verify_module
-from training.verification.runners import file_runner, module_runner
+from training.verification.runners import file_runner
 from training.verification.verify import Reference, reference, replay, verify
 
 EXPORTS = [{"kind": "onnx"}, {"kind": "torchscript"}, {"kind": "onnx", "precision": "int8"}]

@@ -16,9 +16,9 @@ from model_store.tolerance import Tolerance
 from training.datasets import Split
 from training.exporters.export import Exported
 from training.network.row_dependence import depends_on_others, rows_alone
-from training.recipe.parts.export_entries import OnnxExport, OnnxInt8Export
+from training.network.runner import Runner
+from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export
 from training.verification import verify as verify_module
-from training.verification.runners import Runner
 from training.verification.verify import Reference, replay, verify
 
 ROWS, CLASSES = 100, 4
