@@ -7,6 +7,7 @@ A backend is named by its module, which is imported, with its runtime, when firs
 called with a `VerifiedArtifact` and `OpenOptions`, and returns an open `Backend`.
 """
 
+import functools
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +44,9 @@ class ServedKind:
         return backend
 
 
-_TORCH = ("torch", "torchao")
+_TORCH_KIND = functools.partial(
+    ServedKind, package="torch", extra="train", distributions=("torch", "torchao")
+)
 
 SERVED_KINDS: dict[str, ServedKind] = {
     "onnx": ServedKind(
@@ -61,27 +64,16 @@ SERVED_KINDS: dict[str, ServedKind] = {
         distributions=("openvino",),
         backends={"cpu": f"{_HERE}.openvino_ir:OpenVinoBackend"},
     ),
-    "torchscript": ServedKind(
-        package="torch",
-        extra="train",
-        distributions=_TORCH,
+    "pt2": _TORCH_KIND(backends={"cpu": f"{_HERE}.exported_program:ExportedProgramBackend"}),
+    "aoti": _TORCH_KIND(
+        backends={"cpu": f"{_HERE}.compiled_package:CompiledPackageBackend"},
+        is_native=True,
+    ),
+    "torchscript": _TORCH_KIND(
         backends={
             "cpu": f"{_HERE}.torchscript:TorchScriptBackend",
             "cuda": f"{_HERE}.cuda_torch:CudaTorchBackend",
         },
-    ),
-    "pt2": ServedKind(
-        package="torch",
-        extra="train",
-        distributions=_TORCH,
-        backends={"cpu": f"{_HERE}.exported_program:ExportedProgramBackend"},
-    ),
-    "aoti": ServedKind(
-        package="torch",
-        extra="train",
-        distributions=_TORCH,
-        backends={"cpu": f"{_HERE}.compiled_package:CompiledPackageBackend"},
-        is_native=True,
     ),
 }
 

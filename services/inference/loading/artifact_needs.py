@@ -194,7 +194,7 @@ class ArtifactNeeds:
         """Probes an artifact. Returns True if the result is final."""
         try:
             files = case.read()
-            probed = self._hosts.probe(case.manifest, case.artifact, files, case.options, limits)
+            probed = self._hosts.probe(case.manifest, files, case.options, limits)
         except Exception as error:  # its files are untrusted
             self._faults[case.place] = time.monotonic(), error
             return True

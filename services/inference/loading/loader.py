@@ -332,12 +332,9 @@ def memory_limit_bytes(artifact: Artifact, options: LoadOptions) -> int:
 def _probe_files(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> ProbeFiles:
-    found = read_artifact(store, manifest, artifact, options)
     return ProbeFiles(
         golden=store.read_file(manifest, manifest.golden.file, MAX_GOLDEN_BYTES),
-        data=found.data,
-        weights=found.weights,
-        source=b"" if found.code is None else found.code.source,
+        artifact=read_artifact(store, manifest, artifact, options),
     )
 
 
