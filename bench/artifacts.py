@@ -10,7 +10,7 @@ import argparse
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 
@@ -22,7 +22,8 @@ from training.datasets import load_splits
 from training.pipeline import run
 from training.publish import RECIPE, REPORT
 from training.recipe.file import load_recipe, resolved_yaml
-from training.recipe.parts.export_entries import Export, QatEntry
+from training.recipe.kinds.export_kinds import EXPORT_KINDS, Export
+from training.recipe.parts.export_entries import QatEntry
 from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport, Report, print_table
 from training.run_folder import RunFolder
@@ -85,14 +86,15 @@ def every_export(recipe: Recipe) -> Recipe:
         if entry.name in own:
             entry = own[entry.name]
         elif type(entry.tolerance) in tolerances:
-            entry = kind(tolerance=tolerances[type(entry.tolerance)])
+            entry = kind.model_validate({"tolerance": tolerances[type(entry.tolerance)]})
         entries.append(entry)
     return recipe.model_copy(update={"export": tuple(entries)})
 
 
 def _all_entries() -> list[Export]:
     """Returns one export of each kind and precision, with default settings."""
-    return [get_args(annotated)[0]() for annotated in get_args(get_args(Export)[0])]
+    entries = (entry for kind in EXPORT_KINDS.values() for entry in kind.entries)
+    return [entry.model_validate({}) for entry in entries]
 
 
 def _report(family: str, runs_dir: Path, again: bool) -> Report:

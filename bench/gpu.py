@@ -34,9 +34,10 @@ from model_store.store import ModelStore
 from model_store.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import Device, parse_device
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 
 SERVED_OVER_RAW = 0.95
 FORMS = (Form.BINARY, Form.GRPC)
@@ -109,7 +110,10 @@ def _measure(
     """Measures one figure for each protocol; returns none, and why, if no runtime supports it."""
     data = store.read_file(manifest, artifact.file)
     try:
-        backend = open_backend(artifact, data, manifest.signature, BackendOptions(device=device))
+        backend = open_backend(
+            VerifiedArtifact(entry=artifact, signature=manifest.signature, data=data),
+            OpenOptions(device=device),
+        )
     except DeviceError as error:
         print(f"{manifest.model}, {artifact.name}: not measured: {error}")
         return

@@ -17,8 +17,9 @@ from bench.figures.results_file import bench_store
 from bench.measured.golden_model import BENCH_STORE, newest_manifest, read_golden, served_artifact
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.isolated_backend import open_isolated_backend
 
 BATCH_SIZES = (1, 64)
@@ -40,9 +41,13 @@ def main() -> None:
     (spec,) = manifest.signature.inputs
     rows = read_golden(store, manifest).inputs[spec.name]
     started = time.perf_counter()
-    isolated = open_isolated_backend(artifact, data, manifest.signature, BackendOptions())
+    isolated = open_isolated_backend(
+        VerifiedArtifact(entry=artifact, signature=manifest.signature, data=data), OpenOptions()
+    )
     print(f"{given.model}, {name}: worker process open in {time.perf_counter() - started:.2f} s")
-    here = open_backend(artifact, data, manifest.signature, BackendOptions())
+    here = open_backend(
+        VerifiedArtifact(entry=artifact, signature=manifest.signature, data=data), OpenOptions()
+    )
     for size in BATCH_SIZES:
         batch = np.resize(rows, (size, *rows.shape[1:]))
         found: dict[str, list[tuple[float, float, float]]] = {"here": [], "isolated": []}

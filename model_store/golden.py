@@ -53,6 +53,10 @@ class GoldenRows:
         """Number of rows."""
         return len(next(iter(self.inputs.values())))
 
+    def batch(self, rows: int) -> dict[str, Array]:
+        """Returns the inputs of a batch: the rows from the first on, repeated to fill it."""
+        return {n: np.resize(a, (rows, *a.shape[1:])) for n, a in self.inputs.items()}
+
     def to_bytes(self) -> bytes:
         """Returns the bytes of the golden file."""
         return encode_tensors(self.to_tensors())

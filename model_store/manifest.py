@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
+from model_store.artifact_kinds import STORED_KINDS, ArtifactKind
 from model_store.document import LARGE, parse_document
 from model_store.errors import (
     BadNameError,
@@ -30,9 +31,6 @@ from model_store.tolerance import Tolerance
 SCHEMA_VERSION: Literal[1] = 1
 """The newest manifest schema this program reads and the one it writes."""
 
-CODE_KINDS = frozenset({"torchscript", "pt2", "aoti"})
-"""Kinds that can run code at load; loaded only from a local store or with a trusted signature."""
-
 MANIFEST = "manifest.json"
 CLAIM = "claim.json"
 SIGNATURE = "model.sig"
@@ -40,7 +38,6 @@ SIGNATURE = "model.sig"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Semver = Annotated[str, Field(pattern=SEMVER_PATTERN)]
-ArtifactKind = Literal["torchscript", "onnx", "pt2", "aoti", "openvino"]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -131,9 +128,22 @@ class Artifact(StrictModel):
     """Peak memory growth of a process, its libraries loaded, to open it and run all golden rows in
     one batch, on the machine that published; None in versions that predate this field."""
 
+    @property
+    def is_code(self) -> bool:
+        """True if its kind can run code at load."""
+        return STORED_KINDS[self.kind].is_code
+
     def all_files(self) -> list[FileEntry]:
         """Returns the file, and the file of its weights if there is one."""
         return [self.file] if self.weights is None else [self.file, self.weights]
+
+    def check_file(self, data: bytes) -> None:
+        """Checks the bytes of its file before a runtime reads them.
+
+        Raises:
+            StoreError: it refers to more than its own bytes, or inflates beyond the limit.
+        """
+        STORED_KINDS[self.kind].check(data, self.file.file)
 
     def speed_key(self) -> tuple[float, str]:
         """Returns the sort key of the function `speed_key`."""
@@ -163,7 +173,7 @@ class Golden(StrictModel):
 class PythonStep(StrictModel):
     """Code that turns a version's raw inputs into those of its artifacts; see `python_step.py`.
 
-    A version with a step is loaded under the rules of `CODE_KINDS`.
+    A version with a step is loaded under the rules of kinds that are code.
     """
 
     file: FileEntry

@@ -25,7 +25,6 @@ from model_store.manifest import (
     PythonStep,
     Verification,
 )
-from model_store.safety.onnx_safety import check_onnx
 from model_store.semver import semver_index
 from model_store.semver.compatibility import Identity
 from model_store.signature import Signature
@@ -37,6 +36,7 @@ from training.loop.loop import Trained
 from training.network.python_step import Step, served_signature
 from training.process.library_versions import library_versions
 from training.recipe.file import resolved_yaml
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
 from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport, Report
 from training.reporting.report_page import report_page
@@ -117,8 +117,8 @@ def publish(
         NothingProvenError: every artifact was refused, or one does not give the golden rows of the
             files; nothing is published.
         BumpTooSmallError: its `publish.bump` is smaller than the change requires.
-        UnsafeOnnxError: an ONNX file needs other files or custom operators; no server opens it.
-        StoreError: the store failed; nothing is published.
+        StoreError: the store failed, or no server would open a file, such as an ONNX file that
+            needs other files or custom operators; nothing is published.
     """
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
@@ -180,9 +180,7 @@ def _python_step(step: Step, behind_it: Signature) -> PythonStep:
 def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
     assert proven.max_abs_difference is not None, "a proven artifact was measured"
     assert proven.metric is not None, "a proven artifact was measured"
-    if proven.kind == "onnx":
-        check_onnx((folder / proven.file).read_bytes(), proven.file)
-    return Artifact(
+    artifact = Artifact(
         name=proven.name,
         kind=proven.kind,
         precision=proven.precision,
@@ -202,13 +200,15 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
         latency_ms=proven.latency_ms,
         peak_memory_bytes=proven.peak_memory_bytes,
     )
+    artifact.check_file((folder / proven.file).read_bytes())
+    return artifact
 
 
 def _write_triton_config(
     model: str, artifacts: tuple[Artifact, ...], expected: Reference, folder: Path
 ) -> None:
-    """Configures the fastest ONNX artifact, which is data, or else the fastest of all."""
-    best = min(artifacts, key=lambda artifact: (artifact.kind != "onnx", artifact.speed_key()))
+    """Configures the fastest artifact of the baseline, which is data, or else of all."""
+    best = min(artifacts, key=lambda a: (not EXPORT_KINDS[a.kind].is_baseline, a.speed_key()))
     text = config_pbtxt(model, best.kind, best.file.file, expected.signature)
     (folder / TRITON_CONFIG).write_text(text, encoding="utf-8")
 

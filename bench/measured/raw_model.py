@@ -21,8 +21,9 @@ from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -86,7 +87,9 @@ def open_artifact(store: ModelStore, manifest: Manifest, name: str) -> Backend:
     """Opens an artifact as the server does: one thread, on the CPU."""
     artifact = next(a for a in manifest.artifacts if a.name == name)
     data = store.read_file(manifest, artifact.file)
-    return open_backend(artifact, data, manifest.signature, BackendOptions())
+    return open_backend(
+        VerifiedArtifact(entry=artifact, signature=manifest.signature, data=data), OpenOptions()
+    )
 
 
 def runs_per_second(backend: Backend, batches: Sequence[Mapping[str, Array]], s: float) -> float:

@@ -13,18 +13,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from model_store.arrays.golden_replay import run_in_batches
 from model_store.metric import MeasuredMetric
 from model_store.strict import StrictModel
 from training.loop.checkpoint import CheckpointFolder
 from training.loop.loop import Trained, train
 from training.metrics.task_metric import TaskMetric
+from training.network.runner import module_runner
 from training.preparation import Prepared, prepare
 from training.process.file_digest import file_sha256
 from training.recipe.file import load_recipe
 from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
-from training.verification.runners import module_runner
-from training.verification.verify import run_in_batches
 from training.watcher import NullWatcher
 
 

@@ -7,11 +7,13 @@ does not depend on them, because every load replays the golden rows.
 
 import hashlib
 import json
+import math
 from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from model_store.arrays.parity import Comparison
 from model_store.document import LARGE, parse_document
 from model_store.errors import CertificateError, DocumentError
 from model_store.manifest import Manifest, Sha256
@@ -72,6 +74,18 @@ class ReplayResult(StrictModel):
     max_probability_shift: float
     cosine: float | None = Field(default=None, exclude_if=lambda cosine: cosine is None)
     """Lowest `Parity.cosine` of any embedding; None if the version has no embeddings."""
+
+    @classmethod
+    def of(cls, found: Comparison, with_embeddings: bool = False) -> "ReplayResult":
+        """Converts a comparison for a certificate, which is JSON and has no infinity."""
+        parity, difference = found.parity, found.parity.max_abs_difference
+        return cls(
+            where=found.where,
+            max_abs_difference=difference if math.isfinite(difference) else None,
+            agreement=parity.agreement,
+            max_probability_shift=parity.max_probability_shift,
+            cosine=parity.cosine if with_embeddings else None,
+        )
 
 
 class ArtifactResult(StrictModel):

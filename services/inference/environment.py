@@ -11,9 +11,7 @@ from pathlib import Path
 from model_store.certificates.certificate import Environment
 from model_store.host.cpu_features import cpu_features
 from services.inference.backends.device import Device
-
-LIBRARIES = ("numpy", "onnxruntime", "onnxruntime-gpu", "openvino", "torch", "torchao")
-"""Libraries that run artifacts, and so affect the outputs."""
+from services.inference.backends.served_kinds import runtime_distributions
 
 _DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 _MODEL_NAMES = ("model name", "Model", "CPU part")
@@ -72,7 +70,7 @@ def _gpu_name(device: Device) -> str:
 
 def _libraries() -> dict[str, str]:
     found = {}
-    for name in LIBRARIES:
+    for name in ("numpy", *runtime_distributions()):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from model_store.errors import CryptographicSignatureError, KeyFileError
-from model_store.manifest import CODE_KINDS, Artifact, Manifest
+from model_store.manifest import Artifact, Manifest
 from model_store.signatures.key_folder import KeyFolder, TrustedKey, trusted_keys
 from model_store.store import ModelStore
 
@@ -35,7 +35,7 @@ class Trust:
             store_is_local: True if it comes from a folder of this machine.
             has_python: True if the version has a Python step, which is code, before it.
         """
-        is_code = has_python or artifact.kind in CODE_KINDS
+        is_code = has_python or artifact.is_code
         match self.signature_needed_for:
             case "remote_code":
                 return is_code and not store_is_local
@@ -61,7 +61,7 @@ class Trust:
             store.signer(manifest, self._keys())
         except CryptographicSignatureError as error:
             what = "comes with Python code" if has_python else "is data"
-            what = "is code" if artifact.kind in CODE_KINDS else what
+            what = "is code" if artifact.is_code else what
             raise type(error)(
                 f"{artifact.kind} {what} and loads here only when its version is signed by a "
                 f"trusted key (signature_needed_for={self.signature_needed_for}): {error}"

@@ -7,11 +7,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.device import Device
+from services.inference.backends.open_options import OpenOptions
 from tests.fixtures import onnx_models
 from tests.fixtures.misbehaving_models import SIGNATURE, TRIGGER, WIDTH, not_a_number
+from tests.fixtures.verified_artifacts import verified
 from tests.gpu.closeness import assert_close
 
 
@@ -24,7 +25,7 @@ def provider(gpu: Device) -> None:
 
 @pytest.fixture
 def backend(gpu: Device) -> Iterator[CudaOnnxBackend]:
-    backend = CudaOnnxBackend(not_a_number(), SIGNATURE, BackendOptions(device=gpu))
+    backend = CudaOnnxBackend(verified(not_a_number(), SIGNATURE), OpenOptions(device=gpu))
     yield backend
     backend.close()
 
@@ -42,14 +43,14 @@ def test_batches_of_any_size_are_right_and_stay(backend: CudaOnnxBackend) -> Non
 def test_it_is_the_gpu_that_runs_it(
     gpu: Device, sessions: list[onnxruntime.InferenceSession]
 ) -> None:
-    CudaOnnxBackend(not_a_number(), SIGNATURE, BackendOptions(device=gpu)).close()
+    CudaOnnxBackend(verified(not_a_number(), SIGNATURE), OpenOptions(device=gpu)).close()
     (session,) = sessions
     assert session.get_providers()[0] == "CUDAExecutionProvider"
 
 
 def test_many_layers_agree_with_the_cpu(gpu: Device) -> None:
     data = onnx_models.linear(3.0, layers=4)
-    backend = CudaOnnxBackend(data, SIGNATURE, BackendOptions(device=gpu))
+    backend = CudaOnnxBackend(verified(data, SIGNATURE), OpenOptions(device=gpu))
     on_cpu = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     for count, seed in itertools.product((1, 16), range(2)):
         x = np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)

@@ -13,13 +13,15 @@ import torch
 
 from model_store.tensors import Array
 from services.errors import DeviceError
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_torch import CudaTorchBackend
 from services.inference.backends.device import Device
 from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.isolated_backend import open_isolated_backend
 from tests.fixtures.misbehaving_models import artifact_of
+from tests.fixtures.verified_artifacts import verified
 from tests.gpu.closeness import assert_close
 from tests.gpu.networks import FEATURES, Hungry, WaitsForGpu, perceptron, signature, torchscript
 
@@ -30,7 +32,9 @@ def random_rows(count: int, seed: int = 0) -> npt.NDArray[np.float32]:
 
 @pytest.fixture
 def backend(gpu: Device) -> Iterator[CudaTorchBackend]:
-    backend = CudaTorchBackend(torchscript(perceptron()), signature(), BackendOptions(device=gpu))
+    backend = CudaTorchBackend(
+        verified(torchscript(perceptron()), signature(), "torchscript"), OpenOptions(device=gpu)
+    )
     yield backend
     backend.close()
 
@@ -71,7 +75,9 @@ def test_a_model_that_waits_for_the_gpu_runs_without_a_graph(
     gpu: Device, replays: Mock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its capture breaks off, and torch's allocator must not go on believing in it."""
-    waiting = CudaTorchBackend(torchscript(WaitsForGpu()), signature(), BackendOptions(device=gpu))
+    waiting = CudaTorchBackend(
+        verified(torchscript(WaitsForGpu()), signature(), "torchscript"), OpenOptions(device=gpu)
+    )
     x = random_rows(2)
     with caplog.at_level(logging.WARNING, "flambeau.cuda"):
         for _ in range(2):
@@ -81,7 +87,9 @@ def test_a_model_that_waits_for_the_gpu_runs_without_a_graph(
     assert [record.name for record in caplog.records] == ["flambeau.cuda"]
     waiting.close()
     assert replays.call_count == 0
-    after_it = CudaTorchBackend(torchscript(perceptron()), signature(), BackendOptions(device=gpu))
+    after_it = CudaTorchBackend(
+        verified(torchscript(perceptron()), signature(), "torchscript"), OpenOptions(device=gpu)
+    )
     x = random_rows(2)
     assert_close(after_it.run({"x": x})["y"], right(x))
     assert replays.call_count == 1
@@ -90,7 +98,8 @@ def test_a_model_that_waits_for_the_gpu_runs_without_a_graph(
 
 def test_a_full_gpu_is_a_device_error_and_the_backend_goes_on(gpu: Device) -> None:
     backend = CudaTorchBackend(
-        torchscript(Hungry()), signature(), BackendOptions(device=gpu, preferred_batch_sizes=(2,))
+        verified(torchscript(Hungry()), signature(), "torchscript"),
+        OpenOptions(device=gpu, preferred_batch_sizes=(2,)),
     )
     with pytest.raises(DeviceError, match="CUDA out of memory"):
         backend.run({"x": random_rows(3)})
@@ -101,7 +110,8 @@ def test_a_full_gpu_is_a_device_error_and_the_backend_goes_on(gpu: Device) -> No
 
 def test_a_graph_that_does_not_fit_is_a_device_error(gpu: Device) -> None:
     backend = CudaTorchBackend(
-        torchscript(Hungry()), signature(), BackendOptions(device=gpu, preferred_batch_sizes=(3,))
+        verified(torchscript(Hungry()), signature(), "torchscript"),
+        OpenOptions(device=gpu, preferred_batch_sizes=(3,)),
     )
     with pytest.raises(DeviceError, match="CUDA out of memory"):
         backend.run({"x": random_rows(3)})
@@ -111,7 +121,7 @@ def test_a_graph_that_does_not_fit_is_a_device_error(gpu: Device) -> None:
 def test_instances_share_a_gpu(gpu: Device) -> None:
     def serve(seed: int) -> None:
         backend = CudaTorchBackend(
-            torchscript(perceptron()), signature(), BackendOptions(device=gpu)
+            verified(torchscript(perceptron()), signature(), "torchscript"), OpenOptions(device=gpu)
         )
         for count in (1, 7, 32, 16) * 5:
             x = random_rows(count, seed)
@@ -127,7 +137,7 @@ def test_memory_is_measured_and_given_back(gpu: Device) -> None:
     before = device_memory_bytes(gpu)
     assert 0 < before.used_bytes < before.total_bytes
     large = torchscript(torch.nn.Linear(FEATURES, 1 << 20))  # 256 MiB of weights
-    backend = CudaTorchBackend(large, signature(), BackendOptions(device=gpu))
+    backend = CudaTorchBackend(verified(large, signature(), "torchscript"), OpenOptions(device=gpu))
     assert device_memory_bytes(gpu).used_bytes - before.used_bytes > 200 * 2**20
     backend.close()
     assert device_memory_bytes(gpu).used_bytes - before.used_bytes < 64 * 2**20
@@ -137,12 +147,14 @@ def test_a_worker_process_has_a_gpu_too(gpu: Device, tmp_path: Path) -> None:
     data = torchscript(perceptron())
     artifact = artifact_of(tmp_path, data)
     x = random_rows(5)
-    isolated = open_isolated_backend(artifact, data, signature(), BackendOptions(device=gpu))
+    isolated = open_isolated_backend(
+        VerifiedArtifact(entry=artifact, signature=signature(), data=data), OpenOptions(device=gpu)
+    )
     try:
         found = isolated.run({"x": x})["y"]
     finally:
         isolated.close()
     own = open_backend(
-        artifact=artifact, data=data, signature=signature(), options=BackendOptions()
+        VerifiedArtifact(entry=artifact, signature=signature(), data=data), OpenOptions()
     )
     assert_close(found, own.run({"x": x})["y"])

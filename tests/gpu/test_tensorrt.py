@@ -7,12 +7,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.device import Device
 from services.inference.backends.onnx_providers import TENSORRT, OnnxOnGpu
+from services.inference.backends.open_options import OpenOptions
 from tests.fixtures import onnx_models
 from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH
+from tests.fixtures.verified_artifacts import verified
 from tests.gpu.closeness import assert_close
 
 
@@ -28,7 +29,7 @@ def opened(gpu: Device, folder: Path) -> CudaOnnxBackend:
     how = OnnxOnGpu(providers=("tensorrt", "cuda"), engine_cache=str(folder))
     data = onnx_models.linear(3.0, layers=4)
     return CudaOnnxBackend(
-        data, SIGNATURE, BackendOptions(device=gpu, onnx_on_gpu=how), digest="ab" * 32
+        verified(data, SIGNATURE, digest="ab" * 32), OpenOptions(device=gpu, onnx_on_gpu=how)
     )
 
 

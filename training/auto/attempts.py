@@ -18,11 +18,12 @@ from training.auto.model_contents import model_contents, this_machine
 from training.auto.trial import Trial, run_trial
 from training.auto.trial_table import EXPORTING, VERIFYING, TrialTable, open_trial_table
 from training.errors import IsolationError
-from training.exporters.export import DEPRECATION_NOTE, EXAMPLE_ROWS, Exported, export_entry
+from training.exporters.export import EXAMPLE_ROWS, Exported, export_entry
 from training.loading.splits import Splits
 from training.loop.loop import Trained
+from training.recipe.kinds.export_kinds import notes
+from training.recipe.kinds.onnx_kind import OnnxExport
 from training.recipe.parts.auto_export import AutoExport
-from training.recipe.parts.export_entries import OnnxExport, TorchScriptExport
 from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport
 from training.tracking.progress import say
@@ -61,8 +62,8 @@ def prove_auto(
         qat=trained.qat_weights is not None,
     )
     offered = candidates(auto, contents, this_machine())
-    if any(isinstance(one.entry, TorchScriptExport) for one in offered):
-        say(console, DEPRECATION_NOTE)
+    for note in notes([one.entry for one in offered]):
+        say(console, note)
     tries = folder / TRIES
     with open_trial_table(console, [one.label for one in offered]) as table:
         attempts = _IsolatedAttempts(recipe, trained, splits, expected, tries, table)

@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 from model_store.host.cpu_features import cpu_features
 from model_store.signature import Signature
 from model_store.tensors import Array
-from training.auto.candidates import OF_8_BITS, PACKAGES, Machine, ModelContents
+from training.auto.candidates import Machine, ModelContents
 from training.errors import ExportError
 from training.exporters.half_precision import half_device
 from training.network.model import for_export, run_model
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
 
 CONVOLUTIONS = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
 PRODUCTS = frozenset(
@@ -58,7 +59,7 @@ def model_contents(
 
 def this_machine() -> Machine:
     """Returns the capabilities of this machine."""
-    asked = {*PACKAGES.values(), *OF_8_BITS.values()}
+    asked = {found.module for kind in EXPORT_KINDS.values() for found in kind.packages("int8")}
     return Machine(
         cpu_features=frozenset(cpu_features()),
         packages=frozenset(name for name in asked if importlib.util.find_spec(name)),

@@ -8,13 +8,13 @@ gives other golden outputs; both are refused, since their results would say noth
 artifact.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from model_store.arrays.golden_replay import Run, replay_sized, run_in_batches, sized_inputs
 from model_store.arrays.parity import Comparison, compare, compare_rows
-from model_store.arrays.sized_rows import at_other_sizes
 from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Manifest
 from model_store.python_step import StepFunction
@@ -26,15 +26,12 @@ from training.errors import DataError, TargetError
 from training.loop.trained_model import trained_model
 from training.metrics.task_metric import TaskMetric
 from training.network.python_step import open_recipe_step
+from training.network.runner import module_runner
+from training.recipe.kinds.export_kinds import Export
 from training.recipe.parts.auto_export import AutoPart
-from training.recipe.parts.export_entries import Export
 from training.recipe.recipe import Recipe
 from training.verification.departure import Departed, departs_at
 from training.verification.gate import too_far_off, too_much_worse
-from training.verification.runners import module_runner
-from training.verification.verify import SIZED_ROWS, replay_sized, run_in_batches
-
-Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 SAME_CHECKPOINT = Tolerance(
     max_abs_difference=1e-2, min_agreement=0.98, max_probability_shift=0.01, min_cosine=0.999
@@ -90,8 +87,7 @@ class RecipeJudge:
                 f"{manifest.lineage.git_commit or 'which nobody noted'}"
             )
         self._outputs = run_in_batches(run, self._test.inputs, size)
-        few = {n: a[: min(SIZED_ROWS, size)] for n, a in golden.inputs.items()}
-        self._sized = [(x, run(x)) for x in at_other_sizes(few, self._signature)]
+        self._sized = [(x, run(x)) for x in sized_inputs(golden.inputs, self._signature)]
 
     def judge(
         self, run: Run, artifact: Artifact

@@ -8,36 +8,42 @@ import shutil
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
+from model_store.manifest import Precision
+from model_store.signature import Signature
 from training.errors import ExportError
+from training.exporters.exporter import ExportJob
+from training.exporters.torch_program import program_of
+from training.network.runner import Runner, callable_runner
 from training.process.quiet import quiet
 from training.programs.exported_program import whole_recurrent_layers
 
 
-def write_aoti(
-    program: torch.export.ExportedProgram, path: Path, *, widen_weights: bool = True
-) -> None:
-    """Compiles an exported program for this CPU.
-
-    Args:
-        program: model to compile.
-        path: output file, whose name ends in `.pt2`.
-        widen_weights: True if 8-bit weights that are multiplied in FP32 may be stored in FP32,
-            which is faster.
+def write(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> None:
+    """Compiles the model for this CPU; see `Exporter.write`.
 
     Raises:
         ExportError: there is no C++ compiler, or the program does not compile.
     """
+    program = program_of(model, example, job)
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         raise ExportError("AOTInductor needs a C++ compiler; install g++, or drop kind: aoti")
     import torch._inductor.config as inductor
     from torch._inductor.exc import InductorError
 
-    settings = {"freezing": widen_weights, "compile_threads": 1}
+    # 8-bit weights that are multiplied in FP32 are stored in FP32, which is faster, unless the
+    # entry asks for small files.
+    settings = {"freezing": job.method != "weights", "compile_threads": 1}
     loggers = ("torch._inductor", "torch._dynamo")
     with quiet(loggers=loggers), whole_recurrent_layers(), inductor.patch(settings):
         try:
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+            torch._inductor.aoti_compile_and_package(program, package_path=str(job.path))
         except InductorError as error:
             reason = str(error).strip().splitlines()[0]
             raise ExportError(f"AOTInductor fails: {reason} Use kind: onnx, or pt2") from error
+
+
+def open_file(path: Path, precision: Precision, signature: Signature) -> Runner:
+    """Opens a package in torch; see `Exporter.open_file`."""
+    return callable_runner(torch._inductor.aoti_load_package(str(path)), signature)

@@ -14,18 +14,79 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
+from model_store.host.cpu_features import BF16_FEATURES, cpu_features
+from model_store.manifest import Precision
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from training.errors import ExportError
+from training.exporters.exporter import ExportJob
+from training.exporters.onnx_exporter import fp32_graph
+from training.network.runner import Runner
 from training.process.quiet import quiet
 from training.programs.calibration import calibration_batches
+from training.programs.exported_program import exported_program, has_loops
 from training.programs.step_operations import ONNX_PREFIX, is_of_step
+from training.recipe.recipe import Recipe
 
 CHATTY_LOGGERS = ("nncf", "openvino")
 RECURRENT = {"GRUSequence", "LSTMSequence", "RNNSequence"}
 """OpenVINO's operators of whole recurrent layers."""
+
+
+def write(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> None:
+    """Writes the graph in the entry's precision; see `Exporter.write`."""
+    _check_bf16(job.entry.precision)
+    _check_resize(job.recipe)
+    program = exported_program(model, example, job.signature)
+    write_openvino(
+        fp32_graph(model, example, job) if has_loops(program) else program,
+        job.signature,
+        job.path,
+        calibration=job.inputs if job.method == "static" else None,
+        weights_only=job.method == "weights",
+    )
+
+
+def open_file(path: Path, precision: Precision, signature: Signature) -> Runner:
+    """Opens a file in OpenVINO; see `Exporter.open_file`."""
+    import openvino
+
+    settings = {
+        "INFERENCE_NUM_THREADS": 1,
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
+    }
+    compiled = openvino.Core().compile_model(str(path), "CPU", settings)
+    request = compiled.create_infer_request()
+    names = [spec.name for spec in signature.outputs]
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        found = request.infer(dict(inputs))
+        return {name: np.array(found[name]) for name in names}
+
+    return run
+
+
+def _check_bf16(precision: Precision) -> None:
+    if precision == "bf16" and not BF16_FEATURES.intersection(cpu_features()):
+        raise ExportError(
+            "this processor has no instructions for bfloat16 "
+            f"({' or '.join(sorted(BF16_FEATURES))}), so OpenVINO would compute in FP32; "
+            "export it where it is to run"
+        )
+
+
+def _check_resize(recipe: Recipe) -> None:
+    for position, step in enumerate(recipe.preprocess):
+        if step.resize is not None and step.resize.antialias:
+            raise ExportError(
+                f"preprocess.{position}.resize has antialias: true, and OpenVINO has no such "
+                "operation; take antialias: false, or drop kind: openvino"
+            )
 
 
 def write_openvino(

@@ -1,15 +1,22 @@
-"""Writes a checkpoint as a `.pt2` archive of torch.export: torch's own interchange format."""
+"""The exporter of `.pt2` archives of torch.export: torch's own interchange format."""
 
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+
+from model_store.manifest import Precision
+from model_store.signature import Signature
+from training.exporters.exporter import ExportJob
+from training.exporters.torch_program import program_of
+from training.network.runner import Runner, callable_runner
 
 
-def write_pt2(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Writes an exported program.
+def write(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> None:
+    """Writes an exported program; see `Exporter.write`."""
+    torch.export.save(program_of(model, example, job), job.path)
 
-    Args:
-        program: model to write.
-        path: output file, whose name ends in `.pt2`.
-    """
-    torch.export.save(program, path)
+
+def open_file(path: Path, precision: Precision, signature: Signature) -> Runner:
+    """Opens a file in torch; see `Exporter.open_file`."""
+    return callable_runner(torch.export.load(path).module(), signature)

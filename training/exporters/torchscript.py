@@ -5,14 +5,17 @@ torch has deprecated it: it remains for hosts that need it.
 
 import warnings
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
+from model_store.manifest import Precision
+from model_store.signature import Signature
 from training.errors import ExportError
+from training.exporters.exporter import ExportJob
 from training.network.preprocessing import change_network
+from training.network.runner import Runner, module_runner
 from training.process.quiet import quiet
 from training.programs.own_operators import check_script
 from training.recipe.user_code import place_in_words
@@ -22,16 +25,8 @@ TORCHS_LAYERS = Path(nn.__file__).parent
 nn.LSTM, nn.GRU and nn.RNN, group and instance norms and attention with its weights warn."""
 
 
-def export_torchscript(
-    model: nn.Module, example: tuple[Tensor, ...], path: Path, method: Literal["trace", "script"]
-) -> None:
-    """Traces or compiles the model and writes the result.
-
-    Args:
-        model: model in evaluation mode.
-        example: inputs in order, each [rows, ...] with at least two rows.
-        path: output file.
-        method: capture method: trace one run, or compile the code.
+def write(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> None:
+    """Traces or compiles the model and writes the result; see `Exporter.write`.
 
     Raises:
         ExportError: the model calls custom operators, or its own code branches on data or shapes,
@@ -40,12 +35,19 @@ def export_torchscript(
     """
     # The deprecation is known: the user sees one line about it.
     with quiet(DeprecationWarning), torch.inference_mode():
-        if method == "script":
+        if job.method == "script":
             model = change_network(model, torch.jit.script)
         if not isinstance(model, torch.jit.ScriptModule):  # the steps have no control flow
             model = _traced(model, example)
         check_script(model)
-        torch.jit.save(model, str(path))
+        torch.jit.save(model, str(job.path))
+
+
+def open_file(path: Path, precision: Precision, signature: Signature) -> Runner:
+    """Opens a file in torch; see `Exporter.open_file`."""
+    with quiet(DeprecationWarning):
+        module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+    return module_runner(module, signature)
 
 
 def _traced(model: nn.Module, example: tuple[Tensor, ...]) -> torch.jit.ScriptModule:

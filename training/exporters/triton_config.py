@@ -6,8 +6,9 @@ TorchScript module are identified by position, written `NAME__0`, `NAME__1`, ...
 
 from collections.abc import Sequence
 
-from model_store.manifest import ArtifactKind
+from model_store.artifact_kinds import ArtifactKind
 from model_store.signature import Signature, TensorSpec
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
 
 
 def config_pbtxt(model: str, kind: ArtifactKind, file: str, signature: Signature) -> str:
@@ -19,12 +20,7 @@ def config_pbtxt(model: str, kind: ArtifactKind, file: str, signature: Signature
         file: file name of the artifact.
         signature: names, datatypes and shapes; the batch is omitted, as Triton requires.
     """
-    runtime = (
-        'platform: "onnxruntime_onnx"'
-        if kind == "onnx"
-        else 'backend: "pytorch"\nplatform: "pytorch_libtorch"'
-    )
-    by_position = kind == "torchscript"
+    runtime, by_position = EXPORT_KINDS[kind].triton_runtime, EXPORT_KINDS[kind].triton_by_position
     return (
         f'name: "{model}"\n{runtime}\n'
         f'default_model_filename: "{file}"\n'

@@ -20,11 +20,10 @@ from training.loading.splits import Splits
 from training.network.initialisation import initialise
 from training.network.network_trial import NetworkTrial, shapes_text, tensors_of
 from training.network.preprocessing import change_network, network_of, preprocessed, try_steps
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
+from training.recipe.kinds.onnx_kind import OnnxExport
 from training.recipe.recipe import Recipe
 from training.recipe.targets import call_named, call_target, load_target
-
-ONE_LIST_OF_NAMES = frozenset({"onnx", "openvino"})
-"""Kinds of artifacts whose graphs have one list of names for inputs and outputs."""
 
 
 def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
@@ -221,11 +220,12 @@ def _check_names_apart(recipe: Recipe, inputs: Sequence[str]) -> None:
         RecipeError: one has, and the recipe asks for such a graph.
     """
     same = [name for name in recipe.model.outputs if name in inputs]
-    kinds = {entry.kind for entry in recipe.listed_exports()} or {"onnx"}
-    if same and kinds & ONE_LIST_OF_NAMES:
+    kinds = {entry.kind for entry in recipe.listed_exports()} or {OnnxExport().kind}
+    joined = sorted(kind for kind in kinds if EXPORT_KINDS[kind].one_list_of_names)
+    if same and joined:
         raise RecipeError(
             f"model.outputs names '{same[0]}', and the data has an input of that name; a graph of "
-            f"{' or '.join(sorted(kinds & ONE_LIST_OF_NAMES))} has one list of names for both: "
+            f"{' or '.join(joined)} has one list of names for both: "
             "give the output another name"
         )
 

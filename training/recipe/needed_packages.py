@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from model_store.host.install_advice import install_command
 from training.errors import RecipeError
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
 from training.recipe.recipe import Recipe
 
 OF_SOURCES = {
@@ -59,9 +60,9 @@ def _needed(recipe: Recipe) -> Iterator[Need]:
         for module in OF_TRACKERS.get(tracker, ()):
             yield f"track: {tracker}", module, tracker
     for entry in recipe.listed_exports():
-        if entry.kind == "openvino":
-            yield "export: openvino", "openvino", "openvino-train"
-            if entry.precision == "int8":
-                yield "export: openvino, precision int8", "nncf", "openvino-train"
+        kind = EXPORT_KINDS[entry.kind]
+        for package in kind.packages(entry.precision):
+            precision = ", precision int8" if package is kind.quantizer else ""
+            yield f"export: {entry.kind}{precision}", *package
     for module in OF_TRAINING:
         yield "a training", module, "train"

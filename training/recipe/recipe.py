@@ -20,11 +20,13 @@ from model_store.signature import DynamicAxes, Labels, Padding
 from model_store.slo import Slo
 from model_store.strict import nearest_name
 from training.recipe.key_conflicts import check_compile, check_parallel
+from training.recipe.kinds.export_kinds import Export
+from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export
 from training.recipe.parts.auto_export import AutoPart, ExportChoice
 from training.recipe.parts.compression import PrunePart, QatPart
 from training.recipe.parts.data_parts import DataPart
 from training.recipe.parts.debug_parts import DebugPart, ProfilePart
-from training.recipe.parts.export_entries import Export, OnnxExport, OnnxInt8Export, QatEntry
+from training.recipe.parts.export_entries import QatEntry
 from training.recipe.parts.loss_parts import LossPart
 from training.recipe.parts.model_parts import ModelPart
 from training.recipe.parts.optimizer_parts import OptimPart

@@ -13,7 +13,7 @@ refusal stays as it was.
 
 import ast
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from model_store.arrays.padded_rows import shortened
+from model_store.artifact_kinds import ArtifactKind
 from model_store.host.memory_limit import GIB
 from model_store.signature import Signature
 from model_store.tensors import Array
@@ -33,7 +34,7 @@ from training.loop.trained_model import trained_model
 from training.network.model import for_export, run_model
 from training.process.isolated_run import run_isolated
 from training.process.quiet import quiet
-from training.recipe.parts.export_entries import Export
+from training.recipe.kinds.export_kinds import Export
 from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport
 from training.verification.verify import Reference
@@ -47,7 +48,6 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 """Key of an exported node's metadata: its modules, outermost first, then its own name."""
 DEQUANTIZED = "_DequantizeLinear_Output"
 """Suffix of ONNX Runtime's quantizer for a value that went through 8 bits and back."""
-READABLE_KINDS = ("onnx", "pt2")
 
 Inputs = Mapping[str, Array]
 Values = dict[str, Array]
@@ -130,7 +130,7 @@ def departs_at(case: Departed, time_limit_s: float, memory_gib: float) -> str | 
     Returns:
         None for kinds that cannot be inspected, and whenever it cannot be determined.
     """
-    if case.entry.kind not in READABLE_KINDS:
+    if case.entry.kind not in READERS:
         return None
     try:
         return run_isolated(
@@ -148,7 +148,7 @@ def find_departure(case: Departed) -> str | None:
     torch.set_num_threads(1)
     module = trained_model(case.recipe, case.weights, [spec.name for spec in case.signature.inputs])
     twin = for_export(module)
-    inside = _onnx(twin, case) if case.entry.kind == "onnx" else _exported_program(case)
+    inside = READERS[case.entry.kind](twin, case)
     worst: tuple[float, Values, Values] | None = None
     for batch in case.rows:
         rows = {name: array[:MAX_ROWS] for name, array in batch.items()}
@@ -275,7 +275,7 @@ def _scoped_values(twin: nn.Module, case: Departed) -> dict[str, str]:
     return found
 
 
-def _exported_program(case: Departed) -> Any:
+def _exported_program(_: nn.Module, case: Departed) -> Any:
     """Returns a function that runs an exported program node by node."""
     if case.entry.precision == "int8":
         import torchao.quantization.pt2e  # noqa: F401 - it registers the operators
@@ -291,6 +291,13 @@ def _exported_program(case: Departed) -> Any:
         return [tensor.float().numpy() for tensor in listed], recorder.values
 
     return run
+
+
+READERS: dict[ArtifactKind, Callable[[nn.Module, Departed], Any]] = {
+    "onnx": _onnx,
+    "pt2": _exported_program,
+}
+"""Kinds whose inner values can be read, and the function that does; others have no departure."""
 
 
 class _Recorder(torch.fx.Interpreter):

@@ -7,22 +7,19 @@ from their own files, as on a server, so that rows that were written wrongly are
 alias can move to a version that every server would refuse.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from model_store.arrays.parity import compare_rows
+from model_store.arrays.golden_replay import replay_once
 from model_store.golden import GoldenRows, parse_golden
 from model_store.host.memory_limit import GIB
 from model_store.manifest import Draft
-from model_store.tensors import Array
 from training.errors import IsolationError, NothingProvenError
 from training.network.python_step import Step
 from training.process.isolated_run import run_isolated
 from training.recipe.recipe import ExportLimits
 from training.verification.runners import file_runner
-from training.verification.verify import run_in_batches
 
 
 def replay_files(draft: Draft, folder: Path, step: Step | None, limits: ExportLimits) -> None:
@@ -72,9 +69,8 @@ def first_failure(draft: Draft, folder: Path, golden: GoldenRows) -> str | None:
     for artifact in draft.artifacts:
         path, tolerance = folder / artifact.file.file, artifact.verification.tolerance
         run = file_runner(artifact.kind, artifact.precision, path, signature)
-        found: Mapping[str, Array] = run_in_batches(run, golden.inputs, signature.max_batch_size)
-        where, by_cosine = f"{artifact.name}: the stored golden rows", tolerance.embeddings
-        failure = compare_rows(where, golden.outputs, found, by_cosine).failure(tolerance)
+        where, rows = f"{artifact.name}: the stored golden rows", signature.max_batch_size
+        failure = replay_once(where, run, golden, rows, tolerance.embeddings).failure(tolerance)
         if failure is not None:
             return failure
     return None

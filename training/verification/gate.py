@@ -20,7 +20,8 @@ from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.loading.label_arrays import LabelArray, spreads
 from training.metrics.task_metric import TaskMetric
-from training.recipe.parts.export_entries import Export, Fp32Tolerance
+from training.recipe.kinds.export_kinds import Export
+from training.recipe.parts.export_entries import Fp32Tolerance
 from training.recipe.parts.task import Task
 
 ROUNDING = 1e-9

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from model_store.arrays.golden_replay import run_in_batches
 from model_store.errors import StoreError
 from model_store.host.memory_limit import GIB
-from model_store.manifest import CODE_KINDS, Artifact, Manifest
+from model_store.manifest import Artifact, Manifest
 from model_store.pointers import PRODUCTION
 from model_store.python_step import PythonStepError
-from model_store.safety.onnx_safety import check_onnx
 from model_store.signature import Signature
 from model_store.store import ModelStore
 from model_store.tensors import Array
@@ -34,12 +34,13 @@ from training.metrics.confidence import paired_interval, wilson_interval
 from training.metrics.task_metric import TaskMetric
 from training.network.python_step import Step
 from training.process.isolated_run import run_isolated
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
 from training.recipe.parts.promotion_condition import Condition
 from training.recipe.recipe import Recipe
 from training.reporting.report import LiveComparison
 from training.verification.gate import no_difference
 from training.verification.runners import file_runner
-from training.verification.verify import Reference, run_in_batches
+from training.verification.verify import Reference
 
 ACCURACY = "test/accuracy"
 
@@ -165,11 +166,15 @@ def _check_comparable(manifest: Manifest, signature: Signature, step: Step | Non
 
 
 def _nearest_to_checkpoint(manifest: Manifest, store_is_local: bool) -> Artifact:
-    """Returns the artifact in FP32, or else as ONNX, first; none that is remote code."""
-    allowed = [a for a in manifest.artifacts if store_is_local or a.kind not in CODE_KINDS]
+    """Returns the artifact in FP32, or else of the baseline, first; none that is remote code."""
+    allowed = [a for a in manifest.artifacts if store_is_local or not a.is_code]
     if not allowed:
         raise _NotComparableError("it has only artifacts that are code, and the store is remote")
-    return min(allowed, key=lambda a: (a.precision != "fp32", a.kind != "onnx", a.speed_key()))
+    kinds = EXPORT_KINDS
+    return min(
+        allowed,
+        key=lambda a: (a.precision != "fp32", not kinds[a.kind].is_baseline, a.speed_key()),
+    )
 
 
 def _outputs(
@@ -180,8 +185,8 @@ def _outputs(
     with tempfile.TemporaryDirectory(prefix="flambeau-live-") as folder:
         for entry in artifact.all_files():
             data = store.read_file(manifest, entry)
-            if artifact.kind == "onnx":
-                check_onnx(data, entry.file)
+            if entry == artifact.file:
+                artifact.check_file(data)
             (Path(folder) / entry.file).write_bytes(data)
         return run_isolated(
             _run_file,

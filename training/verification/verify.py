@@ -13,24 +13,25 @@ figures are single-threaded; memory is the peak of opening the file and running 
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from model_store.arrays.padded_rows import PaddedRows, cut_back, padded_rows
-from model_store.arrays.parity import (
-    Comparison,
-    Parity,
-    compare,
-    compare_rows,
-    first_failure,
-    worst,
+from model_store.arrays.golden_replay import (
+    gives_the_same_twice,
+    replay_in_batches,
+    replay_padded,
+    replay_sized,
+    run_in_batches,
+    sized_inputs,
 )
-from model_store.arrays.sized_rows import at_other_sizes
+from model_store.arrays.padded_rows import PaddedRows, padded_rows
+from model_store.arrays.parity import Comparison, Parity, compare_rows, first_failure, worst
+from model_store.golden import GoldenRows
 from model_store.host.memory_limit import GIB
 from model_store.host.peak_memory import PeakMemory
 from model_store.metric import MeasuredMetric
@@ -44,18 +45,14 @@ from training.loop.trained_model import trained_model
 from training.metrics.task_metric import TaskMetric
 from training.network.network_trial import row_fault
 from training.network.row_dependence import ADVICE, depends_on_others, rows_alone
+from training.network.runner import Runner, module_runner
 from training.process.isolated_run import run_isolated
 from training.process.root_cause import root_cause
 from training.recipe.recipe import ExportLimits, Recipe
 from training.reporting.report import ArtifactReport, CheckpointReport
 from training.verification.gate import tolerance_of, too_far_off, too_much_worse
-from training.verification.runners import Runner, file_runner, load_libraries, module_runner
+from training.verification.runners import file_runner, load_libraries
 
-REPLAY_BATCH_SIZES = (1, 2, 7, 32)
-"""A single row, the fewest that are several, a batch that fits no power of two, and a full one; the
-largest batch is added."""
-SIZED_ROWS = 8
-"""Rows of each comparison at another size."""
 LATENCY_BATCH_SIZES = (1, 8, 32)
 MIN_WARM_UP_RUNS, MAX_WARM_UP_RUNS = 2, 10
 """TorchScript optimises during its first runs."""
@@ -88,6 +85,11 @@ class Reference:
     """Outputs that are compared by their cosine."""
     sized: list[tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=list)
     """Some golden inputs at other sizes and their outputs, for a model with `dynamic` axes."""
+
+    @property
+    def golden(self) -> GoldenRows:
+        """The golden rows."""
+        return GoldenRows(self.golden_inputs, self.golden_outputs)
 
 
 def reference(
@@ -124,7 +126,7 @@ def reference(
             padded=padded,
             single_outputs=rows_alone(run, golden),
             alone_outputs=[] if padded is None else [run(inputs) for inputs in padded.alone],
-            sized=[(inputs, run(inputs)) for inputs in _sized(golden, trained.signature)],
+            sized=[(inputs, run(inputs)) for inputs in sized_inputs(golden, trained.signature)],
         )
         _check_rows(found)
         measured = _measured(found, outputs)
@@ -227,8 +229,8 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
         try:
             run, peak_memory_bytes = _open(exported, expected)
             compared, outputs = replay(run, expected)
-            compared += replay_padded(run, expected)
-            repeats = _repeats(run, expected)
+            largest = expected.signature.max_batch_size
+            repeats = gives_the_same_twice(run, expected.golden, largest)
             # Thread time does not include a GPU's work.
             on_gpu = exported.made_with.device == "cuda"
             clock = time.perf_counter if on_gpu else time.thread_time
@@ -338,98 +340,26 @@ def _unmeasured(exported: Exported, expected: Reference, refusal: str | None) ->
 
 
 def replay(run: Runner, expected: Reference) -> tuple[list[Comparison], dict[str, Array]]:
-    """Compares a runner with the checkpoint: golden rows at every batch size, then the test split.
+    """Compares a runner with the checkpoint: golden rows in every form, and the test split.
 
     Returns:
         All comparisons, and the outputs of the whole test split.
     """
-    largest = expected.signature.max_batch_size
-    golden_rows = len(next(iter(expected.golden_inputs.values())))
-    found = []
-    for size in sorted({*REPLAY_BATCH_SIZES, min(largest, golden_rows)}):
-        if size <= largest:
-            outputs = run_in_batches(run, expected.golden_inputs, size)
-            where = f"golden rows in batches of {size}"
-            right, by_cosine = expected.golden_outputs, expected.embeddings
-            found.append(compare_rows(where, right, outputs, by_cosine))
-    found += replay_sized(run, expected.sized, expected.embeddings)
+    largest, by_cosine = expected.signature.max_batch_size, expected.embeddings
+    found = replay_in_batches(run, expected.golden, largest, by_cosine)
+    found += replay_sized(run, expected.sized, by_cosine)
     outputs = run_in_batches(run, expected.test.inputs, largest)
-    right = expected.test_outputs
-    found.append(compare_rows("the test split", right, outputs, expected.embeddings))
-    return found, outputs
-
-
-def replay_sized(
-    run: Runner,
-    sized: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]],
-    embeddings: Collection[str] = (),
-) -> list[Comparison]:
-    """Compares a runner with the checkpoint at other sizes.
-
-    Args:
-        run: the runner.
-        sized: inputs at other sizes, and the checkpoint's outputs for them.
-        embeddings: outputs that are compared by their cosine.
-    """
-    found = []
-    for inputs, right in sized:
-        # Agreement of the class says little for rows that were cut or repeated.
-        parity = replace(compare(right, run(inputs), embeddings), agreement=1.0)
-        shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
-        found.append(Comparison(f"golden rows at another size, {shapes}", parity))
-    return found
-
-
-def replay_padded(run: Runner, expected: Reference) -> list[Comparison]:
-    """Compares a runner with the checkpoint's outputs for each golden row alone.
-
-    Every row runs alone at its own length, and padded in a batch. A model without padding has
-    nothing to compare.
-    """
+    found.append(compare_rows("the test split", expected.test_outputs, outputs, by_cosine))
     rows, padding = expected.padded, expected.signature.padding
-    if rows is None or padding is None:
-        return []
-    found = [run(inputs) for inputs in rows.alone]
-    pairs = list(zip(expected.alone_outputs, found, strict=True))
-    alone = _mean_agreement(pairs, expected.embeddings)
-    pairs = []
-    for numbers, inputs in rows.batches:
-        lengths = [rows.lengths[row] for row in numbers]
-        right = [expected.alone_outputs[row] for row in numbers]
-        pairs += zip(right, cut_back(run(inputs), lengths, padding), strict=True)
-    return [
-        Comparison("golden rows alone at their own length", alone),
-        Comparison("golden rows padded in a batch", _mean_agreement(pairs, expected.embeddings)),
-    ]
-
-
-def run_in_batches(run: Runner, inputs: Mapping[str, Array], size: int) -> dict[str, Array]:
-    """Runs all rows, at most `size` at once, and joins the outputs."""
-    rows = len(next(iter(inputs.values())))
-    parts = [
-        run({name: array[start : start + size] for name, array in inputs.items()})
-        for start in range(0, rows, size)
-    ]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _mean_agreement(
-    pairs: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]], embeddings: Collection[str]
-) -> Parity:
-    """Returns the parity of single rows: the largest differences, and the share that agrees."""
-    found = [compare(right, other, embeddings) for right, other in pairs]
-    return replace(worst(found), agreement=sum(p.agreement for p in found) / len(found))
+    if rows is not None and padding is not None:
+        found += replay_padded(run, rows, padding, expected.alone_outputs, by_cosine)
+    return found, outputs
 
 
 def _measured(expected: Reference, outputs: Mapping[str, Array]) -> MeasuredMetric | None:
     """Returns the metric of the outputs on the test split; None if it is no number."""
     judged = outputs.get(expected.signature.outputs[0].name)
     return None if judged is None else expected.metric.measured(judged, expected.test.labels)
-
-
-def _sized(golden: Mapping[str, Array], signature: Signature) -> list[dict[str, Array]]:
-    rows = min(SIZED_ROWS, signature.max_batch_size)
-    return at_other_sizes({name: array[:rows] for name, array in golden.items()}, signature)
 
 
 def _latency_ms(
@@ -464,14 +394,6 @@ def _run_times_s(
         run(inputs)
         times_s.append(clock() - started)
     return times_s
-
-
-def _repeats(run: Runner, expected: Reference) -> bool:
-    """Returns True if the same rows give the same bits twice."""
-    rows = min(len(next(iter(expected.golden_inputs.values()))), expected.signature.max_batch_size)
-    inputs = {name: array[:rows] for name, array in expected.golden_inputs.items()}
-    first, second = run(inputs), run(inputs)
-    return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
 def _finite_or_none(value: float) -> float | None:

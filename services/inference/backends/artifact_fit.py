@@ -13,18 +13,7 @@ from model_store.host.install_advice import install_command
 from model_store.manifest import Artifact
 from services.errors import BackendError
 from services.inference.backends.device import Device
-
-RUNTIMES = {
-    "onnx": ("onnxruntime", "serve"),
-    "openvino": ("openvino", "openvino"),
-    "torchscript": ("torch", "train"),
-    "pt2": ("torch", "train"),
-    "aoti": ("torch", "train"),
-}
-"""The package that runs each kind, and the extra that installs it."""
-
-ON_GPUS = frozenset({"onnx", "torchscript"})
-"""Kinds that run on GPUs; the others run on the CPU only."""
+from services.inference.backends.served_kinds import SERVED_KINDS
 
 
 class UnfitArtifactError(BackendError):
@@ -37,17 +26,19 @@ def check_fit(artifact: Artifact, device: Device) -> None:
     Raises:
         UnfitArtifactError: the artifact is unfit; has the reason.
     """
-    package, extra = RUNTIMES[artifact.kind]
-    if importlib.util.find_spec(package) is None:
+    kind = SERVED_KINDS[artifact.kind]
+    if importlib.util.find_spec(kind.package) is None:
         raise UnfitArtifactError(
-            f"it runs through {package}, which is not installed here: {install_command(extra)}"
+            f"it runs through {kind.package}, which is not installed here: "
+            f"{install_command(kind.extra)}"
+        )
+    if device.kind not in kind.backends:
+        others = [name for name, other in SERVED_KINDS.items() if device.kind in other.backends]
+        raise UnfitArtifactError(
+            f"{artifact.kind} runs on {'the CPU' if 'cpu' in kind.backends else 'GPUs'} only, not "
+            f"on {device} yet; serve the version's {' or '.join(others)} artifact there"
         )
     if device.kind == "cuda":
-        if artifact.kind not in ON_GPUS:
-            raise UnfitArtifactError(
-                f"{artifact.kind} runs on the CPU only, not on {device} yet; serve the version's "
-                "onnx or torchscript artifact there"
-            )
         return
     if artifact.precision == "fp16" and not FP16_FEATURES & set(cpu_features()):
         raise UnfitArtifactError(
@@ -56,7 +47,7 @@ def check_fit(artifact: Artifact, device: Device) -> None:
             "a larger one, and ONNX Runtime computes in fp32 after all; serve bf16, int8 or fp32, "
             "or a GPU"
         )
-    if artifact.kind == "aoti":
+    if kind.is_native:
         _check_compiled_for(artifact, metadata.version("torch"), cpu_features())
 
 

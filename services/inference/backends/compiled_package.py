@@ -17,27 +17,27 @@ from pathlib import Path
 
 import torch._inductor
 
-from model_store.signature import Signature
+from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torch_module import Module, TorchModuleBackend
+from services.inference.backends.verified_artifact import VerifiedArtifact
 
 
 class CompiledPackageBackend(TorchModuleBackend):
     """One package, called with the signature's inputs in order.
 
     Args:
-        data: contents of the file, which contains native code.
-        signature: names and order of inputs and outputs.
-        threads: torch's thread count, for the whole process; the package uses at most as many.
+        artifact: the package, which contains native code.
+        options: torch's thread count, for the whole process; the package uses at most as many.
     """
 
     platform = "pytorch_aotinductor"
 
-    def __init__(self, data: bytes, signature: Signature, threads: int) -> None:
+    def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
         with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
             path = Path(folder) / "package.pt2"
-            path.write_bytes(data)
+            path.write_bytes(artifact.data)
             module = load_package(str(path))
-        super().__init__(module, signature, threads)
+        super().__init__(module, artifact.signature, options.threads)
 
 
 def load_package(path: str) -> Module:

@@ -17,12 +17,9 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
-from model_store.manifest import Precision
-from model_store.signature import Signature
 from model_store.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import Device
 from services.inference.backends.device_faults import device_error, is_device_fault
 from services.inference.backends.onnx_providers import (
@@ -32,6 +29,8 @@ from services.inference.backends.onnx_providers import (
     tensorrt_options,
 )
 from services.inference.backends.onnx_runtime import session_options
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 
 logger = logging.getLogger("flambeau.cuda")
 
@@ -42,12 +41,10 @@ class CudaOnnxBackend(Backend):
     """One session on one GPU, with its own stream. The file is data.
 
     Args:
-        data: contents of the file.
-        signature: names of inputs and outputs, and the sizes that TensorRT builds engines for.
+        artifact: the graph; TensorRT builds engines for the sizes in its signature, and caches them
+            under the digest of its file.
         options: the GPU; the number of CPU threads for operators that stay on the CPU; TensorRT's
             precedence over CUDA, and the batch sizes that it tunes its engines for.
-        precision: precision of the artifact.
-        digest: digest of the file, under which its engines are cached.
 
     Raises:
         DeviceError: this ONNX Runtime has no CUDA, or CUDA did not start.
@@ -55,14 +52,8 @@ class CudaOnnxBackend(Backend):
 
     platform = "onnx_onnxv1"
 
-    def __init__(
-        self,
-        data: bytes,
-        signature: Signature,
-        options: BackendOptions,
-        precision: Precision = "fp32",
-        digest: str = "",
-    ) -> None:
+    def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
+        data, signature = artifact.data, artifact.signature
         device, threads, how = options.device, options.threads, options.onnx_on_gpu
         _check_provider(device, onnxruntime.get_available_providers())
         # Imported here, because it imports torch.
@@ -75,8 +66,10 @@ class CudaOnnxBackend(Backend):
         session = None
         if "tensorrt" in how.providers:
             try:
-                sizes = options.preferred_batch_sizes
-                tensorrt = tensorrt_options(how, device.index, signature, precision, sizes, digest)
+                entry, sizes = artifact.entry, options.preferred_batch_sizes
+                tensorrt = tensorrt_options(
+                    how, device.index, signature, entry.precision, sizes, entry.file.sha256
+                )
                 session = _tensorrt_session(data, threads, device, tensorrt)
             except Exception as error:  # TensorRT may raise anything for an unsupported graph
                 reason = str(error) or repr(error)

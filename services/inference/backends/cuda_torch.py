@@ -15,23 +15,22 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from model_store.signature import Signature
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_device import check_gpu, pinned_array
 from services.inference.backends.cuda_graphs import CAPTURE_LOCK, CudaGraphs, graph_sizes
 from services.inference.backends.device_faults import device_error, is_device_fault
+from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torch_module import as_tensors
 from services.inference.backends.torchscript import load_module
+from services.inference.backends.verified_artifact import VerifiedArtifact
 
 
 class CudaTorchBackend(Backend):
     """One scripted or traced module on one GPU, called with the signature's inputs in order.
 
     Args:
-        data: contents of the file, which may contain code.
-        signature: names, order and shapes of inputs and outputs.
+        artifact: the module, which may contain code.
         options: the GPU to run on; CUDA graphs are captured for its preferred batch sizes, or for
             powers of two if there are none.
 
@@ -41,15 +40,15 @@ class CudaTorchBackend(Backend):
 
     platform = "pytorch_torchscript"
 
-    def __init__(self, data: bytes, signature: Signature, options: BackendOptions) -> None:
-        device = options.device
+    def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
+        device, signature = options.device, artifact.signature
         check_gpu(device)
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
         self._stream = torch.cuda.Stream(str(device))  # type: ignore[no-untyped-call]
         self._ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
-            self._module = load_module(data, str(device))
+            self._module = load_module(artifact.data, str(device))
         self._inputs = [spec.name for spec in signature.inputs]
         self._outputs = [spec.name for spec in signature.outputs]
         sizes = graph_sizes(signature, options.preferred_batch_sizes)

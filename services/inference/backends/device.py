@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+DeviceKind = Literal["cpu", "cuda"]
+
 _CUDA = re.compile(r"cuda(?::(\d{1,3}))?")
 
 
@@ -11,7 +13,7 @@ _CUDA = re.compile(r"cuda(?::(\d{1,3}))?")
 class Device:
     """One device. `str()` returns the form that `parse_device` accepts: `cpu`, `cuda:0`."""
 
-    kind: Literal["cpu", "cuda"]
+    kind: DeviceKind
     index: int = 0
     """CUDA's index of the GPU; 0 for the CPU."""
 

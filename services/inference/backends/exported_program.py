@@ -27,11 +27,11 @@ from pathlib import Path
 import torch
 import torch._inductor
 
-from model_store.manifest import Precision
-from model_store.signature import Signature
 from services.errors import BackendError
 from services.inference.backends.compiled_package import load_package
+from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torch_module import Module, TorchModuleBackend
+from services.inference.backends.verified_artifact import VerifiedArtifact
 
 _QUANTIZED_OPERATORS = "torch.ao.quantization.fx._decomposed"
 """Module that registers the operators of quantized programs; torch does not import it itself."""
@@ -41,10 +41,8 @@ class ExportedProgramBackend(TorchModuleBackend):
     """One exported program, called with the signature's inputs in order.
 
     Args:
-        data: contents of the file, which may contain code.
-        signature: names and order of inputs and outputs.
-        threads: torch's thread count, for the whole process.
-        precision: precision of the artifact; `int8` programs are compiled, in 15 s or more.
+        artifact: the program, which may contain code; `int8` ones are compiled, in 15 s or more.
+        options: torch's thread count, for the whole process.
 
     Raises:
         BackendError: it needs a library or a compiler that is not installed.
@@ -52,12 +50,10 @@ class ExportedProgramBackend(TorchModuleBackend):
 
     platform = "pytorch_pt2"
 
-    def __init__(
-        self, data: bytes, signature: Signature, threads: int, precision: Precision
-    ) -> None:
-        program = load_program(data)
-        module: Module = compiled(program) if precision == "int8" else program.module()
-        super().__init__(module, signature, threads)
+    def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
+        program, is_int8 = load_program(artifact.data), artifact.entry.precision == "int8"
+        module: Module = compiled(program) if is_int8 else program.module()
+        super().__init__(module, artifact.signature, options.threads)
 
 
 def load_program(data: bytes) -> torch.export.ExportedProgram:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
-from model_store.signature import Signature
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 
 _FATAL_ONLY = 4
 """Errors are raised, and logged where they are caught: the runtime's own log line adds nothing."""
@@ -27,12 +28,12 @@ class OnnxRuntimeBackend(Backend):
 
     platform = "onnx_onnxv1"
 
-    def __init__(self, data: bytes, signature: Signature, threads: int) -> None:
+    def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
         self._session = onnxruntime.InferenceSession(
-            data, session_options(threads), providers=["CPUExecutionProvider"]
+            artifact.data, session_options(options.threads), providers=["CPUExecutionProvider"]
         )
         self._run_options = onnxruntime.RunOptions()
-        self._outputs = [spec.name for spec in signature.outputs]
+        self._outputs = [spec.name for spec in artifact.signature.outputs]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one batch; see `Backend.run`."""

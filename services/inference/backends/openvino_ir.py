@@ -17,10 +17,11 @@ import numpy as np
 import openvino
 
 from model_store.manifest import Precision
-from model_store.signature import Signature
 from model_store.tensors import Array
 from services.errors import BackendError
 from services.inference.backends.backend import Backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 
 _PRECISION_HINTS = {"fp32": "f32", "int8": "f32", "bf16": "bf16", "fp16": "f16"}
 """Type for all operators that are not int8; a processor without it computes with more bits."""
@@ -30,11 +31,8 @@ class OpenVinoBackend(Backend):
     """One compiled model.
 
     Args:
-        data: contents of the `.xml` file.
-        weights: contents of the `.bin` file.
-        signature: names of inputs and outputs, which the model's tensors have.
-        threads: CPU threads of a run.
-        precision: precision of the artifact.
+        artifact: the `.xml` and `.bin` files; the model's tensors have the signature's names.
+        options: CPU threads of a run.
 
     Raises:
         BackendError: the model has no tensor of a name in the signature.
@@ -42,12 +40,11 @@ class OpenVinoBackend(Backend):
 
     platform = "openvino_ir"
 
-    def __init__(
-        self, data: bytes, weights: bytes, signature: Signature, threads: int, precision: Precision
-    ) -> None:
-        core = openvino.Core()
-        model = core.read_model(model=data, weights=weights)
-        compiled = core.compile_model(model, "CPU", _properties(threads, precision))
+    def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
+        core, signature = openvino.Core(), artifact.signature
+        model = core.read_model(model=artifact.data, weights=artifact.weights)
+        properties = _properties(options.threads, artifact.entry.precision)
+        compiled = core.compile_model(model, "CPU", properties)
         self._inputs = [_port(compiled, "input", spec.name) for spec in signature.inputs]
         self._names = [spec.name for spec in signature.inputs]
         self._outputs = {

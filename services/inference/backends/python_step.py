@@ -1,26 +1,12 @@
 """Runs a version's Python step before any backend: raw inputs in, the artifact's outputs out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from model_store.manifest import PythonStep
 from model_store.python_step import PythonStepError, check_result, open_step
-from model_store.signature import Signature
 from model_store.tensors import Array
 from services.errors import BackendError, InputRefusedError
 from services.inference.backends.backend import Backend
-
-
-@dataclass(frozen=True, slots=True)
-class StepCode:
-    """The step, and its file, which was verified and is allowed to run here."""
-
-    step: PythonStep
-    source: bytes
-
-    def signature_behind(self, raw: Signature) -> Signature:
-        """Returns the artifact's signature, given the signature `raw` of the version's clients."""
-        return raw.model_copy(update={"inputs": self.step.inputs})
+from services.inference.backends.verified_artifact import StepCode
 
 
 class PythonStepBackend(Backend):

@@ -5,8 +5,9 @@ import warnings
 
 import torch
 
-from model_store.signature import Signature
+from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torch_module import TorchModuleBackend
+from services.inference.backends.verified_artifact import VerifiedArtifact
 
 
 class TorchScriptBackend(TorchModuleBackend):
@@ -14,8 +15,8 @@ class TorchScriptBackend(TorchModuleBackend):
 
     platform = "pytorch_torchscript"
 
-    def __init__(self, data: bytes, signature: Signature, threads: int) -> None:
-        super().__init__(load_module(data, "cpu"), signature, threads)
+    def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
+        super().__init__(load_module(artifact.data, "cpu"), artifact.signature, options.threads)
 
 
 def load_module(data: bytes, device: str) -> torch.jit.ScriptModule:

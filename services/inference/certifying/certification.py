@@ -17,8 +17,14 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Protocol
 
+from model_store.arrays.golden_replay import Run, gives_the_same_twice, replay_everything
 from model_store.arrays.parity import Comparison, first_failure
-from model_store.certificates.certificate import ArtifactResult, Certificate, Outcome
+from model_store.certificates.certificate import (
+    ArtifactResult,
+    Certificate,
+    Outcome,
+    ReplayResult,
+)
 from model_store.certificates.certificates import manifest_sha256
 from model_store.errors import SignatureMismatchError, StoreError
 from model_store.golden import GoldenRows, read_golden
@@ -27,17 +33,12 @@ from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
 from services.errors import BackendError, DeviceError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU
 from services.inference.backends.device_memory import device_memory_bytes
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.environment import environment
 from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
-from services.inference.loading.golden_replay import (
-    Run,
-    gives_the_same_twice,
-    replay_everything,
-    replay_result,
-)
 from services.inference.loading.loader import UNSERVABLE_DATATYPES, read_step
 from services.inference.loading.warm_up import warm_up
 from services.inference.trust import Trust
@@ -74,7 +75,7 @@ class Judge(Protocol):
 class CertifyOptions:
     """Options to run a version with, and its resource limits."""
 
-    backend: BackendOptions = field(default_factory=BackendOptions)
+    backend: OpenOptions = field(default_factory=OpenOptions)
     """Options of each artifact's backend."""
     trust: Trust = field(default_factory=Trust)
     time_limit_s: float = TIME_LIMIT_S
@@ -193,14 +194,17 @@ def _check_runs_here(case: _Case, artifact: Artifact) -> None:
 
 def _opened(case: _Case, artifact: Artifact, data: bytes, weights: bytes) -> IsolatedBackend:
     options = case.options
+    verified = VerifiedArtifact(
+        entry=artifact,
+        signature=case.manifest.signature,
+        data=data,
+        weights=weights,
+        code=read_step(case.store, case.manifest),
+    )
     try:
         return open_isolated_backend(
-            artifact,
-            data,
-            case.manifest.signature,
+            verified,
             options.backend,
-            weights=weights,
-            code=read_step(case.store, case.manifest),
             memory_limit_bytes=min(options.memory_limit_bytes, _free_bytes()),
         )
     except DeviceError as error:
@@ -243,7 +247,7 @@ def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> Artifa
         outcome="failed" if reason else "passed",
         reason=reason or "",
         tolerance=tolerance,
-        replays=tuple(replay_result(one, bool(tolerance.embeddings)) for one in found),
+        replays=tuple(ReplayResult.of(one, bool(tolerance.embeddings)) for one in found),
         repeats=repeats,
         metrics=metrics,
         latency_ms=_milliseconds(latency_s),

@@ -23,8 +23,6 @@ from typing import Any
 import numpy as np
 
 from model_store.host.own_process import own_command
-from model_store.manifest import Artifact
-from model_store.signature import Signature
 from model_store.tensors import Array
 from services.errors import (
     BackendError,
@@ -33,8 +31,8 @@ from services.errors import (
     WorkerProcessDiedError,
 )
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
-from services.inference.backends.python_step import StepCode
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
 from services.low_priority_thread import run_at_low_priority
@@ -206,13 +204,9 @@ class IsolatedBackend(Backend):
 
 
 def open_isolated_backend(
-    artifact: Artifact,
-    data: bytes,
-    signature: Signature,
-    options: BackendOptions,
+    artifact: VerifiedArtifact,
+    options: OpenOptions,
     *,
-    weights: bytes = b"",
-    code: StepCode | None = None,
     gently: bool = False,
     memory_limit_bytes: int = 0,
 ) -> IsolatedBackend:
@@ -226,20 +220,20 @@ def open_isolated_backend(
         DeviceError: the device is missing, or opening took longer than `OPEN_TIMEOUT_S`.
         WorkerProcessDiedError: the process ended while it opened the artifact.
     """
-    backend = IsolatedBackend(artifact.name, gently=gently)
+    backend, code = IsolatedBackend(artifact.entry.name, gently=gently), artifact.code
     try:
         backend.open(
-            data,
-            weights,
+            artifact.data,
+            artifact.weights,
             b"" if code is None else code.source,
             {
-                "data_bytes": len(data),
-                "weights_bytes": len(weights),
+                "data_bytes": len(artifact.data),
+                "weights_bytes": len(artifact.weights),
                 "python_step": None if code is None else code.step.model_dump(mode="json"),
                 "gently": gently,
                 "memory_limit_bytes": memory_limit_bytes,
-                "artifact": artifact.model_dump(mode="json"),
-                "signature": signature.model_dump(mode="json"),
+                "artifact": artifact.entry.model_dump(mode="json"),
+                "signature": artifact.signature.model_dump(mode="json"),
                 "options": options,
             },
         )

@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from model_store.host.own_process import own_command
-from model_store.manifest import Artifact, Manifest
+from model_store.manifest import Manifest
 from services.errors import DeviceError
-from services.inference.backends.artifact_fit import RUNTIMES
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.served_kinds import SERVED_KINDS
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.probe_host import WALL_PER_CPU
 
@@ -61,19 +62,14 @@ class ProbeFiles:
     """Files that a probe reads, with verified digests."""
 
     golden: bytes
-    data: bytes
-    weights: bytes
-    source: bytes
+    artifact: VerifiedArtifact
 
     def parts(self, manifest: Manifest) -> Sequence[bytes]:
         """Returns the files in the order in which a child reads them."""
-        return (
-            manifest.model_dump_json().encode(),
-            self.golden,
-            self.data,
-            self.weights,
-            self.source,
-        )
+        artifact, code = self.artifact, self.artifact.code
+        source = b"" if code is None else code.source
+        document = manifest.model_dump_json().encode()
+        return document, self.golden, artifact.data, artifact.weights, source
 
 
 class ProbeHosts:
@@ -86,17 +82,15 @@ class ProbeHosts:
     def probe(
         self,
         manifest: Manifest,
-        artifact: Artifact,
         files: ProbeFiles,
-        options: BackendOptions,
+        options: OpenOptions,
         limits: ProbeLimits,
     ) -> Probed:
         """Opens and runs an artifact in a separate process; blocks until that has ended.
 
         Args:
             manifest: manifest of the version.
-            artifact: one of its artifacts.
-            files: contents of its files.
+            files: one of its artifacts, and the golden rows.
             options: options to serve it with; the probe uses the CPU and one thread, and only
                 opens an artifact that will run on a GPU.
             limits: limits of the probe.
@@ -104,7 +98,7 @@ class ProbeHosts:
         Raises:
             DeviceError: no process can be started, or it does not become ready.
         """
-        parts = files.parts(manifest)
+        artifact, parts = files.artifact.entry, files.parts(manifest)
         how = {
             "artifact": artifact.name,
             "sizes": [len(part) for part in parts],
@@ -114,7 +108,7 @@ class ProbeHosts:
             "gently": limits.gently,
             "runs": options.device == CPU,
         }
-        package = RUNTIMES[artifact.kind][0]
+        package = SERVED_KINDS[artifact.kind].package
         for _ in range(2):  # a host may reach its idle timeout at this moment
             with self._child(package) as channel:
                 outcome = _outcome(channel, how, parts, limits)

@@ -23,7 +23,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from model_store.golden import GoldenRows, parse_golden
@@ -31,9 +30,9 @@ from model_store.host.memory_limit import limit_memory, tells_of_memory
 from model_store.host.peak_memory import PeakMemory
 from model_store.manifest import parse_manifest
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
-from services.inference.backends.python_step import StepCode
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import StepCode, VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.worker_process import FIRST_TO_KILL, end_with_parent
 from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, lower_priority_below
@@ -118,16 +117,16 @@ def _open_and_run(how: dict[str, Any], descriptor: int, peak: PeakMemory) -> int
         file.truncate(0)  # the file is memory, too, and has been read
     manifest = parse_manifest(manifest_bytes, "the manifest")
     golden = parse_golden(golden_bytes, manifest)
-    artifact = next(a for a in manifest.artifacts if a.name == how["artifact"])
     step = manifest.python_step
-    backend = open_backend(
-        artifact,
-        data,
-        manifest.signature,
-        TypeAdapter(BackendOptions).validate_python(how["options"]),
+    artifact = VerifiedArtifact(
+        entry=next(a for a in manifest.artifacts if a.name == how["artifact"]),
+        signature=manifest.signature,
+        data=data,
         weights=weights,
         code=None if step is None else StepCode(step, source),
     )
+    options = TypeAdapter(OpenOptions).validate_python(how["options"])
+    backend = open_backend(artifact, options)
     if not how["runs"]:  # the artifact will run on a GPU, which may be many times as fast
         return peak.grown_bytes() or 0
     return _grown_bytes(backend, golden, manifest.signature.max_batch_size, peak)
@@ -142,21 +141,18 @@ def _grown_bytes(
     """
     row_bytes = sum(array[:1].nbytes for array in golden.inputs.values())
     largest = min(max_batch_size, max(MAX_INPUT_BYTES // max(row_bytes, 1), 1))
-    _run_rows(backend, golden, 1)  # triggers lazy initialization
+    one_row = golden.batch(1)
+    backend.run(one_row)  # triggers lazy initialization
     started = time.process_time()
-    _run_rows(backend, golden, 1)
+    backend.run(one_row)
     row_s = max(time.process_time() - started, 1e-6)
     alone = peak.grown_bytes() or 0
     rows = min(largest, max(int(RUN_S / row_s), 2))
     if rows < 2:
         return alone
-    _run_rows(backend, golden, rows)
+    backend.run(golden.batch(rows))
     together = peak.grown_bytes() or 0
     return alone + (together - alone) * (largest - 1) // (rows - 1)
-
-
-def _run_rows(backend: Backend, golden: GoldenRows, rows: int) -> None:
-    backend.run({n: np.resize(a, (rows, *a.shape[1:])) for n, a in golden.inputs.items()})
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ from model_store.signature import Signature
 from model_store.tensors import Array
 from services.errors import DeviceError, InputRefusedError
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
-from services.inference.backends.python_step import StepCode
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import StepCode, VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
 from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, lower_priority_below
@@ -90,14 +90,15 @@ def _open(channel: Channel) -> tuple[Backend, int] | None:
     lower_priority_below(os.getppid(), NICENESS if content["gently"] else STEPS_BELOW_LOOP)
     try:
         with open(descriptor, "rb") as file:
-            backend = open_backend(
-                artifact=Artifact.model_validate(content["artifact"]),
+            artifact = VerifiedArtifact(
+                entry=Artifact.model_validate(content["artifact"]),
+                signature=Signature.model_validate(content["signature"]),
                 data=file.read(content["data_bytes"]),
                 weights=file.read(content["weights_bytes"]),
                 code=_step_code(content["python_step"], file.read()),
-                signature=Signature.model_validate(content["signature"]),
-                options=TypeAdapter(BackendOptions).validate_python(content["options"]),
             )
+        options = TypeAdapter(OpenOptions).validate_python(content["options"])
+        backend = open_backend(artifact, options)
     except Exception as error:
         _send_error(channel, error, limit_bytes)
         return None

@@ -21,13 +21,12 @@ from typing import NamedTuple
 
 from model_store.host.cpu_features import cpu_features
 from model_store.manifest import Artifact, Manifest
-from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.served_kinds import runtime_distributions
 from services.inference.loading.choice_memory import Choice
 from services.queueing.artifact_rules import NOISE, fastest
 
 logger = logging.getLogger("flambeau.loader")
-
-LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "torch")
 
 Measure = Callable[[Artifact], float]
 """Returns ms per row at the best batch size; raises if the artifact does not open or pass."""
@@ -119,7 +118,7 @@ def choose(
     return Choice(artifact=best, row_ms=row_ms) if best and is_compared else None
 
 
-def choice_key(manifest: Manifest, candidates: Sequence[Artifact], options: BackendOptions) -> str:
+def choice_key(manifest: Manifest, candidates: Sequence[Artifact], options: OpenOptions) -> str:
     """Returns a digest of everything that a choice depends on.
 
     Args:
@@ -137,7 +136,7 @@ def choice_key(manifest: Manifest, candidates: Sequence[Artifact], options: Back
         "gpu": _gpu(options) if options.device.kind == "cuda" else None,
         "cpu_features": cpu_features(),
         "threads": options.threads,
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": {name: _version(name) for name in runtime_distributions()},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -149,7 +148,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _gpu(options: BackendOptions) -> list[str]:
+def _gpu(options: OpenOptions) -> list[str]:
     from services.inference.backends.cuda_device import gpu_name_and_driver
 
     sizes = map(str, options.preferred_batch_sizes)  # engines and graphs are built for them

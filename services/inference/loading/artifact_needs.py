@@ -25,11 +25,11 @@ from importlib import metadata
 from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Manifest
 from services.errors import BackendError
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU
 from services.inference.backends.device_memory import device_memory_bytes
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.served_kinds import runtime_distributions
 from services.inference.isolation.probe import ProbeFiles, ProbeHosts, ProbeLimits
-from services.inference.loading.artifact_choice import LIBRARIES
 from services.inference.loading.needs_memory import Need, NeedsMemory
 from services.low_priority_thread import STEPS_BELOW_LOOP, start_at_low_priority
 
@@ -74,7 +74,7 @@ class Case:
     key: str
     manifest: Manifest
     artifact: Artifact
-    options: BackendOptions
+    options: OpenOptions
     read: Callable[[], ProbeFiles]
     """Returns its files; raises the errors of reading them."""
     allowed_bytes: int
@@ -118,7 +118,7 @@ class ArtifactNeeds:
         self,
         manifest: Manifest,
         artifact: Artifact,
-        options: BackendOptions,
+        options: OpenOptions,
         read: Callable[[], ProbeFiles],
     ) -> None:
         """Checks that an artifact may be opened in this process.
@@ -194,7 +194,7 @@ class ArtifactNeeds:
         """Probes an artifact. Returns True if the result is final."""
         try:
             files = case.read()
-            probed = self._hosts.probe(case.manifest, case.artifact, files, case.options, limits)
+            probed = self._hosts.probe(case.manifest, files, case.options, limits)
         except Exception as error:  # its files are untrusted
             self._faults[case.place] = time.monotonic(), error
             return True
@@ -240,7 +240,7 @@ def _place(manifest: Manifest, artifact: Artifact, key: str) -> Place:
     return manifest.model, manifest.version, artifact.name, key
 
 
-def _key(manifest: Manifest, artifact: Artifact, options: BackendOptions) -> str:
+def _key(manifest: Manifest, artifact: Artifact, options: OpenOptions) -> str:
     """Returns a digest of everything that determines an artifact's needs."""
     step = manifest.python_step
     facts = [
@@ -258,7 +258,7 @@ def _key(manifest: Manifest, artifact: Artifact, options: BackendOptions) -> str
 @functools.cache
 def _library_versions() -> list[str]:
     known = {found.name.lower(): found.version for found in metadata.distributions()}
-    return [f"{name} {known.get(name)}" for name in LIBRARIES]
+    return [f"{name} {known.get(name)}" for name in runtime_distributions()]
 
 
 def _mebibytes(count: int) -> str:

@@ -162,14 +162,9 @@ def measure(
     """
     from services.inference.isolation.isolated_backend import open_isolated_backend
 
-    data, weights, code = read_artifact(store, manifest, artifact, options)
     backend = open_isolated_backend(
-        artifact,
-        data,
-        manifest.signature,
+        read_artifact(store, manifest, artifact, options),
         options.backend,
-        weights=weights,
-        code=code,
         gently=True,
         memory_limit_bytes=memory_limit_bytes(artifact, options),
     )

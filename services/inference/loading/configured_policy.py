@@ -1,8 +1,8 @@
 """Converts a process' settings into policies: a default, and one per model with own settings."""
 
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import parse_device
 from services.inference.backends.onnx_providers import OnnxOnGpu
+from services.inference.backends.open_options import OpenOptions
 from services.inference.config import InferenceSettings, ModelSettings
 from services.inference.loading.artifact_choice import ChoiceRules
 from services.inference.loading.artifact_needs import ArtifactNeeds
@@ -39,7 +39,7 @@ def _lane_policy(config: InferenceSettings, own: ModelSettings, needs: ArtifactN
     }
     return LanePolicy(
         load=LoadOptions(
-            backend=BackendOptions(
+            backend=OpenOptions(
                 device=parse_device(config.device),
                 threads=chosen["threads"],
                 preferred_batch_sizes=chosen["preferred_batch_sizes"],

@@ -14,24 +14,22 @@ the golden outputs on this machine, within the tolerance in the manifest.
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from model_store.arrays.parity import Parity, compare
+from model_store.arrays.golden_replay import replay_once
+from model_store.arrays.parity import Parity
 from model_store.errors import StoreError
 from model_store.golden import MAX_GOLDEN_BYTES, GoldenRows, read_golden
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
-from model_store.tensors import Array
 from services.errors import BackendError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU
 from services.inference.backends.open_backend import open_backend
-from services.inference.backends.python_step import StepCode
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import StepCode, VerifiedArtifact
 from services.inference.isolation.probe import ProbeFiles
 from services.inference.loading.artifact_choice import ChoiceRules, choice_key, ranked
 from services.inference.loading.artifact_needs import ArtifactNeeds, UnprobedError
@@ -68,7 +66,7 @@ class LoadError(Exception):
 class LoadOptions:
     """Options for running a version."""
 
-    backend: BackendOptions = field(default_factory=BackendOptions)
+    backend: OpenOptions = field(default_factory=OpenOptions)
     """Options of each backend."""
     instances: int = 1
     """Number of backends to open, each with its own thread."""
@@ -206,28 +204,6 @@ def fitting(manifest: Manifest, options: LoadOptions) -> list[Artifact]:
     return [a for a in manifest.artifacts_by_speed() if _misfit(a, options) is None]
 
 
-def replay(
-    backend: Backend, golden: GoldenRows, max_batch_size: int, embeddings: Collection[str] = ()
-) -> Parity:
-    """Runs the golden inputs, in full batches and one row alone, and compares the outputs.
-
-    Args:
-        backend: backend to verify.
-        golden: inputs to run, and expected outputs.
-        max_batch_size: most rows to run at once.
-        embeddings: outputs that are compared by cosine similarity.
-    """
-    rows = golden.rows
-    parts = [(0, 1), *((i, min(i + max_batch_size, rows)) for i in range(0, rows, max_batch_size))]
-    found = [_run_rows(backend, golden, start, stop) for start, stop in parts]
-    joined = {n: np.concatenate([part[n] for part in found]) for n in golden.outputs}
-    right = {
-        n: np.concatenate([a[start:stop] for start, stop in parts])
-        for n, a in golden.outputs.items()
-    }
-    return compare(right, joined, embeddings)
-
-
 def candidates_of(manifest: Manifest, options: LoadOptions) -> Candidates:
     """Returns the artifacts that may be served here.
 
@@ -296,8 +272,8 @@ def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | No
 
 def read_artifact(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
-) -> tuple[bytes, bytes, StepCode | None]:
-    """Reads an artifact that may be loaded here, its separate weights, and the Python step.
+) -> VerifiedArtifact:
+    """Reads the files of an artifact that may be loaded here.
 
     Raises:
         StoreError: a required signature is missing, or a file is invalid or unavailable.
@@ -308,9 +284,13 @@ def read_artifact(
         if spec.datatype in UNSERVABLE_DATATYPES:
             raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
     check_fit(artifact, options.backend.device)
-    data = store.read_file(manifest, artifact.file)
-    weights = store.read_file(manifest, artifact.weights) if artifact.weights else b""
-    return data, weights, read_step(store, manifest)
+    return VerifiedArtifact(
+        entry=artifact,
+        signature=manifest.signature,
+        data=store.read_file(manifest, artifact.file),
+        weights=store.read_file(manifest, artifact.weights) if artifact.weights else b"",
+        code=read_step(store, manifest),
+    )
 
 
 def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
@@ -333,14 +313,13 @@ def _open(
     if options.needs is not None and not options.isolate:
         files = functools.partial(_probe_files, store, manifest, artifact, options)
         options.needs.check(manifest, artifact, options.backend, files)
-    data, weights, code = read_artifact(store, manifest, artifact, options)
-    opens = open_backend
-    if options.isolate:
-        from services.inference.isolation.isolated_backend import open_isolated_backend
+    verified = read_artifact(store, manifest, artifact, options)
+    if not options.isolate:
+        return open_backend(verified, options.backend)
+    from services.inference.isolation.isolated_backend import open_isolated_backend
 
-        limit = memory_limit_bytes(artifact, options)
-        opens = functools.partial(open_isolated_backend, memory_limit_bytes=limit)
-    return opens(artifact, data, manifest.signature, options.backend, weights=weights, code=code)
+    limit = memory_limit_bytes(artifact, options)
+    return open_isolated_backend(verified, options.backend, memory_limit_bytes=limit)
 
 
 def memory_limit_bytes(artifact: Artifact, options: LoadOptions) -> int:
@@ -353,12 +332,9 @@ def memory_limit_bytes(artifact: Artifact, options: LoadOptions) -> int:
 def _probe_files(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> ProbeFiles:
-    data, weights, code = read_artifact(store, manifest, artifact, options)
     return ProbeFiles(
         golden=store.read_file(manifest, manifest.golden.file, MAX_GOLDEN_BYTES),
-        data=data,
-        weights=weights,
-        source=b"" if code is None else code.source,
+        artifact=read_artifact(store, manifest, artifact, options),
     )
 
 
@@ -394,11 +370,8 @@ def prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Ar
         LoadError: the outputs differ from the golden ones by more than the artifact's tolerance.
     """
     tolerance = artifact.verification.tolerance
-    parity = replay(backend, golden, manifest.signature.max_batch_size, tolerance.embeddings)
+    where, rows = "replaying the golden inputs on this machine", manifest.signature.max_batch_size
+    parity = replay_once(where, backend.run, golden, rows, tolerance.embeddings).parity
     if failure := parity.failure(tolerance):
-        raise LoadError(f"replaying the golden inputs on this machine: {failure}", 1)
+        raise LoadError(f"{where}: {failure}", 1)
     return parity
-
-
-def _run_rows(backend: Backend, golden: GoldenRows, start: int, stop: int) -> dict[str, Array]:
-    return backend.run({name: array[start:stop] for name, array in golden.inputs.items()})

@@ -6,8 +6,6 @@ In: a backend, its golden inputs, the maximum batch size, a clock. Out: seconds 
 import time
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from model_store.golden import GoldenRows
 from services.inference.backends.backend import Backend
 
@@ -42,7 +40,7 @@ def warm_up(
     latency_s: dict[int, float] = {}
     begun, size = time.monotonic(), 1
     while size <= max_batch_size and time.monotonic() - begun < budget_s:
-        inputs = {n: np.resize(a, (size, *a.shape[1:])) for n, a in golden.inputs.items()}
+        inputs = golden.batch(size)
         backend.run(inputs)
         taken = []
         for _ in range(repeats):

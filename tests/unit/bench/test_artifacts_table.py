@@ -8,7 +8,9 @@ from bench.peers.flambeau_peer import ROOT
 from model_store.metric import MeasuredMetric
 from training.metrics.task_metric import TaskMetric
 from training.recipe.file import load_recipe
-from training.recipe.parts.export_entries import Export, ExportEntry, OnnxExport
+from training.recipe.kinds.export_kinds import Export
+from training.recipe.kinds.onnx_kind import OnnxExport
+from training.recipe.parts.export_entries import ExportEntry
 from training.reporting.report import ArtifactReport, CheckpointReport, Report
 from training.verification.gate import tolerance_of
 

@@ -1,10 +1,10 @@
 """A server's trusted signers, and the content that needs a signature."""
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
+from model_store.artifact_kinds import STORED_KINDS
 from model_store.errors import (
     ForeignKeyError,
     KeyFileError,
@@ -12,11 +12,12 @@ from model_store.errors import (
     StoreError,
     UnsafeOnnxError,
 )
-from model_store.manifest import CODE_KINDS, ArtifactKind, FileEntry, Manifest
+from model_store.manifest import FileEntry, Manifest
 from model_store.signatures.key_folder import TrustedKey
 from model_store.store import ModelStore
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.config import InferenceSettings
 from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.loader import LoadError, LoadOptions, load_version
@@ -64,9 +65,9 @@ def test_what_must_be_signed(
     data: bool,
 ) -> None:
     trust = Trust(signature_needed_for=needed_for)
-    for kind in get_args(ArtifactKind):
+    for kind, stored in STORED_KINDS.items():
         artifact = artifact_in(tmp_path, kind=kind)
-        is_code = kind in CODE_KINDS
+        is_code = stored.is_code
         for is_local, needed in ((True, code_here), (False, code_elsewhere)):
             assert trust.needs_signature(artifact, is_local) == (needed if is_code else data)
 
@@ -154,8 +155,14 @@ def test_an_onnx_file_is_checked_before_a_runtime_opens_it(tmp_path: Path) -> No
     artifact = artifact_in(tmp_path, b"\x08\x07\x12\x04ORTM")
     with pytest.raises(UnsafeOnnxError, match=r"model\.onnx is in ONNX Runtime's own format"):
         open_backend(
-            artifact, b"\x08\x07\x12\x04ORTM", misbehaving_models.SIGNATURE, BackendOptions()
+            VerifiedArtifact(
+                entry=artifact, signature=misbehaving_models.SIGNATURE, data=b"\x08\x07\x12\x04ORTM"
+            ),
+            OpenOptions(),
         )
     assert issubclass(UnsafeOnnxError, StoreError)
     data = onnx_models.linear()
-    open_backend(artifact, data, misbehaving_models.SIGNATURE, BackendOptions()).close()
+    open_backend(
+        VerifiedArtifact(entry=artifact, signature=misbehaving_models.SIGNATURE, data=data),
+        OpenOptions(),
+    ).close()

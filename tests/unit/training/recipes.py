@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_model
 
 from training.datasets import Split, Splits
-from training.exporters.export import EXAMPLE_ROWS, Exported, ExportJob, export_one
+from training.exporters.export import EXAMPLE_ROWS, Exported, export_one
+from training.exporters.exporter import ExportJob
 from training.loop.loop import Trained
 from training.loop.train_state import TrainState
 from training.network.model import build_model, try_model

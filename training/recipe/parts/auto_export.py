@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator
 
-from model_store.manifest import ArtifactKind
+from model_store.artifact_kinds import ArtifactKind
 from model_store.strict import nearest_name
+from training.recipe.kinds.export_kinds import EXPORT_KINDS, Export
 from training.recipe.parts.export_entries import (
     Bf16Tolerance,
-    Export,
     Fp16Tolerance,
     Fp32Tolerance,
     Int8Tolerance,
@@ -44,7 +44,8 @@ class AutoExport(RecipePart):
     models, whose attempts take longer; lower it where a run must end soon. The first attempt may
     take up to `export_limits`."""
     kinds: tuple[ArtifactKind, ...] = Field(
-        default=("onnx", "openvino", "aoti", "pt2"), min_length=1
+        default=tuple(name for name, kind in EXPORT_KINDS.items() if kind.tried_by_default),
+        min_length=1,
     )
     """Kinds that may be tried. Drop those that none of your hosts serves; add `torchscript` for
     hosts that accept no other kind."""

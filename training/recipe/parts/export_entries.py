@@ -1,34 +1,17 @@
-"""The entries of a recipe's `export` list: the artifacts to make and their tolerances.
+"""What the entries of a recipe's `export` list have in common: tolerances, names and files.
 
 Pure rules. Each entry determines the name and the file of its artifact, so one recipe makes at most
-one of each.
+one of each. The entries themselves are in `training/recipe/kinds/`.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Field
 
-from model_store.manifest import ArtifactKind, Precision
-from model_store.strict import nearest_name
+from model_store.artifact_kinds import STORED_KINDS, ArtifactKind
+from model_store.manifest import Precision
 from training.recipe.parts.recipe_part import RecipePart
-
-SUFFIXES: dict[ArtifactKind, str] = {
-    "torchscript": "pt",
-    "onnx": "onnx",
-    "pt2": "pt2",
-    "aoti": "aoti.pt2",
-    "openvino": "xml",
-}
-"""File suffix of each kind."""
-PRECISIONS: dict[ArtifactKind, tuple[Precision, ...]] = {
-    "torchscript": ("fp32",),
-    "onnx": ("fp32", "fp16", "int8"),
-    "pt2": ("fp32", "bf16", "int8"),
-    "aoti": ("fp32", "bf16", "int8"),
-    "openvino": ("fp32", "bf16", "int8"),
-}
-"""Precisions that each kind supports."""
-
 
 KIND = Field(description="Which kind of artifact this entry makes.")
 PRECISION = Field(description="What it computes in.")
@@ -112,7 +95,19 @@ Cosine = Annotated[
 ]
 
 
-class Fp32Tolerance(RecipePart):
+class ExportTolerance(RecipePart):
+    """Limits on the deviation of an artifact from the checkpoint."""
+
+    max_abs_difference: Difference
+    min_agreement: Agreement
+    max_probability_shift: ProbabilityShift
+    max_metric_drop: MetricDrop
+    max_spread_share: SpreadShare
+    max_error_rise: ErrorRise
+    min_cosine: Cosine
+
+
+class Fp32Tolerance(ExportTolerance):
     """Limits on the deviation of an FP32 artifact from the checkpoint."""
 
     max_abs_difference: Difference = 1e-4
@@ -124,7 +119,7 @@ class Fp32Tolerance(RecipePart):
     min_cosine: Cosine = 0.9999
 
 
-class Bf16Tolerance(RecipePart):
+class Bf16Tolerance(ExportTolerance):
     """Limits on the deviation of a bfloat16 artifact from the checkpoint."""
 
     max_abs_difference: Difference = 0.2
@@ -136,7 +131,7 @@ class Bf16Tolerance(RecipePart):
     min_cosine: Cosine = 0.98
 
 
-class Fp16Tolerance(RecipePart):
+class Fp16Tolerance(ExportTolerance):
     """Limits on the deviation of an FP16 artifact from the checkpoint."""
 
     max_abs_difference: Difference = 0.05
@@ -148,7 +143,7 @@ class Fp16Tolerance(RecipePart):
     min_cosine: Cosine = 0.995
 
 
-class Int8Tolerance(RecipePart):
+class Int8Tolerance(ExportTolerance):
     """Limits on the deviation of a quantized artifact from the checkpoint, mainly agreement."""
 
     max_abs_difference: Difference = 0.5
@@ -160,7 +155,7 @@ class Int8Tolerance(RecipePart):
     min_cosine: Cosine = 0.95
 
 
-class QatTolerance(RecipePart):
+class QatTolerance(ExportTolerance):
     """Limits on the deviation of an artifact of quantization-aware training from the checkpoint.
 
     Its weights were trained further, so outputs deviate more than with `static`; answers must not.
@@ -187,6 +182,7 @@ class ExportEntry(RecipePart):
 
     kind: ArtifactKind
     precision: Precision
+    tolerance: ExportTolerance
 
     @property
     def name(self) -> str:
@@ -197,12 +193,46 @@ class ExportEntry(RecipePart):
     def file(self) -> str:
         """File of the artifact in its version: `model.int8.onnx`."""
         precision = "" if self.precision == "fp32" else f".{self.precision}"
-        return f"model{precision}.{SUFFIXES[self.kind]}"
+        return f"model{precision}.{STORED_KINDS[self.kind].suffix}"
 
     @property
     def weights_file(self) -> str | None:
         """File of the weights, for a kind that stores them separately; otherwise None."""
-        return f"{self.file.removesuffix('xml')}bin" if self.kind == "openvino" else None
+        stored = STORED_KINDS[self.kind]
+        if stored.weights_suffix is None:
+            return None
+        return self.file.removesuffix(stored.suffix) + stored.weights_suffix
+
+    @property
+    def takes_twin(self) -> bool:
+        """True if the artifact is made from the twin that a network may supply (`for_export`)."""
+        return True
+
+    @classmethod
+    def its_precision(cls) -> Precision:
+        """Returns the precision of every entry of this class."""
+        precision: Precision = cls.model_fields["precision"].default
+        return precision
+
+    @classmethod
+    def tries(
+        cls, tolerance: ExportTolerance | None, calibration_rows: int, has_lstm: bool
+    ) -> Iterator[Self]:
+        """Yields the entries that `export: auto` may try: one of each method.
+
+        Args:
+            tolerance: its tolerance; None for the default.
+            calibration_rows: training rows that measure ranges, for entries that do.
+            has_lstm: True if the model has an LSTM.
+        """
+        settings: dict[str, object] = {} if tolerance is None else {"tolerance": tolerance}
+        if "calibration_rows" in cls.model_fields:
+            settings["calibration_rows"] = calibration_rows
+        method = cls.model_fields.get("method")
+        for name in get_args(method.annotation) if method else ():
+            yield cls.model_validate({**settings, "method": name})
+        if method is None:
+            yield cls.model_validate(settings)
 
 
 class Fp32Entry(ExportEntry):
@@ -259,183 +289,3 @@ class QatEntry(ExportEntry):
     def file(self) -> str:
         """File of the artifact in its version: `model.int8-qat.pt2`."""
         return super().file.replace(".int8.", ".int8-qat.")
-
-
-class TorchScriptExport(Fp32Entry):
-    """A TorchScript module, for hosts that accept no other kind. torch has deprecated it."""
-
-    kind: Annotated[Literal["torchscript"], KIND] = "torchscript"
-    method: Literal["trace", "script"] = "trace"
-    """Capture of the model: tracing one run, or compiling its code. Take `script` for control flow
-    that depends on the data, which a trace would freeze."""
-
-
-class OnnxExport(Fp32Entry):
-    """An ONNX graph from torch's dynamo exporter."""
-
-    kind: Annotated[Literal["onnx"], KIND] = "onnx"
-
-
-class OnnxFp16Export(Fp16Entry):
-    """The ONNX graph computing in FP16, for GPUs; made and verified on machines with a GPU."""
-
-    kind: Annotated[Literal["onnx"], KIND] = "onnx"
-
-
-class OnnxInt8Export(Int8Entry):
-    """The ONNX graph with weights (per channel) and activations quantized to 8 bits."""
-
-    kind: Annotated[Literal["onnx"], KIND] = "onnx"
-    method: Literal["static", "dynamic"] = "static"
-    """Time at which activation ranges are measured: once, on training rows, or for every batch.
-    Take `dynamic` for models of matrix products whose activations vary from row to row, such as
-    transformers; an answer then depends slightly on the other rows of its batch."""
-    calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
-    op_types: tuple[Literal["Conv", "Gemm", "LSTM", "MatMul"], ...] = Field(
-        default=("Conv", "Gemm", "MatMul"), min_length=1
-    )
-    """ONNX operators to quantize. Drop one when it costs accuracy; add LSTM, for `dynamic`, if the
-    model has it. Quantizing other operators does not pay off, so they are not supported."""
-
-    @model_validator(mode="after")
-    def _lstm_is_dynamic(self) -> "OnnxInt8Export":
-        if self.method == "static" and "LSTM" in self.op_types:
-            raise ValueError("method: static does not quantize LSTM; take method: dynamic")
-        return self
-
-    @model_validator(mode="after")
-    def _dynamic_without_convolutions(self) -> "OnnxInt8Export":
-        if self.method == "dynamic" and self.op_types == ("Conv",):
-            raise ValueError(
-                "method: dynamic does not quantize Conv; take method: static, or Gemm and MatMul"
-            )
-        return self
-
-
-class Pt2Export(Fp32Entry):
-    """A torch.export archive, torch's own interchange format."""
-
-    kind: Annotated[Literal["pt2"], KIND] = "pt2"
-
-
-class Pt2Bf16Export(Bf16Entry):
-    """A torch.export archive, torch's own interchange format, computing in bfloat16."""
-
-    kind: Annotated[Literal["pt2"], KIND] = "pt2"
-
-
-class Pt2Int8Export(Int8Entry):
-    """A torch.export archive with weights and activations quantized to 8 bits (pt2e)."""
-
-    kind: Annotated[Literal["pt2"], KIND] = "pt2"
-    method: Annotated[Literal["static", "weights"], PT2E_METHOD] = "static"
-    calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
-
-
-class Pt2QatExport(QatEntry):
-    """A torch.export archive in 8 bits from quantization-aware weights (pt2e)."""
-
-    kind: Annotated[Literal["pt2"], KIND] = "pt2"
-
-
-class AotiExport(Fp32Entry):
-    """Native code by AOTInductor, for CPUs with the instruction set of this machine."""
-
-    kind: Annotated[Literal["aoti"], KIND] = "aoti"
-
-
-class AotiBf16Export(Bf16Entry):
-    """Native bfloat16 code by AOTInductor, for CPUs with this machine's instruction set."""
-
-    kind: Annotated[Literal["aoti"], KIND] = "aoti"
-
-
-class AotiInt8Export(Int8Entry):
-    """Native code by AOTInductor with weights and activations quantized to 8 bits (pt2e)."""
-
-    kind: Annotated[Literal["aoti"], KIND] = "aoti"
-    method: Annotated[Literal["static", "weights"], PT2E_METHOD] = "static"
-    calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
-
-
-class AotiQatExport(QatEntry):
-    """Native code by AOTInductor in 8 bits from quantization-aware weights (pt2e)."""
-
-    kind: Annotated[Literal["aoti"], KIND] = "aoti"
-
-
-class OpenVinoExport(Fp32Entry):
-    """OpenVINO's graph and weights, in two files."""
-
-    kind: Annotated[Literal["openvino"], KIND] = "openvino"
-
-
-class OpenVinoBf16Export(Bf16Entry):
-    """OpenVINO's graph and weights, in two files, computing in bfloat16."""
-
-    kind: Annotated[Literal["openvino"], KIND] = "openvino"
-
-
-class OpenVinoInt8Export(Int8Entry):
-    """OpenVINO's graph quantized to 8 bits by NNCF."""
-
-    kind: Annotated[Literal["openvino"], KIND] = "openvino"
-    method: Literal["static", "weights"] = "static"
-    """Tensors that become 8 bits wide: weights and activations, or `weights` alone, which saves
-    memory and changes the answers less, but saves less time."""
-    calibration_rows: Annotated[int, CALIBRATION_ROWS] = 512
-
-
-def _artifact_name(entry: object) -> str | None:
-    """Returns the tag of the union: `onnx` for FP32, `onnx-int8` for others, `pt2-int8-qat`."""
-    if not isinstance(entry, dict):
-        return entry.name if isinstance(entry, ExportEntry) else None
-    kind, precision = entry.get("kind"), entry.get("precision", "fp32")
-    qat = "-qat" if entry.get("method") == "qat" else ""
-    if kind is None:
-        return None
-    return f"{kind}" if precision == "fp32" else f"{kind}-{precision}{qat}"
-
-
-def _of_known_kind(entry: object) -> object:
-    """Returns the entry unchanged if its kind and precision exist."""
-    if isinstance(entry, ExportEntry):
-        return entry
-    if not isinstance(entry, dict):
-        raise ValueError("write a mapping, as in {kind: onnx}")
-    if "kind" not in entry:
-        raise ValueError(f"it has no kind; give one of {', '.join(SUFFIXES)}")
-    kind, precision = str(entry["kind"]), str(entry.get("precision", "fp32"))
-    precisions: tuple[str, ...] = next((p for k, p in PRECISIONS.items() if k == kind), ())
-    if not precisions:
-        raise ValueError(f"no kind '{kind}'{nearest_name(kind, SUFFIXES)}")
-    if precision not in precisions:
-        raise ValueError(
-            f"kind {kind} has no precision '{precision}'; it has {', '.join(precisions)}"
-        )
-    return entry
-
-
-Export = Annotated[
-    Annotated[TorchScriptExport, Tag("torchscript")]
-    | Annotated[OnnxExport, Tag("onnx")]
-    | Annotated[OnnxFp16Export, Tag("onnx-fp16")]
-    | Annotated[OnnxInt8Export, Tag("onnx-int8")]
-    | Annotated[Pt2Export, Tag("pt2")]
-    | Annotated[Pt2Bf16Export, Tag("pt2-bf16")]
-    | Annotated[Pt2Int8Export, Tag("pt2-int8")]
-    | Annotated[Pt2QatExport, Tag("pt2-int8-qat")]
-    | Annotated[AotiExport, Tag("aoti")]
-    | Annotated[AotiBf16Export, Tag("aoti-bf16")]
-    | Annotated[AotiInt8Export, Tag("aoti-int8")]
-    | Annotated[AotiQatExport, Tag("aoti-int8-qat")]
-    | Annotated[OpenVinoExport, Tag("openvino")]
-    | Annotated[OpenVinoBf16Export, Tag("openvino-bf16")]
-    | Annotated[OpenVinoInt8Export, Tag("openvino-int8")],
-    Discriminator(
-        _artifact_name,
-        custom_error_type="unknown_export",
-        custom_error_message="method: qat is for kind pt2 or aoti with precision int8",
-    ),
-    BeforeValidator(_of_known_kind),
-]

@@ -10,14 +10,16 @@ import pytest
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU
 from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.backends.onnx_runtime import OnnxRuntimeBackend
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from tests.fixtures import misbehaving_models
 from tests.fixtures.misbehaving_models import SIGNATURE, TRIGGER, WIDTH, artifact_of
 from tests.fixtures.onnx_models import linear
+from tests.fixtures.verified_artifacts import verified
 
 LARGEST = 16384
 ARTIFACTS = {
@@ -27,7 +29,10 @@ ARTIFACTS = {
 
 
 def opened(folder: Path, data: bytes) -> Backend:
-    return open_backend(artifact_of(folder, data), data, SIGNATURE, BackendOptions())
+    return open_backend(
+        VerifiedArtifact(entry=artifact_of(folder, data), signature=SIGNATURE, data=data),
+        OpenOptions(),
+    )
 
 
 def rows(*values: float) -> Array:
@@ -87,7 +92,7 @@ def test_a_run_of_onnx_runtime_that_blocks_can_be_ended(tmp_path: Path) -> None:
 def test_onnx_runtime_keeps_no_more_memory_than_its_largest_batch_took() -> None:
     x, y = (TensorSpec(name=name, datatype="FP32", shape=(-1, 4)) for name in "xy")
     signature = Signature(inputs=(x,), outputs=(y,), max_batch_size=LARGEST)
-    large = OnnxRuntimeBackend(linear(layers=3, width=256), signature, 1)
+    large = OnnxRuntimeBackend(verified(linear(layers=3, width=256), signature), OpenOptions())
 
     def run(*batches: int) -> None:
         for count in batches:

@@ -20,15 +20,16 @@ from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends import cuda_torch
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_graphs import LARGEST_ROWS, graph_sizes
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.cuda_torch import CudaTorchBackend
+from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torchscript import load_module
 from tests.fixtures import misbehaving_models, onnx_models
 from tests.fixtures.fake_cuda import FakeCuda, fake_cuda, onnx_on_cpu
 from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH
 from tests.fixtures.signatures import one_to_one
+from tests.fixtures.verified_artifacts import verified
 
 
 def signature(max_batch_size: int, *tail: int) -> Signature:
@@ -62,7 +63,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def opened(data: bytes, *sizes: int) -> CudaTorchBackend:
-    return CudaTorchBackend(data, SIGNATURE, BackendOptions(preferred_batch_sizes=sizes))
+    return CudaTorchBackend(
+        verified(data, SIGNATURE, "torchscript"), OpenOptions(preferred_batch_sizes=sizes)
+    )
 
 
 @pytest.fixture
@@ -184,7 +187,7 @@ def session(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> CudaOnnxBackend:
     )
     # The file's own order of outputs is the other one.
     both = Signature(inputs=specs[:2], outputs=specs[2:], max_batch_size=4)
-    return CudaOnnxBackend(onnx_models.pair(), both, BackendOptions())
+    return CudaOnnxBackend(verified(onnx_models.pair(), both), OpenOptions())
 
 
 def test_bound_inputs_and_outputs_keep_their_names(session: CudaOnnxBackend) -> None:

@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.errors import DeviceError
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.cuda_torch import CudaTorchBackend
 from services.inference.backends.device import CPU, Device, parse_device
 from services.inference.backends.device_faults import device_error, is_device_fault
 from services.inference.backends.device_memory import control_group_limits, device_memory_bytes
+from services.inference.backends.open_options import OpenOptions
 from services.resident_memory import resident_bytes
 from tests.fixtures import misbehaving_models
+from tests.fixtures.verified_artifacts import verified
 
 GPU = Device("cuda", 1)
-ON_GPU = BackendOptions(device=GPU)
+ON_GPU = OpenOptions(device=GPU)
 
 
 @given(st.integers(0, 999))
@@ -107,7 +108,12 @@ def test_a_fault_of_the_input_is_none_of_the_device(error: Exception) -> None:
 def test_torch_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match=r"device cuda:1 was asked for, and torch .* finds no"):
-        CudaTorchBackend(misbehaving_models.well_behaved(), misbehaving_models.SIGNATURE, ON_GPU)
+        CudaTorchBackend(
+            verified(
+                misbehaving_models.well_behaved(), misbehaving_models.SIGNATURE, "torchscript"
+            ),
+            ON_GPU,
+        )
 
 
 def test_a_gpu_too_many_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +122,12 @@ def test_a_gpu_too_many_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         DeviceError, match="there is no cuda:1; this machine's GPUs are cuda:0 to 0"
     ):
-        CudaTorchBackend(misbehaving_models.well_behaved(), misbehaving_models.SIGNATURE, ON_GPU)
+        CudaTorchBackend(
+            verified(
+                misbehaving_models.well_behaved(), misbehaving_models.SIGNATURE, "torchscript"
+            ),
+            ON_GPU,
+        )
 
 
 def test_onnx_runtime_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,4 +135,6 @@ def test_onnx_runtime_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(
         DeviceError, match="offers only CPUExecutionProvider; uninstall onnxruntime"
     ):
-        CudaOnnxBackend(misbehaving_models.raising(), misbehaving_models.SIGNATURE, ON_GPU)
+        CudaOnnxBackend(
+            verified(misbehaving_models.raising(), misbehaving_models.SIGNATURE), ON_GPU
+        )

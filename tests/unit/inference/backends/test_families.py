@@ -20,10 +20,11 @@ from services.errors import BackendError
 from services.inference.backends import artifact_fit
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torch_module import TorchModuleBackend
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.isolated_backend import open_isolated_backend
 from services.low_priority_thread import NICENESS
 from tests.fixtures import exported_models
@@ -65,7 +66,10 @@ def files(request: pytest.FixtureRequest, shared_folder: Path) -> tuple[str, byt
 def backend(files: tuple[str, bytes, bytes], tmp_path: Path) -> Iterator[Backend]:
     kind, data, weights = files
     artifact = artifact_of(tmp_path, kind, data, weights)
-    backend = open_backend(artifact, data, SIGNATURE, BackendOptions(), weights=weights)
+    backend = open_backend(
+        VerifiedArtifact(entry=artifact, signature=SIGNATURE, data=data, weights=weights),
+        OpenOptions(),
+    )
     assert backend.platform == KINDS[kind]
     yield backend
     backend.close()
@@ -119,7 +123,9 @@ def test_each_runs_in_a_process_of_its_own(files: tuple[str, bytes, bytes], tmp_
     kind, data, weights = files
     artifact = artifact_of(tmp_path, kind, data, weights)
     isolated = open_isolated_backend(
-        artifact, data, SIGNATURE, BackendOptions(), weights=weights, gently=True
+        VerifiedArtifact(entry=artifact, signature=SIGNATURE, data=data, weights=weights),
+        OpenOptions(),
+        gently=True,
     )
     assert isolated.platform == KINDS[kind]
     lowest = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
@@ -140,7 +146,12 @@ def test_each_runs_in_a_process_of_its_own(files: tuple[str, bytes, bytes], tmp_
 def test_sixteen_bits_inside_a_program_are_its_own_business(tmp_path: Path) -> None:
     data = exported_models.pt2(torch.bfloat16)
     backend = open_backend(
-        artifact_of(tmp_path, "pt2", data, precision="bf16"), data, SIGNATURE, BackendOptions()
+        VerifiedArtifact(
+            entry=artifact_of(tmp_path, "pt2", data, precision="bf16"),
+            signature=SIGNATURE,
+            data=data,
+        ),
+        OpenOptions(),
     )
     y = backend.run({"x": rows(3)})["y"]
     assert y.dtype == np.float32
@@ -169,13 +180,17 @@ def test_torch_and_openvino_get_the_threads_they_are_given(
 ) -> None:
     data = exported_models.pt2()
     open_backend(
-        artifact_of(tmp_path, "pt2", data), data, SIGNATURE, BackendOptions(threads=threads)
+        VerifiedArtifact(entry=artifact_of(tmp_path, "pt2", data), signature=SIGNATURE, data=data),
+        OpenOptions(threads=threads),
     )
     assert torch.get_num_threads() == threads
     torch.set_num_threads(1)
     data, weights = exported_models.openvino_ir()
     artifact = artifact_of(tmp_path, "openvino", data, weights)
-    open_backend(artifact, data, SIGNATURE, BackendOptions(threads=threads), weights=weights)
+    open_backend(
+        VerifiedArtifact(entry=artifact, signature=SIGNATURE, data=data, weights=weights),
+        OpenOptions(threads=threads),
+    )
     (model,) = compiled
     assert model.get_property("INFERENCE_NUM_THREADS") == threads
     assert model.get_property("NUM_STREAMS") == 1
@@ -199,7 +214,10 @@ def test_openvino_computes_in_the_artifacts_precision(
     monkeypatch.setattr(openvino.Core, "compile_model", spy)
     data, weights = exported_models.openvino_ir()
     artifact = artifact_of(tmp_path, "openvino", data, weights, precision=precision)
-    backend = open_backend(artifact, data, SIGNATURE, BackendOptions(), weights=weights)
+    backend = open_backend(
+        VerifiedArtifact(entry=artifact, signature=SIGNATURE, data=data, weights=weights),
+        OpenOptions(),
+    )
     assert_close(backend.run({"x": rows(2)})["y"], right(rows(2)), atol=0.1)
     assert asked == [hint]
 
@@ -207,14 +225,20 @@ def test_openvino_computes_in_the_artifacts_precision(
 def test_openvino_needs_its_files_no_more_and_aliases_no_input(tmp_path: Path) -> None:
     data, weights = (bytes(bytearray(part)) for part in exported_models.openvino_ir())
     artifact = artifact_of(tmp_path, "openvino", data, weights)
-    backend = open_backend(artifact, data, SIGNATURE, BackendOptions(), weights=weights)
+    backend = open_backend(
+        VerifiedArtifact(entry=artifact, signature=SIGNATURE, data=data, weights=weights),
+        OpenOptions(),
+    )
     del data, weights
     gc.collect()
     shutil.rmtree(tmp_path)
     assert_close(backend.run({"x": rows(2)})["y"], right(rows(2)))
     data, weights = exported_models.openvino_identity()
     artifact = artifact_of(tmp_path, "openvino", data, weights)
-    identity = open_backend(artifact, data, SIGNATURE, BackendOptions(), weights=weights)
+    identity = open_backend(
+        VerifiedArtifact(entry=artifact, signature=SIGNATURE, data=data, weights=weights),
+        OpenOptions(),
+    )
     x = rows(2)
     y = identity.run({"x": x})["y"]
     assert not np.shares_memory(x, y)
@@ -226,7 +250,10 @@ def test_openvino_says_which_names_its_model_has(tmp_path: Path) -> None:
     (y,) = SIGNATURE.outputs
     other = SIGNATURE.model_copy(update={"outputs": (y.model_copy(update={"name": "logits"}),)})
     with pytest.raises(BackendError, match=r"no output 'logits', .* it names: y;"):
-        open_backend(artifact, data, other, BackendOptions(), weights=weights)
+        open_backend(
+            VerifiedArtifact(entry=artifact, signature=other, data=data, weights=weights),
+            OpenOptions(),
+        )
 
 
 def test_a_compiled_package_leaves_nothing_behind(
@@ -235,7 +262,10 @@ def test_a_compiled_package_leaves_nothing_behind(
     data = exported_models.aoti(shared_folder)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     backend = open_backend(
-        artifact_of(tmp_path / "files", "aoti", data), data, SIGNATURE, BackendOptions()
+        VerifiedArtifact(
+            entry=artifact_of(tmp_path / "files", "aoti", data), signature=SIGNATURE, data=data
+        ),
+        OpenOptions(),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["files"]
     assert backend.run({"x": rows(2)})["y"].shape == (2, WIDTH)
@@ -255,7 +285,9 @@ def test_code_for_another_processor_is_refused(
     with pytest.raises(UnfitArtifactError, match=message):
         check_fit(made, CPU)
     with pytest.raises(UnfitArtifactError, match=message):
-        open_backend(made, b"unread", SIGNATURE, BackendOptions())
+        open_backend(
+            VerifiedArtifact(entry=made, signature=SIGNATURE, data=b"unread"), OpenOptions()
+        )
     monkeypatch.setattr(artifact_fit, "cpu_features", lambda: ("avx2", "amx_int8", "amx_bf16"))
     check_fit(made, CPU)
 

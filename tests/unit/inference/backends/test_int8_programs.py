@@ -11,9 +11,10 @@ import torch
 import torch._inductor.config
 
 from services.errors import BackendError
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.exported_program import load_program
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from tests.fixtures import exported_models
 from tests.fixtures.exported_models import artifact_of
 from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH
@@ -36,7 +37,9 @@ def test_it_runs_as_native_code_at_any_batch_size(
 
     monkeypatch.setattr(torch._inductor, "aoti_load_package", load_recording)
     artifact = artifact_of(tmp_path, "pt2", data, precision="int8")
-    backend = open_backend(artifact, data, SIGNATURE, BackendOptions())
+    backend = open_backend(
+        VerifiedArtifact(entry=artifact, signature=SIGNATURE, data=data), OpenOptions()
+    )
     as_exported = load_program(data).module()
     for count in (1, 2, 64, 7):
         x = np.random.default_rng(count).uniform(-1, 1, (count, WIDTH)).astype(np.float32)
@@ -60,7 +63,9 @@ def test_without_a_compiler_it_says_so(
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", no_compiler)
     artifact = artifact_of(tmp_path, "pt2", data, precision="int8")
     with pytest.raises(BackendError, match=r"no C\+\+ compiler is here; install g\+\+, or serve"):
-        open_backend(artifact, data, SIGNATURE, BackendOptions())
+        open_backend(
+            VerifiedArtifact(entry=artifact, signature=SIGNATURE, data=data), OpenOptions()
+        )
 
 
 def test_without_torchao_whose_operators_it_may_need_it_says_so(

@@ -14,7 +14,6 @@ import pytest
 from model_store.signature import Padding, Signature, TensorSpec
 from services.errors import DeviceError
 from services.inference.backends import cuda_device
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.cuda_device import gpu_name_and_driver
 from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.device import CPU, Device
@@ -25,6 +24,7 @@ from services.inference.backends.onnx_providers import (
     tensorrt_options,
     trim,
 )
+from services.inference.backends.open_options import OpenOptions
 from services.inference.config import InferenceConfig
 from services.inference.loading.artifact_choice import choice_key
 from services.inference.loading.configured_policy import serving_policy
@@ -32,6 +32,7 @@ from services.settings import ConfigError, settings_from
 from tests.fixtures.fake_cuda import fake_cuda, onnx_on_cpu
 from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH, not_a_number
 from tests.fixtures.store_versions import draft_in
+from tests.fixtures.verified_artifacts import verified
 
 TOKENS = Signature(
     inputs=(
@@ -113,8 +114,10 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(folder: Path) -> CudaOnnxBackend:
     how = OnnxOnGpu(providers=("tensorrt", "cuda"), engine_cache=str(folder))
-    made = BackendOptions(onnx_on_gpu=how, preferred_batch_sizes=(2,))
-    return CudaOnnxBackend(not_a_number(), SIGNATURE, made, "fp16", "ab" * 32)
+    made = OpenOptions(onnx_on_gpu=how, preferred_batch_sizes=(2,))
+    return CudaOnnxBackend(
+        verified(not_a_number(), SIGNATURE, precision="fp16", digest="ab" * 32), made
+    )
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -192,7 +195,7 @@ def test_the_choice_depends_on_the_provider_the_gpu_and_its_driver(
 
     def key(named: tuple[str, str], *providers: str, device: Device = gpu) -> str:
         monkeypatch.setattr(cuda_device, "gpu_name_and_driver", lambda _: named)
-        made = BackendOptions(device=device, onnx_on_gpu=OnnxOnGpu(providers=providers))  # type: ignore[arg-type]
+        made = OpenOptions(device=device, onnx_on_gpu=OnnxOnGpu(providers=providers))  # type: ignore[arg-type]
         return choice_key(manifest, artifacts, made)
 
     first = key(("H100", "580.1"), "cuda")

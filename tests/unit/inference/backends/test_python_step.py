@@ -15,9 +15,9 @@ from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array, object_array
 from services.errors import BackendError, InputRefusedError
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
-from services.inference.backends.python_step import StepCode
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import StepCode, VerifiedArtifact
 from services.inference.isolation.isolated_backend import open_isolated_backend
 from tests.fixtures.misbehaving_models import artifact_of
 from tests.fixtures.onnx_models import linear
@@ -63,7 +63,12 @@ def backend(
 ) -> Iterator[Backend]:
     folder, data = tmp_path_factory.mktemp("step"), linear(2.0)
     opens: Callable[..., Backend] = request.param
-    opened = opens(artifact_of(folder, data), data, RAW, BackendOptions(), code=code_in(folder))
+    opened = opens(
+        VerifiedArtifact(
+            entry=artifact_of(folder, data), signature=RAW, data=data, code=code_in(folder)
+        ),
+        OpenOptions(),
+    )
     yield opened
     opened.close()
 
@@ -103,7 +108,13 @@ def test_a_step_that_cannot_be_made_is_refused(source: bytes, message: str, tmp_
     data = linear(2.0)
     with pytest.raises(BackendError, match=message):
         open_backend(
-            artifact_of(tmp_path, data), data, RAW, BackendOptions(), code=code_in(tmp_path, source)
+            VerifiedArtifact(
+                entry=artifact_of(tmp_path, data),
+                signature=RAW,
+                data=data,
+                code=code_in(tmp_path, source),
+            ),
+            OpenOptions(),
         )
 
 

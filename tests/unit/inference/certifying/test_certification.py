@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model_store.arrays.golden_replay import Run
 from model_store.arrays.parity import Comparison, Parity
 from model_store.certificates.certificate import Certificate
 from model_store.errors import GoldenMismatchError
@@ -14,7 +15,6 @@ from services.inference.backends.artifact_fit import UnfitArtifactError
 from services.inference.backends.device import Device
 from services.inference.certifying import certification
 from services.inference.certifying.certification import CertifyOptions, certify
-from services.inference.loading.golden_replay import Run
 from services.inference.loading.loader import LoadOptions, load_version
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.store_versions import entry_in

@@ -13,8 +13,9 @@ import pytest
 
 from model_store.tensors import Array
 from services.errors import BackendError, DeviceError, WorkerProcessDiedError
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import CPU, Device
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation import isolated_backend
 from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
 from services.low_priority_thread import STEPS_BELOW_LOOP
@@ -27,7 +28,8 @@ FLOAT = np.dtype(np.float32)
 
 def opened(folder: Path, data: bytes, device: Device = CPU) -> IsolatedBackend:
     return open_isolated_backend(
-        artifact_of(folder, data), data, SIGNATURE, BackendOptions(device=device)
+        VerifiedArtifact(entry=artifact_of(folder, data), signature=SIGNATURE, data=data),
+        OpenOptions(device=device),
     )
 
 
@@ -164,12 +166,14 @@ PARENT = """
 import pathlib, sys, numpy
 from model_store.manifest import Artifact
 from model_store.signature import Signature
-from services.inference.backends.backend_options import BackendOptions
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.isolated_backend import open_isolated_backend
 data = pathlib.Path(sys.argv[3]).read_bytes()
 artifact = Artifact.model_validate_json(sys.argv[1])
 signature = Signature.model_validate_json(sys.argv[2])
-backend = open_isolated_backend(artifact, data, signature, BackendOptions())
+verified = VerifiedArtifact(entry=artifact, signature=signature, data=data)
+backend = open_isolated_backend(verified, OpenOptions())
 print(backend.pid, flush=True)
 backend.run({"x": numpy.full((1, 4), 13, numpy.float32)})
 """

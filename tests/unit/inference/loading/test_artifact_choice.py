@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import JsonValue
@@ -14,9 +13,10 @@ from pydantic import JsonValue
 from model_store.manifest import Artifact, Manifest, PythonStep
 from model_store.store import ModelStore
 from services.inference.backends import artifact_fit
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import Device
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.isolated_backend import IsolatedBackend
 from services.inference.loading import artifact_choice, background_choice, choice_memory, loader
 from services.inference.loading.artifact_choice import ChoiceRules, choice_key, choose
@@ -151,10 +151,10 @@ def test_one_that_is_chosen_and_fails_gives_way_and_is_forgotten(
 ) -> None:
     assert machine.chosen() == "onnx-2"
 
-    def open_most(artifact: Artifact, *given: Any, **named: Any) -> object:
-        if artifact.name == "onnx-2":
+    def open_most(artifact: VerifiedArtifact, options: OpenOptions) -> object:
+        if artifact.entry.name == "onnx-2":
             raise LoadError("does not open today")
-        return open_backend(artifact, *given, **named)
+        return open_backend(artifact, options)
 
     monkeypatch.setattr(loader, "open_backend", open_most)
     assert machine.served() == "onnx"
@@ -244,14 +244,14 @@ def test_a_choice_is_for_these_files_on_this_machine(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifacts = manifest.artifacts
-    key = choice_key(manifest, artifacts, BackendOptions())
-    assert key == choice_key(manifest, artifacts, BackendOptions())
+    key = choice_key(manifest, artifacts, OpenOptions())
+    assert key == choice_key(manifest, artifacts, OpenOptions())
     other = publish(str(tmp_path / "other"), "m", linear(3), linear(2, layers=1))
     different = [
-        choice_key(other, other.artifacts, BackendOptions()),
-        choice_key(manifest, artifacts[:2], BackendOptions()),
-        choice_key(manifest, artifacts, BackendOptions(device=Device("cuda", 0))),
-        choice_key(manifest, artifacts, BackendOptions(threads=2)),
+        choice_key(other, other.artifacts, OpenOptions()),
+        choice_key(manifest, artifacts[:2], OpenOptions()),
+        choice_key(manifest, artifacts, OpenOptions(device=Device("cuda", 0))),
+        choice_key(manifest, artifacts, OpenOptions(threads=2)),
     ]
     arguments: list[tuple[str, dict[str, JsonValue]]] = [("a", {}), ("b", {}), ("b", {"size": 8})]
     steps = [
@@ -264,14 +264,14 @@ def test_a_choice_is_for_these_files_on_this_machine(
         for digest, args in arguments
     ]
     different += [
-        choice_key(manifest.model_copy(update={"python_step": step}), artifacts, BackendOptions())
+        choice_key(manifest.model_copy(update={"python_step": step}), artifacts, OpenOptions())
         for step in steps
     ]
     monkeypatch.setattr(artifact_choice, "cpu_features", lambda: ("amx_int8",))
-    different.append(choice_key(manifest, artifacts, BackendOptions()))
+    different.append(choice_key(manifest, artifacts, OpenOptions()))
     monkeypatch.undo()
     monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9")
-    different.append(choice_key(manifest, artifacts, BackendOptions()))
+    different.append(choice_key(manifest, artifacts, OpenOptions()))
     assert len({key, *different}) == 1 + len(different)
 
 

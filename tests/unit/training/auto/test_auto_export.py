@@ -21,7 +21,7 @@ def test_auto_is_stored_with_every_default_and_reads_back_as_the_same_object() -
     assert parse_recipe(resolved_yaml(recipe), "there") == recipe
     stored = yaml.safe_load(resolved_yaml(recipe))["export"]["auto"]
     assert stored["budget_s"] == 900.0
-    assert stored["kinds"] == ["onnx", "openvino", "aoti", "pt2"]  # TorchScript only on request
+    assert stored["kinds"] == ["onnx", "openvino", "pt2", "aoti"]  # TorchScript only on request
     assert stored["precisions"] == ["fp32", "bf16", "fp16", "int8"]
     assert stored["tolerance"]["int8"]["max_metric_drop"] == 0.01
 

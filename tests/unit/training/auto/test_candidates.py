@@ -15,8 +15,8 @@ from tests.unit.training.small_networks import Perceptron, Recurrent
 from training.auto.candidates import Candidate, Machine, ModelContents, candidates
 from training.auto.model_contents import model_contents
 from training.networks import SmallCnn
+from training.recipe.kinds.onnx_kind import OnnxInt8Export
 from training.recipe.parts.auto_export import AutoExport
-from training.recipe.parts.export_entries import OnnxInt8Export
 
 ALL = frozenset({"nncf", "openvino", "torchao"})
 ZEN_4 = Machine(

@@ -18,8 +18,8 @@ from training.auto.recipe_judge import RecipeJudge
 from training.datasets import Split
 from training.errors import DataError, TargetError
 from training.network.model import build_model, try_model
+from training.network.runner import Runner, module_runner
 from training.recipe.recipe import Recipe
-from training.verification.runners import Runner, module_runner
 
 
 def data(seed: int) -> dict[str, tuple[dict[str, Array], Array]]:

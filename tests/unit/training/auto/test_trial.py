@@ -19,16 +19,12 @@ from training.datasets import Split, Splits
 from training.loop.loop import Trained
 from training.loop.train_state import TrainState
 from training.network.model import build_model, try_model
+from training.recipe.kinds.aoti_kind import AotiExport
+from training.recipe.kinds.export_kinds import Export
+from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export
+from training.recipe.kinds.openvino_kind import OpenVinoExport, OpenVinoInt8Export
+from training.recipe.kinds.pt2_kind import Pt2Export
 from training.recipe.parts.auto_export import AutoExport
-from training.recipe.parts.export_entries import (
-    AotiExport,
-    Export,
-    OnnxExport,
-    OnnxInt8Export,
-    OpenVinoExport,
-    OpenVinoInt8Export,
-    Pt2Export,
-)
 from training.reporting.report import ArtifactReport, AutoReport
 from training.verification.verify import reference
 

@@ -9,12 +9,13 @@ import torch
 
 from model_store.host.cpu_features import cpu_features
 from model_store.tensors import Array
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.open_backend import open_backend
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
 from tests.fixtures.exported_models import artifact_of
 from tests.unit.training.recipes import export_here, recipe, splits, untrained
 from training.errors import ExportError
-from training.exporters import export
+from training.exporters import openvino_ir
 from training.exporters.export import Exported
 from training.loop.loop import Trained
 from training.models.swish import SwishClassifier
@@ -75,7 +76,9 @@ def test_convolutions_of_8_bits_are_served_as_they_were_proven(
     """A server compiles them, as nobody does who exports."""
     data = made["pt2-int8"].path.read_bytes()
     artifact = artifact_of(tmp_path, "pt2", data, precision="int8")
-    backend = open_backend(artifact, data, trained.signature, BackendOptions())
+    backend = open_backend(
+        VerifiedArtifact(entry=artifact, signature=trained.signature, data=data), OpenOptions()
+    )
     image: Array = np.random.default_rng(0).random((7, 1, 8, 8), np.float32)
     run = file_runner("pt2", "int8", made["pt2-int8"].path, trained.signature)
     right: Any = run({"image": image})["logits"]
@@ -161,6 +164,6 @@ def test_without_a_compiler_aoti_says_what_to_install(
 def test_what_is_no_bfloat16_is_not_called_so(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "cpu_features", lambda: ("avx2",))
+    monkeypatch.setattr(openvino_ir, "cpu_features", lambda: ("avx2",))
     with pytest.raises(ExportError, match="OpenVINO would compute in FP32"):
         export_here(recipe(export=[entry("openvino-bf16")]), trained, splits(), tmp_path)

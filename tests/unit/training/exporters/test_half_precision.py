@@ -17,8 +17,9 @@ from training.errors import ExportError
 from training.exporters import half_precision
 from training.exporters.export import Exported
 from training.exporters.half_precision import half_device
+from training.network.runner import module_runner
 from training.verification import verify
-from training.verification.runners import file_runner, module_runner
+from training.verification.runners import file_runner
 
 HALF = {"kind": "onnx", "precision": "fp16"}
 

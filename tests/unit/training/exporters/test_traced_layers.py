@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model_store.signature import Signature, TensorSpec
 from tests.unit.training.recipes import CLASSES, export_here, recipe, untrained
 from training.datasets import Split, Splits
 from training.errors import ExportError
-from training.exporters.torchscript import export_torchscript
+from training.exporters.exporter import ExportJob
+from training.exporters.torchscript import write
+from training.recipe.kinds.torchscript_kind import TorchScriptExport
 from training.verification.verify import reference, verify
 
 CHANNELS, STEPS = 6, 5
@@ -108,8 +111,11 @@ def test_a_layer_of_torchs_own_is_traced_and_proven_at_every_batch_size(
 
 
 def test_a_network_that_decides_by_itself_is_refused_with_its_line(tmp_path: Path) -> None:
+    spec = TensorSpec(name="x", datatype="FP32", shape=(-1, 3))
+    signature = Signature(inputs=(spec,), outputs=(spec,), max_batch_size=4)
+    job = ExportJob(recipe(), tmp_path, signature, TorchScriptExport(), {}, tmp_path, tmp_path)
     with pytest.raises(ExportError, match=r"TracerWarning: .* Python boolean") as refused:
-        export_torchscript(LooksAtRows().eval(), (torch.zeros(2, 3),), tmp_path / "m.pt", "trace")
+        write(LooksAtRows().eval(), (torch.zeros(2, 3),), job)
     line = (
         r"test_traced_layers.py:\d+: return x \+ 1 if x.shape\[0\] > 3 else x\): a trace holds no"
     )

@@ -20,7 +20,7 @@ from training.exporters import export
 from training.loop.loop import train
 from training.pipeline import run
 from training.recipe.file import load_recipe, parse_recipe
-from training.recipe.parts.export_entries import OnnxExport
+from training.recipe.kinds.onnx_kind import OnnxExport
 from training.reporting.report import Report
 from training.run_folder import RunFolder
 from training.verification import final_replay, verify

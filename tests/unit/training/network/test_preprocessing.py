@@ -17,7 +17,8 @@ from tests.unit.training.raw_images import STEPS, raw_splits
 from tests.unit.training.recipes import recipe
 from training.datasets import Split, Splits
 from training.errors import DataError, ExportError, RecipeError, TargetError
-from training.exporters.export import Exported, ExportJob, export_one
+from training.exporters.export import Exported, export_one
+from training.exporters.exporter import ExportJob
 from training.loop.loop import Trained
 from training.loop.train_state import TrainState
 from training.network.model import build_model, run_model, try_model

@@ -20,9 +20,9 @@ from training.errors import DataError, RecipeError, TargetError
 from training.exporters.export import Exported, export_all
 from training.loop.loop import Trained
 from training.network.model import build_model, try_model
+from training.network.runner import module_runner
 from training.recipe.recipe import Recipe
 from training.verification import verify as verify_module
-from training.verification.runners import module_runner
 from training.verification.verify import reference, verify
 
 DYNAMIC = {"image": {2: [6, 12], 3: [8, 16]}}

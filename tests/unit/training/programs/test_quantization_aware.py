@@ -18,7 +18,8 @@ from tests.fixtures.signatures import one_to_one
 from tests.unit.training.cut_off import cut_off_in_epoch
 from tests.unit.training.recipes import DATA, recipe, splits
 from training.errors import ExportError, RecipeError
-from training.exporters.export import Exported, ExportJob, export_one
+from training.exporters.export import Exported, export_one
+from training.exporters.exporter import ExportJob
 from training.loop.loop import Trained, train
 from training.networks import SmallCnn
 from training.programs.exported_program import exported_program, weights_program

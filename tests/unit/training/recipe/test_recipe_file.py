@@ -8,9 +8,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from model_store.artifact_kinds import STORED_KINDS
 from training.errors import RecipeError
 from training.recipe.file import load_recipe, parse_recipe, resolved_yaml
-from training.recipe.parts.export_entries import PRECISIONS, SUFFIXES, OnnxInt8Export
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
+from training.recipe.kinds.onnx_kind import OnnxInt8Export
 from training.recipe.recipe import Recipe
 
 DIGITS = str(Path(__file__).parents[4] / "training/recipes/digits_cnn.yaml")
@@ -86,7 +88,7 @@ def test_every_field_says_when_to_change_it() -> None:
             "export=[{kind: onx}]",
             "'export.0' is {'kind': 'onx'}: no kind 'onx' (did you mean 'onnx'?)",
         ),
-        ("export=[{}]", "it has no kind; give one of torchscript, onnx, pt2, aoti, openvino"),
+        ("export=[{}]", "it has no kind; give one of onnx, openvino, pt2, aoti, torchscript"),
         ("export=[onnx]", "'export.0' is 'onnx': write a mapping, as in {kind: onnx}"),
         ("export=[]", "the list is empty; give at least one entry, as in [{kind: onnx}]"),
         ("export=[{kind: onnx, precision: bf16}]", "'bf16'; it has fp32, fp16, int8"),
@@ -229,8 +231,9 @@ def test_every_recipe_that_ships_can_be_read() -> None:
 
 
 def test_every_precision_that_a_kind_has_is_an_entry() -> None:
-    assert set(PRECISIONS) == set(SUFFIXES)
-    for kind, precisions in PRECISIONS.items():
+    assert list(EXPORT_KINDS) == list(STORED_KINDS)
+    for kind, made in EXPORT_KINDS.items():
+        precisions = made.precisions
         for precision in ("fp32", "bf16", "fp16", "int8"):
             override = f"export=[{{kind: {kind}, precision: {precision}}}]"
             if precision in precisions:

@@ -17,12 +17,13 @@ from training.errors import IsolationError
 from training.exporters.export import Exported
 from training.exporters.onnx_graph import export_onnx
 from training.exporters.onnx_int8 import export_onnx_static_int8
-from training.exporters.pt2 import write_pt2
 from training.loop.loop import Trained
 from training.loop.train_state import TrainState
 from training.network.model import build_model, try_model
 from training.programs.exported_program import exported_program
-from training.recipe.parts.export_entries import Export, OnnxExport, OnnxInt8Export, Pt2Export
+from training.recipe.kinds.export_kinds import Export
+from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export
+from training.recipe.kinds.pt2_kind import Pt2Export
 from training.reporting.report import ArtifactReport
 from training.verification import departure
 from training.verification.departure import (
@@ -88,7 +89,7 @@ def test_the_layer_of_a_graph_is_named(trained: Trained, tmp_path: Path) -> None
 @pytest.mark.parametrize("layer", ["features.1", "head.2"])
 def test_the_layer_of_a_program_is_named(trained: Trained, layer: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
-    write_pt2(exported_program(spoilt(trained, layer), EXAMPLE, trained.signature), path)
+    torch.export.save(exported_program(spoilt(trained, layer), EXAMPLE, trained.signature), path)
     found = find_departure(case(trained, Pt2Export(), path))
     assert found is not None
     assert found.startswith(f"layer '{layer}' (largest difference 2, 0 at ")
@@ -96,7 +97,7 @@ def test_the_layer_of_a_program_is_named(trained: Trained, layer: str, tmp_path:
 
 def test_an_artifact_that_agrees_departs_nowhere(trained: Trained, tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
-    write_pt2(exported_program(trained.model, EXAMPLE, trained.signature), path)
+    torch.export.save(exported_program(trained.model, EXAMPLE, trained.signature), path)
     assert find_departure(case(trained, Pt2Export(), path)) is None
 
 

@@ -9,10 +9,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from model_store.arrays.golden_replay import replay_everything, replay_once
 from model_store.golden import GoldenRows, parse_golden
 from model_store.store import ModelStore
-from services.inference.loading.golden_replay import replay_everything
-from services.inference.loading.loader import replay
 from tests.unit.training.recipes import CLASSES, recipe, splits
 from training.errors import RecipeError
 from training.network.model import build_model, try_model
@@ -92,8 +91,8 @@ def test_an_embedding_is_proven_by_its_direction_here_and_in_servers(tmp_path: P
     golden = parse_golden(store.read_file(read, read.golden.file), read)
     for share, proven in ((1e-6, True), (0.5, False)):
         backend: Any = Turned(golden, share)
-        parity = replay(backend, golden, 64, tolerance.embeddings)
-        assert (parity.failure(tolerance) is None) is proven
+        once = replay_once("here", backend.run, golden, 64, tolerance.embeddings)
+        assert (once.failure(tolerance) is None) is proven
         compared = replay_everything(backend.run, golden, read.signature, tolerance.embeddings)
         assert all((one.failure(tolerance) is None) is proven for one in compared)
 

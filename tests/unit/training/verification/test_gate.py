@@ -16,7 +16,8 @@ from model_store.metric import (
 from model_store.tolerance import Tolerance
 from training.loading.label_arrays import spreads
 from training.metrics.task_metric import TaskMetric
-from training.recipe.parts.export_entries import Fp32Tolerance, OnnxExport, OnnxInt8Export
+from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export
+from training.recipe.parts.export_entries import Fp32Tolerance
 from training.recipe.parts.task import Task
 from training.verification.gate import no_difference, tolerance_of, too_far_off, too_much_worse
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model_store.arrays.golden_replay import run_in_batches
 from model_store.arrays.parity import Parity, worst
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
@@ -15,10 +16,10 @@ from model_store.tolerance import Tolerance
 from training.datasets import Split
 from training.exporters.export import Exported
 from training.network.row_dependence import depends_on_others, rows_alone
-from training.recipe.parts.export_entries import OnnxExport, OnnxInt8Export
+from training.network.runner import Runner
+from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export
 from training.verification import verify as verify_module
-from training.verification.runners import Runner
-from training.verification.verify import Reference, replay, run_in_batches, verify
+from training.verification.verify import Reference, replay, verify
 
 ROWS, CLASSES = 100, 4
 TIGHT = Tolerance(max_abs_difference=1e-4, min_agreement=1.0)

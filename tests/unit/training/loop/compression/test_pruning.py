@@ -16,7 +16,8 @@ from torch.nn.utils import prune as torch_prune
 from tests.unit.training.cut_off import cut_off_in_epoch
 from tests.unit.training.recipes import DATA, recipe, splits
 from training.errors import RecipeError
-from training.exporters.export import ExportJob, export_one
+from training.exporters.export import export_one
+from training.exporters.exporter import ExportJob
 from training.loop.compression.channel_removal import removable, remove_channels, resize_like
 from training.loop.compression.pruning import zero_share, zero_smallest, zeros_held
 from training.loop.loop import Trained, train

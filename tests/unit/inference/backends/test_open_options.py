@@ -10,22 +10,21 @@ import pytest
 from pydantic import TypeAdapter
 
 from model_store.manifest import PythonStep
-from model_store.signature import Signature
 from model_store.tensors import Array
 from services.inference.backends import cuda_onnx
 from services.inference.backends.backend import Backend
-from services.inference.backends.backend_options import BackendOptions
 from services.inference.backends.device import Device
 from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.backends.open_backend import open_backend
-from services.inference.backends.python_step import StepCode
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import StepCode, VerifiedArtifact
 from services.inference.isolation.channel import Channel
 from tests.fixtures.misbehaving_models import artifact_of
 from tests.fixtures.onnx_models import linear
 from tests.fixtures.signatures import one_to_one
 from tests.fixtures.store_versions import entry_in
 
-OPTIONS = BackendOptions(
+OPTIONS = OpenOptions(
     device=Device("cuda", 3),
     threads=7,
     preferred_batch_sizes=(2, 8),
@@ -45,11 +44,9 @@ class Recorder(Backend):
     """In the place of the backend for GPUs: keeps what it was opened with."""
 
     platform = "onnx_onnxv1"
-    opened_with: BackendOptions
+    opened_with: OpenOptions
 
-    def __init__(
-        self, data: bytes, signature: Signature, options: BackendOptions, *_: object
-    ) -> None:
+    def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
         type(self).opened_with = options
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -69,7 +66,7 @@ def step_in(folder: Path) -> StepCode:
 def test_every_field_of_these_options_differs_from_its_default() -> None:
     """Or the tests below would not see that one is lost."""
     for made, default in (
-        (OPTIONS, BackendOptions()),
+        (OPTIONS, OpenOptions()),
         (OPTIONS.onnx_on_gpu, OnnxOnGpu()),
     ):
         for field in dataclasses.fields(made):
@@ -83,7 +80,12 @@ def test_options_reach_the_backend_whole_also_behind_a_python_step(
     monkeypatch.setattr(cuda_onnx, "CudaOnnxBackend", Recorder)
     data = linear(2.0)
     code = step_in(tmp_path) if has_step else None
-    open_backend(artifact_of(tmp_path, data), data, SIGNATURE, OPTIONS, code=code).close()
+    open_backend(
+        VerifiedArtifact(
+            entry=artifact_of(tmp_path, data), signature=SIGNATURE, data=data, code=code
+        ),
+        OPTIONS,
+    ).close()
     assert Recorder.opened_with == OPTIONS
 
 
@@ -91,6 +93,6 @@ def test_options_reach_a_worker_process_whole() -> None:
     ours, theirs = (Channel(end) for end in socket.socketpair(type=socket.SOCK_SEQPACKET))
     ours.send("open", {"options": OPTIONS})
     _, content, _ = theirs.receive()
-    assert TypeAdapter(BackendOptions).validate_python(content["options"]) == OPTIONS
+    assert TypeAdapter(OpenOptions).validate_python(content["options"]) == OPTIONS
     ours.close()
     theirs.close()

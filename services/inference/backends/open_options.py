@@ -11,7 +11,7 @@ from services.inference.backends.onnx_providers import OnnxOnGpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackendOptions:
+class OpenOptions:
     """Device, threads and preferences of a backend."""
 
     device: Device = CPU

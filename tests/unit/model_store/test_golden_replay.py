@@ -5,16 +5,16 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from model_store.arrays.golden_replay import (
+    Run,
+    gives_the_same_twice,
+    replay_everything,
+)
 from model_store.arrays.parity import first_failure
 from model_store.golden import GoldenRows
 from model_store.signature import Padding, Signature, TensorSpec
 from model_store.tensors import Array
 from model_store.tolerance import Tolerance
-from services.inference.loading.golden_replay import (
-    Run,
-    gives_the_same_twice,
-    replay_everything,
-)
 
 EXACT = Tolerance(max_abs_difference=1e-6, min_agreement=1.0)
 TOKENS = np.array([[1, 2, 3, 0], [4, 5, 0, 0], [6, 0, 0, 0], [7, 8, 9, 1]], np.float32)

@@ -1,0 +1,186 @@
+"""Replays golden rows through an artifact, in every form that requests may have. Pure NumPy.
+
+In: a function that runs rows, the golden rows and the signature. Out: for each form the difference
+between the outputs and the checkpoint's. Training replays before it publishes, a server whenever it
+loads, and `flambeau verify` for a certificate.
+
+The forms are: batches of several sizes; each row alone at its own length, and padded in a batch;
+other sizes. Training knows the checkpoint's outputs for all of them. A server knows those of the
+golden rows alone: at other sizes, and without them at other lengths, it compares a batch with its
+own rows alone.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from model_store.arrays.padded_rows import PaddedRows, cut_back, padded_rows
+from model_store.arrays.parity import Comparison, Parity, compare, compare_rows, worst
+from model_store.arrays.sized_rows import at_other_sizes
+from model_store.golden import GoldenRows
+from model_store.signature import Padding, Signature, SignatureError
+from model_store.tensors import Array
+
+BATCH_SIZES = (1, 2, 7, 32)
+"""A single row, the smallest batch, a batch that is no power of two, and a large one; the maximum
+batch size is added."""
+SIZED_ROWS = 8
+"""Rows of each comparison at another size."""
+
+Inputs = Mapping[str, Array]
+Outputs = Mapping[str, Array]
+Run = Callable[[Inputs], dict[str, Array]]
+"""Runs a batch: every input, [rows, ...], to every output, [rows, ...]."""
+
+
+def replay_everything(
+    run: Run, golden: GoldenRows, signature: Signature, embeddings: Collection[str] = ()
+) -> list[Comparison]:
+    """Makes every comparison that the golden rows allow.
+
+    Args:
+        run: runner of the artifact.
+        golden: inputs to run, and expected outputs.
+        signature: batches, lengths and sizes that requests may have.
+        embeddings: outputs that are compared by cosine similarity.
+    """
+    found = replay_in_batches(run, golden, signature.max_batch_size, embeddings)
+    padding = signature.padding
+    if padding is not None:
+        try:
+            rows = padded_rows(golden.inputs, signature)
+        except SignatureError:  # every golden row fills its bucket: nothing is padded
+            pass
+        else:
+            # Otherwise the golden rows have their full length, and shorter ones no expected output.
+            knows_lengths = padding.mask is not None or padding.lengths is not None
+            right = cut_back(golden.outputs, rows.lengths, padding) if knows_lengths else None
+            found += replay_padded(run, rows, padding, right, embeddings)
+    sized = sized_inputs(golden.inputs, signature)
+    return found + replay_sized(run, ((inputs, None) for inputs in sized), embeddings)
+
+
+def replay_once(
+    where: str,
+    run: Run,
+    golden: GoldenRows,
+    max_batch_size: int,
+    embeddings: Collection[str] = (),
+) -> Comparison:
+    """Runs one golden row alone, and all of them in full batches, and compares the outputs.
+
+    Args:
+        where: description of the rows.
+        run: runner of the artifact.
+        golden: inputs to run, and expected outputs.
+        max_batch_size: most rows to run at once.
+        embeddings: outputs that are compared by cosine similarity.
+    """
+    alone = run({name: array[:1] for name, array in golden.inputs.items()})
+    found = run_in_batches(run, golden.inputs, max_batch_size)
+    # The row alone comes last, so that the others keep their numbers in a message.
+    joined = {name: np.concatenate([array, alone[name]]) for name, array in found.items()}
+    right = {name: np.concatenate([array, array[:1]]) for name, array in golden.outputs.items()}
+    return compare_rows(where, right, joined, embeddings)
+
+
+def replay_in_batches(
+    run: Run, golden: GoldenRows, max_batch_size: int, embeddings: Collection[str] = ()
+) -> list[Comparison]:
+    """Compares the golden rows at each of `BATCH_SIZES`, and at the largest batch size."""
+    sizes = {*BATCH_SIZES, min(max_batch_size, golden.rows)}
+    return [
+        compare_rows(
+            f"golden rows in batches of {size}",
+            golden.outputs,
+            run_in_batches(run, golden.inputs, size),
+            embeddings,
+        )
+        for size in sorted(sizes)
+        if size <= max_batch_size
+    ]
+
+
+def replay_padded(
+    run: Run,
+    rows: PaddedRows,
+    padding: Padding,
+    right: Sequence[Outputs] | None,
+    embeddings: Collection[str] = (),
+) -> list[Comparison]:
+    """Compares each row alone at its own length, and padded to its bucket in a batch.
+
+    Args:
+        run: runner of the artifact.
+        rows: the rows in both forms.
+        padding: padding of the signature.
+        right: expected outputs of each row alone, [1, ...]; None to compare the batches with the
+            artifact's own outputs.
+        embeddings: outputs that are compared by cosine similarity.
+    """
+    alone: Sequence[Outputs] = [run(inputs) for inputs in rows.alone]
+    found: list[Comparison] = []
+    if right is not None:
+        parity = _of_single_rows(list(zip(right, alone, strict=True)), embeddings)
+        found.append(Comparison("golden rows alone at their own length", parity))
+    right = alone if right is None else right
+    pairs: list[tuple[Outputs, Outputs]] = []
+    for numbers, inputs in rows.batches:
+        lengths = [rows.lengths[row] for row in numbers]
+        batch = cut_back(run(inputs), lengths, padding)
+        pairs += zip([right[row] for row in numbers], batch, strict=True)
+    return [*found, Comparison("golden rows padded in a batch", _of_single_rows(pairs, embeddings))]
+
+
+def replay_sized(
+    run: Run, sized: Iterable[tuple[Inputs, Outputs | None]], embeddings: Collection[str] = ()
+) -> list[Comparison]:
+    """Compares rows at other sizes.
+
+    Args:
+        run: runner of the artifact.
+        sized: inputs at other sizes, and the expected outputs; None to compare the batch with the
+            artifact's own outputs for each row alone.
+        embeddings: outputs that are compared by cosine similarity.
+    """
+    found = []
+    for inputs, right in sized:
+        alone = run_in_batches(run, inputs, 1) if right is None else right
+        # Rows that were cut or repeated may be meaningless: agreement of their classes says little.
+        parity = replace(compare(alone, run(inputs), embeddings), agreement=1.0)
+        shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
+        where = f"golden rows at another size, {shapes}{', beside each alone' * (right is None)}"
+        found.append(Comparison(where, parity))
+    return found
+
+
+def sized_inputs(inputs: Inputs, signature: Signature) -> list[dict[str, Array]]:
+    """Returns some golden inputs at the other sizes that the signature allows."""
+    rows = min(SIZED_ROWS, signature.max_batch_size)
+    return at_other_sizes({name: array[:rows] for name, array in inputs.items()}, signature)
+
+
+def run_in_batches(run: Run, inputs: Inputs, size: int) -> dict[str, Array]:
+    """Runs all rows, at most `size` at once, and concatenates the outputs."""
+    rows = len(next(iter(inputs.values())))
+    parts = [
+        run({name: array[start : start + size] for name, array in inputs.items()})
+        for start in range(0, rows, size)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def gives_the_same_twice(run: Run, golden: GoldenRows, max_batch_size: int) -> bool:
+    """Returns True if two runs of the same rows give identical bits."""
+    inputs = {name: array[:max_batch_size] for name, array in golden.inputs.items()}
+    first, second = run(inputs), run(inputs)
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+def _of_single_rows(
+    pairs: Sequence[tuple[Outputs, Outputs]], embeddings: Collection[str]
+) -> Parity:
+    """Returns the parity of single rows: the largest differences, and the share that agrees."""
+    found = [compare(right, other, embeddings) for right, other in pairs]
+    return replace(worst(found), agreement=sum(p.agreement for p in found) / len(found))

@@ -1,0 +1,83 @@
+"""Kinds of artifact as this server runs them: one record for each kind.
+
+To add a kind: its record here, its backend beside this file, and its records in
+`model_store/artifact_kinds.py` and `training/recipe/kinds/`.
+
+A backend is named by its module, which is imported, with its runtime, when first needed. It is
+called with a `VerifiedArtifact` and `OpenOptions`, and returns an open `Backend`.
+"""
+
+import functools
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.inference.backends.backend import Backend
+from services.inference.backends.device import DeviceKind
+from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.verified_artifact import VerifiedArtifact
+
+_HERE = "services.inference.backends"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedKind:
+    """Runtime and backends of one kind."""
+
+    package: str
+    """Module of the runtime."""
+    extra: str
+    """Extra that installs it."""
+    distributions: tuple[str, ...]
+    """Packages that decide an artifact's outputs and speed, by their names on PyPI."""
+    backends: Mapping[DeviceKind, str]
+    """Backend on each kind of device that it runs on, as `module:Name`."""
+    is_native: bool = False
+    """True if a file runs only on processors like the one it was compiled on, and only with the
+    same release of torch."""
+
+    def open(self, artifact: VerifiedArtifact, options: OpenOptions) -> Backend:
+        """Opens an artifact of this kind; see `open_backend`."""
+        backend: Backend = pkgutil.resolve_name(self.backends[options.device.kind])(
+            artifact, options
+        )
+        return backend
+
+
+_TORCH_KIND = functools.partial(
+    ServedKind, package="torch", extra="train", distributions=("torch", "torchao")
+)
+
+SERVED_KINDS: dict[str, ServedKind] = {
+    "onnx": ServedKind(
+        package="onnxruntime",
+        extra="serve",
+        distributions=("onnxruntime", "onnxruntime-gpu", "tensorrt"),
+        backends={
+            "cpu": f"{_HERE}.onnx_runtime:OnnxRuntimeBackend",
+            "cuda": f"{_HERE}.cuda_onnx:CudaOnnxBackend",
+        },
+    ),
+    "openvino": ServedKind(
+        package="openvino",
+        extra="openvino",
+        distributions=("openvino",),
+        backends={"cpu": f"{_HERE}.openvino_ir:OpenVinoBackend"},
+    ),
+    "pt2": _TORCH_KIND(backends={"cpu": f"{_HERE}.exported_program:ExportedProgramBackend"}),
+    "aoti": _TORCH_KIND(
+        backends={"cpu": f"{_HERE}.compiled_package:CompiledPackageBackend"},
+        is_native=True,
+    ),
+    "torchscript": _TORCH_KIND(
+        backends={
+            "cpu": f"{_HERE}.torchscript:TorchScriptBackend",
+            "cuda": f"{_HERE}.cuda_torch:CudaTorchBackend",
+        },
+    ),
+}
+
+
+def runtime_distributions() -> list[str]:
+    """Returns the `distributions` of all kinds, in order and once each."""
+    return sorted({name for kind in SERVED_KINDS.values() for name in kind.distributions})

@@ -1,0 +1,28 @@
+"""Runners: functions that run a model on NumPy arrays, [rows, ...], by input and output names."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from model_store.arrays.golden_replay import Run
+from model_store.signature import Signature
+from model_store.tensors import Array
+from training.network.model import run_model
+
+Runner = Run
+
+
+def module_runner(model: nn.Module, signature: Signature) -> Runner:
+    """Returns a runner of a torch module, which is put into evaluation mode."""
+    return callable_runner(model.eval(), signature)
+
+
+def callable_runner(model: Callable[..., Any], signature: Signature) -> Runner:
+    """Returns a runner of a function that takes and returns tensors in the signature's order."""
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = run_model(model, [inputs[spec.name] for spec in signature.inputs])
+        return {s.name: a for s, a in zip(signature.outputs, outputs, strict=True)}
+
+    return run
