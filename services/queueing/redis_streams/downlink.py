@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Protocol
 
 from services.errors import ServingError
@@ -23,6 +24,19 @@ travel in pieces, nothing of lanes that have any."""
 LARGE_PAYLOAD_BYTES = 144 * 2**20
 """Of large payloads and outcomes that a worker holds before it fetches more, over all its lanes. A
 lane has room for one of the largest requests, two lanes for one each."""
+
+
+class Phase(Enum):
+    """Phases of a lane on one worker, in order."""
+
+    JOINING = auto()
+    """Redis does not know of this worker yet."""
+    SERVING = auto()
+    """Gateways may send requests."""
+    LEAVING = auto()
+    """Takes what no other worker would take, and then leaves."""
+    HANDING_BACK = auto()
+    """Takes nothing, and returns the requests that have not begun."""
 
 
 class HoldingLane(Protocol):

@@ -29,7 +29,7 @@ from services.queueing.memory_queue import Outcome
 from services.queueing.part_window import PartWindow
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.clients import BLOCK_S, Commands
-from services.queueing.redis_streams.downlink import CLOGGED_BYTES, Downlink, Held, LaneLoad
+from services.queueing.redis_streams.downlink import CLOGGED_BYTES, Downlink, Held, LaneLoad, Phase
 from services.queueing.redis_streams.keys import GROUP, HANDED_BACK, JOB, NOBODY, LaneKeys
 from services.queueing.redis_streams.large_records import (
     find_request,
@@ -77,13 +77,12 @@ class ReceivingLane:
         self.keys = keys
         self.streams = keys.streams if keys.jobs else (*keys.streams, keys.steps(downlink.worker))
         """The lane's, and at last the stream of steps whose sequences this worker owns."""
-        self.serving = False
-        """True if gateways may send requests, because Redis knows of this worker."""
+        self._phase = Phase.JOINING
         self._answering: Counter[Held] = Counter()
         """Requests whose large outcomes are being sent to Redis, with their bytes."""
         self.load = LaneLoad(0, 0, 0.0)
-        self._known = False
-        """True if Redis is known to have the lane."""
+        self._is_in_redis = False
+        """True if Redis is known to have the lane; it may lose it in any phase."""
         self._downlink = downlink
         self._intake = intake
         self._script_keys = (self.keys.workers, *self.streams)
@@ -96,8 +95,15 @@ class ReceivingLane:
         self._fetching: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._takes = 0
-        self._leaving = False
-        self._handing_back = False
+
+    @property
+    def _is_staying(self) -> bool:
+        return self._phase in (Phase.JOINING, Phase.SERVING)
+
+    @property
+    def serving(self) -> bool:
+        """True if gateways may send requests."""
+        return self._phase is Phase.SERVING
 
     async def run(self, blocking: Commands) -> None:
         """Takes requests until stopped, then waits until all held ones are answered.
@@ -106,26 +112,26 @@ class ReceivingLane:
             blocking: a client of this lane's own.
         """
         took_all = False
-        while not self._handing_back:
+        while self._phase is not Phase.HANDING_BACK:
             try:
-                if not self._known:
+                if not self._is_in_redis:
                     await self.keep()
                 elif (room := self._room()) <= 0:
                     took_all = False
                     await self._wait_for_change()
                 elif took_all or not await self._take(room):
-                    if self._leaving and await self._may_go():
+                    if self._phase is Phase.LEAVING and await self._may_go():
                         break
                     most = await self._read(blocking, room, "BLOCK", int(BLOCK_S * 1000))
                     took_all = 0 < most < room
             except RedisError as error:
                 took_all = False
                 await self._recover(error)
-        if self._handing_back:
+        if self._phase is Phase.HANDING_BACK:
             with contextlib.suppress(RedisError):
                 await self._may_go()
         while self._held:
-            if not self._handing_back or not await self._hand_back():
+            if self._phase is not Phase.HANDING_BACK or not await self._hand_back():
                 await self._wait_for_change()
         await self._give(self._given_up)
         if not self.keys.jobs:  # what came meanwhile has no owner any more
@@ -138,7 +144,7 @@ class ReceivingLane:
 
     def hand_back(self) -> None:
         """Stops taking requests, and returns those not begun to other workers."""
-        self._leaving = self._handing_back = True
+        self._phase = Phase.HANDING_BACK
         self._changed.set()
 
     def abandon(self) -> None:
@@ -207,10 +213,11 @@ class ReceivingLane:
         ]
         # Where nobody was heard for a while, all seem dead until they have had time to speak.
         unsure = now - downlink.silent_at < ABANDONED_S
-        room = 0 if unsure or self._handing_back else self._room()
+        room = 0 if unsure or self._phase is Phase.HANDING_BACK else self._room()
+        counts_us = COUNTS_FOR_S * 1_000_000 if self._is_staying else 0
         now_us, length, taken, oldest, *over = await self._keep_script(
             downlink.redis, self._script_keys, GROUP, downlink.worker,
-            0 if self._leaving else COUNTS_FOR_S * 1_000_000, ABANDONED_S * 1000, HANDED_BACK,
+            counts_us, ABANDONED_S * 1000, HANDED_BACK,
             max(min(room, TAKE_OVER_AT_ONCE), 0), 0 if downlink.suspect else 1, self.keys.lives_s,
             *mentioned,
         )  # fmt: skip
@@ -218,7 +225,9 @@ class ReceivingLane:
         oldest_ms = int(oldest.partition(b"-")[0] or 0)
         oldest_s = max(int(now_us) / 1e6 - oldest_ms / 1000, 0.0) if oldest_ms else 0.0
         self.load = LaneLoad(length - taken, taken, oldest_s)
-        self._known, self.serving = True, not self._leaving
+        self._is_in_redis = True
+        if self._phase is Phase.JOINING:
+            self._phase = Phase.SERVING
         self._changed.set()  # there may be room for jobs by now
         to_bury = []
         for stream, stream_id, flat, kind in over:
@@ -248,7 +257,7 @@ class ReceivingLane:
 
     async def _recover(self, error: RedisError) -> None:
         """After a fault of Redis: it may have come back without the lane."""
-        self._known = False
+        self._is_in_redis = False
         if not (isinstance(error, ResponseError) and str(error).startswith(STREAM_IS_GONE)):
             self._downlink.outage.failed(error)
             await asyncio.sleep(RETRY_S)
@@ -436,12 +445,12 @@ class ReceivingLane:
         self._finish(held, error)
 
     def _leave(self) -> None:
-        self._leaving = True
+        if self._phase is not Phase.HANDING_BACK:
+            self._phase = Phase.LEAVING
         self._changed.set()
 
     async def _may_go(self) -> bool:
         """Leaves the lane. Returns whether nothing is left that only this worker would take."""
-        self.serving = False
         others, left = await self._leave_script(
             self._downlink.redis, self._script_keys, self._downlink.worker
         )
