@@ -60,8 +60,8 @@ def load_splits(recipe: Recipe, reach: DataReach | None = None) -> Splits:
         found = call_target(data.target, data.args, "data", {"seed": recipe.seed})
         return replace(_splits(found, recipe), origin=DataOrigin(source=data.target))
     classes = recipe.loss.judged_task == "classes"
-    told = recipe.labels.get(recipe.model.outputs[0], ())
-    loaded = load_source(data, recipe.seed, told, reach or DataReach(), classes)
+    named = recipe.answer_labels()
+    loaded = load_source(data, recipe.seed, named, reach or DataReach(), classes)
     origin = DataOrigin(source=data.name, files=loaded.files)
     splits = _splits(loaded.splits, recipe)
     return replace(splits, origin=origin, class_names=loaded.class_names)

@@ -25,6 +25,7 @@ from training.recipe.parts.loss_parts import LABELS
 from training.recipe.parts.promotion_condition import GUESS
 from training.recipe.recipe import Recipe
 from training.reporting.curves import read_curves
+from training.reporting.examination import Examination
 from training.reporting.examiner import examine
 from training.reporting.report import AutoReport, Report, print_table
 from training.run_folder import RunFolder
@@ -84,20 +85,12 @@ def run(
         golden, report = _prove(recipe, trained, splits, files, console)
         with console.status("comparing with the live version"):
             found = compare_with_live(recipe, trained, splits, golden, report.metrics, store, step)
-        names = recipe.labels.get(recipe.model.outputs[0], ())
-        report = report.model_copy(
-            update={
-                "comparison": found,
-                "curves": read_curves(recipe, folder),
-                "examination": examine(
-                    golden.metric,
-                    golden.test_outputs[golden.signature.outputs[0].name],
-                    golden.test.labels,
-                    names,
-                    raw.test.inputs,
-                ),
-            }
-        )
+        facts = {
+            "comparison": found,
+            "curves": read_curves(recipe, folder),
+            "examination": _examination(recipe, golden, raw),
+        }
+        report = report.model_copy(update=facts)
         print_table(report, console)
         warning = _warn(report.guess, console)
         manifest = publish(recipe, raw, trained, golden, report, files, store, sign, step)
@@ -107,6 +100,13 @@ def run(
     signed = ", signed" if sign else ""
     say(console, f"published {manifest.model} {manifest.version_text}{signed}{promotion.text}")
     return manifest
+
+
+def _examination(recipe: Recipe, golden: Reference, raw: Splits) -> Examination | None:
+    """Examines the answers of the checkpoint to the test rows."""
+    outputs = golden.test_outputs[golden.signature.outputs[0].name]
+    names = recipe.answer_labels()
+    return examine(golden.metric, outputs, golden.test.labels, names, raw.test.inputs)
 
 
 def _warn(guess: Guess | None, console: Console) -> str:
@@ -185,7 +185,7 @@ def _prove(
         golden.test.labels,
         metric,
         golden.signature.outputs[0].shape[-1],
-        recipe.labels.get(recipe.model.outputs[0], ()),
+        recipe.answer_labels(),
     )
     if guess is not None:
         metrics |= {f"{GUESS}/{name}": value for name, value in guess.metrics.items()}

@@ -122,15 +122,7 @@ def publish(
     """
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
-    if not report.published():
-        reasons = "; ".join(f"{a.name}: {a.refusal}" for a in report.artifacts)
-        advice = "widen its tolerance in export if that is acceptable, or export another kind"
-        if any(artifact.mixes_rows for artifact in report.artifacts):
-            advice = "no tolerance and no other kind helps a network that mixes rows"
-        raise NothingProvenError(
-            f"no artifact of '{recipe.publish.model}' kept its tolerance, so nothing is published "
-            f"({reasons}); {advice}; figures in {folder / REPORT}"
-        )
+    _check_any_proven(recipe.publish.model, report, folder / REPORT)
     (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
     shutil.copyfile(trained.weights, folder / CHECKPOINT)
     files = [REPORT, REPORT_PAGE, RECIPE, CHECKPOINT, TRITON_CONFIG]
@@ -157,6 +149,20 @@ def publish(
     )
     replay_files(draft, folder, step, recipe.export_limits)
     return store.publish(draft, folder, sign=sign, bump=recipe.publish.bump)
+
+
+def _check_any_proven(model: str, report: Report, figures: Path) -> None:
+    """Refuses a report without a verified artifact; `figures` is the file that has it."""
+    if report.published():
+        return
+    reasons = "; ".join(f"{a.name}: {a.refusal}" for a in report.artifacts)
+    advice = "widen its tolerance in export if that is acceptable, or export another kind"
+    if any(artifact.mixes_rows for artifact in report.artifacts):
+        advice = "no tolerance and no other kind helps a network that mixes rows"
+    raise NothingProvenError(
+        f"no artifact of '{model}' kept its tolerance, so nothing is published "
+        f"({reasons}); {advice}; figures in {figures}"
+    )
 
 
 def file_entry(folder: Path, name: str) -> FileEntry:

@@ -8,14 +8,14 @@ import typer
 from flambeau.commands.options.output import writable_folder
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.text.failures import failing_with
-from flambeau.commands.train import INTERRUPTED, RecipeSource
+from flambeau.commands.train import RecipeSource, interrupts_resumable
 from model_store.host.install_advice import needing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from model_store.store import Sign
-    from training.sweep.search import SweepPlan
+    from training.recipe.recipe import Recipe
+    from training.sweep.parameter import Parameter
 
 
 def _at_most(most: int) -> "Callable[[int], int]":
@@ -119,29 +119,18 @@ def sweep(
     from model_store.signatures.signing import signer_with
     from model_store.store import ModelStore
     from training.errors import DataError, RecipeError, TrainingError
-    from training.recipe.file import load_recipe
-    from training.recipe.needed_packages import OPTUNA, check_packages
-    from training.recipe.target_names import check_target_names
-    from training.sources.named_files import check_named_files
-    from training.sweep.parameter import check_parameters, parse_parameters
 
     with (
         failing_with({RecipeError: 2, DataError: 2, TrainingError: 1, StoreError: 1, OSError: 1}),
         needing("sweep"),
     ):
-        base, parameters = load_recipe(recipe, set_ or []), parse_parameters(param)
-        check_target_names(base)
-        told = base.unknown_metric("--metric", metric)
-        if metric.startswith("val/") and told:
-            raise RecipeError(told)
-        check_parameters(base, parameters, imports=False)
-        check_named_files(base.data)
-        check_packages(base, OPTUNA)
+        base, parameters = _load(recipe, set_ or [], param, metric)
         key = KeyFolder(keys).signing_key(sign_with) if publish else None
         sign = signer_with(key) if key else None
         if publish:
             ModelStore(store)  # an invalid store fails here, not after the search
         from training.sweep.search import SweepPlan
+        from training.sweep.search import sweep as search
 
         plan = SweepPlan(
             base=base,
@@ -155,14 +144,27 @@ def sweep(
             trial_memory_gib=trial_memory_gib,
             weights_store=store,
         )
-        _search(plan, sweeps_dir, store if publish else None, sign)
+        with interrupts_resumable():
+            search(plan, sweeps_dir, store if publish else None, sign=sign)
 
 
-def _search(plan: "SweepPlan", sweeps_dir: Path, store: str | None, sign: "Sign | None") -> None:
-    from training.sweep.search import sweep as search
+def _load(
+    source: str, overrides: list[str], params: list[str], metric: str
+) -> "tuple[Recipe, tuple[Parameter, ...]]":
+    """Loads the recipe and the parameters, and checks all that needs no torch."""
+    from training.errors import RecipeError
+    from training.recipe.file import load_recipe
+    from training.recipe.needed_packages import OPTUNA, check_packages
+    from training.recipe.target_names import check_target_names
+    from training.sources.named_files import check_named_files
+    from training.sweep.parameter import check_parameters, parse_parameters
 
-    try:
-        search(plan, sweeps_dir, store, sign=sign)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the same command goes on from here", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+    loaded, parameters = load_recipe(source, overrides), parse_parameters(params)
+    check_target_names(loaded)
+    told = loaded.unknown_metric("--metric", metric)
+    if metric.startswith("val/") and told:
+        raise RecipeError(told)
+    check_parameters(loaded, parameters, imports=False)
+    check_named_files(loaded.data)
+    check_packages(loaded, OPTUNA)
+    return loaded, parameters

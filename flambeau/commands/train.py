@@ -1,5 +1,7 @@
 """`flambeau train`: trains a recipe, and publishes the result as a version."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -73,7 +75,7 @@ def train(
         loaded = _load(recipe, set_ or [], store)
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None  # before training: an invalid key fails here
-        try:
+        with interrupts_resumable("" if resume else " with --resume"):
             if loaded.train.processes > 1:
                 from training.distributed.launcher import train_together
 
@@ -83,10 +85,16 @@ def train(
 
             with own_code_named():
                 run(loaded, store, Path(runs_dir), resume=resume, sign=sign)
-        except KeyboardInterrupt:
-            option = "" if resume else " with --resume"
-            typer.echo(f"interrupted; the same command{option} goes on from here", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def interrupts_resumable(option: str = "") -> Iterator[None]:
+    """Reports on Ctrl-C how to resume, and exits; `option` is what to add to the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; the same command{option} goes on from here", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _load(source: str, overrides: list[str], store: str) -> "Recipe":

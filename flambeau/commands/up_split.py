@@ -20,13 +20,15 @@ from flambeau.commands.up import FirstRecipe, fill_if_empty
 from model_store.host.install_advice import needing
 
 if TYPE_CHECKING:
-    from flambeau.split_processes import RedisProcess
+    from flambeau.split_processes import RedisProcess, SplitProcess
 
 EXTRAS = "split,train"
 FOLDER = Path("var/split")
 """Folder of Redis' files and all logs."""
 FIRST_PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
 """Ports of the first gateway, unless settings differ."""
+OWNERS = {"gateway": "gateway", "inference": "worker"}
+"""Names of the processes of each kind, in messages and of logs."""
 PORTS_EACH = 10
 """Port offset of each further gateway and worker."""
 METRICS_OF_WORKERS = 3
@@ -53,12 +55,7 @@ def up_split(
 ) -> None:
     """Train a first model if the store is empty, then serve it with many processes."""
     from flambeau.errors import ClientError
-    from flambeau.split_processes import (
-        SplitProcessError,
-        redis_process,
-        redis_program,
-        split_process,
-    )
+    from flambeau.split_processes import SplitProcessError, redis_process, redis_program
     from services.settings import ConfigError
 
     with needing(EXTRAS):
@@ -78,31 +75,40 @@ def up_split(
             signal.signal(number, lambda *_: asked.set())
         redis = stack.enter_context(redis_process(FOLDER))
         _stop_with(redis, asked)
-        start = partial(split_process, queue=redis.url, check_queue=redis.check)
         typer.echo(f"queue      {redis.url}")
-        for n, settings in enumerate(plan["inference"]):
-            if asked.is_set():
-                redis.check()
-                return
-            log = FOLDER / f"worker-{n}.log"
-            worker = stack.enter_context(start("inference", log=log, settings=settings))
+        started = partial(_started, plan, redis, asked, stack)
+        for n, worker in enumerate(started("inference")):
             typer.echo(f"worker {n}   metrics http://{worker.metrics}/metrics")
         grpcs = []
-        for n, settings in enumerate(plan["gateway"]):
-            if asked.is_set():
-                redis.check()
-                return
-            log = FOLDER / f"gateway-{n}.log"
-            gateway = stack.enter_context(start("gateway", log=log, settings=settings))
+        for n, gateway in enumerate(started("gateway")):
             grpcs.append(gateway.grpc)
             typer.echo(f"gateway {n}  REST http://{gateway.http}/v2  gRPC {gateway.grpc}  "
                        f"metrics http://{gateway.metrics}/metrics")  # fmt: skip
-        typer.echo(f"logs       {FOLDER}/*.log\nCtrl-C stops everything")
-        if load:
-            _send_load(_any_model(store), grpcs, asked)
-        asked.wait()
+        if not asked.is_set():
+            typer.echo(f"logs       {FOLDER}/*.log\nCtrl-C stops everything")
+            if load:
+                _send_load(_any_model(store), grpcs, asked)
+            asked.wait()
         redis.check()
         typer.echo("stopping: gateways answer what they accepted, then the workers end, then Redis")
+
+
+def _started(
+    plan: Mapping[str, Sequence[Mapping[str, Any]]],
+    redis: "RedisProcess",
+    asked: threading.Event,
+    stack: contextlib.ExitStack,
+    kind: str,
+) -> "Iterator[SplitProcess]":
+    """Starts the processes of one kind, one by one, unless asked to stop."""
+    from flambeau.split_processes import split_process
+
+    for n, settings in enumerate(plan[kind]):
+        if asked.is_set():
+            return
+        log = FOLDER / f"{OWNERS[kind]}-{n}.log"
+        process = split_process(kind, redis.url, log, settings, check_queue=redis.check)
+        yield stack.enter_context(process)
 
 
 def _stop_with(redis: "RedisProcess", asked: threading.Event) -> None:
@@ -167,7 +173,7 @@ def plan_processes(
 
 def _ports(plan: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[str, int]]:
     """Yields every port of a plan, with its setting and its owner."""
-    for kind, owner in (("gateway", "gateway"), ("inference", "worker")):
+    for kind, owner in OWNERS.items():
         for n, settings in enumerate(plan[kind]):
             for name in FIRST_PORTS:
                 if name in settings:

@@ -127,30 +127,34 @@ class Front:
         self._readiness = Readiness(config.readiness)
         self._facts = ServerFacts(version, directory, self._admission, self._readiness)
         self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
-        edges = (self._admission, self._facts, self._accounting)
-        service = open_service(self._admission) if open_service is not None else None
-        limits = _port_limits(config)
-        turns = LoopTurns()
         self._compression = CompressionThread()
-        budget = ByteBudget(config.buffer_limit_bytes)
-        metrics.buffered_bytes.set_function(lambda: budget.held_bytes)
-        tls = self._certificates = open_certificates(config, metrics.tls)
-        self._grpc = GrpcEdge(
-            *edges,
+        self._certificates = open_certificates(config, metrics.tls)
+        service = open_service(self._admission) if open_service is not None else None
+        self._grpc, self._rest = self._make_edges(service)
+        self._ports = (0, 0, 0)
+
+    def _make_edges(self, service: JobService | None) -> tuple[GrpcEdge, PortServer]:
+        """Makes both edges, which share one byte budget and the turns of the event loop."""
+        parts = (self._admission, self._facts, self._accounting)
+        limits, turns = _port_limits(self._config), LoopTurns()
+        budget = ByteBudget(self._config.buffer_limit_bytes)
+        self._metrics.buffered_bytes.set_function(lambda: budget.held_bytes)
+        tls = self._certificates
+        grpc = GrpcEdge(
+            *parts,
             limits=limits,
             budget=budget,
             turns=turns,
             compression=self._compression,
             service=service,
             authenticator=self._authenticator,
-            sampler=sampler,
+            sampler=self._sampler,
             tls=tls.grpc_context if tls is not None else None,
         )
-        route = RestEdge(*edges, service, self._authenticator, sampler).route
-        rest = HttpPort(route, limits, metrics, budget, turns, self._compression)
+        route = RestEdge(*parts, service, self._authenticator, self._sampler).route
+        rest = HttpPort(route, limits, self._metrics, budget, turns, self._compression)
         context = tls.context if tls is not None else None
-        self._rest = PortServer(rest, partial(HttpConnection, rest), context)
-        self._ports = (0, 0, 0)
+        return grpc, PortServer(rest, partial(HttpConnection, rest), context)
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:

@@ -7,7 +7,7 @@ requests finish, the process exits 0. A second signal ends it at once.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib.metadata import version as installed_version
 
 import prometheus_client
@@ -66,14 +66,6 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
             webhook_hosts=config.webhook_hosts,
         )
 
-    def models() -> set[str]:
-        return {served.lane.model for served in directory.all_versions()}
-
-    told = []
-    if config.webhook_hosts:
-        secret = read_secret(config.webhook_secret_file)
-        webhook_queue = WebhookQueue(clients.open(), name)
-        told.append(Webhooks(webhook_queue, jobs, models, secret, config.webhook_hosts))
     tracer = open_tracer(config, "gateway", metrics)
     rates = SharedRates(clients.open()) if config.asks_for_credentials else None
     sampler = open_sampler(config, directory, metrics)
@@ -96,23 +88,47 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
         await sender.reached.wait()  # not ready before a request could be sent
         await FleetWatch(clients, changed, metrics).run()
 
+    chores: dict[str, Callable[[], Coroutine[None, None, None]]]
+    chores = {"sender": sender.run, "fleet": watch, "jobs": jobs.run}
+    if config.webhook_hosts:
+        chores["webhooks"] = _webhooks(config, clients, name, jobs, directory).run
+    await _run(front, jobs, chores)
+
+
+def _webhooks(
+    config: GatewayConfig, clients: RedisClients, name: str, jobs: Jobs, directory: Directory
+) -> Webhooks:
+    """Makes the sender of webhooks.
+
+    Raises:
+        SecretError: there is no secret, or it cannot be read or is too short.
+    """
+    secret = read_secret(config.webhook_secret_file)
+    queue = WebhookQueue(clients.open(), name)
+    return Webhooks(queue, jobs, lambda: _models(directory), secret, config.webhook_hosts)
+
+
+def _models(directory: Directory) -> set[str]:
+    """Returns the names of all models that workers serve."""
+    return {served.lane.model for served in directory.all_versions()}
+
+
+async def _run(
+    front: Front, jobs: Jobs, chores: Mapping[str, Callable[[], Coroutine[None, None, None]]]
+) -> None:
+    """Serves, and runs the chores beside it, until a signal; then drains."""
     asked = asyncio.Event()
     async with front.listening():
         stop_on_signals(asked)
         async with asyncio.TaskGroup() as tasks:
-            chores = [
-                tasks.create_task(sender.run(), name="sender"),
-                tasks.create_task(watch(), name="fleet"),
-                tasks.create_task(jobs.run(), name="jobs"),
-                *(tasks.create_task(webhooks.run(), name="webhooks") for webhooks in told),
-            ]
+            running = [tasks.create_task(run(), name=chore) for chore, run in chores.items()]
             await asked.wait()
             await front.part()
             jobs.stop_waiting()
             await front.drain()
             await front.close()
-            for chore in chores:
-                chore.cancel()
+            for task in running:
+                task.cancel()
     logger.info("stopped")
 
 
@@ -122,7 +138,7 @@ def _seen(named: Sequence[str], directory: Directory, started: bool, faults: Seq
     A worker's fault of its store counts only if no worker has any model: otherwise it concerns
     that worker alone, which is not ready itself.
     """
-    known = {served.lane.model for served in directory.all_versions()}
+    known = _models(directory)
     missing = [name for name in named if name not in known]
     return Look(
         started=started,

@@ -47,6 +47,8 @@ class Metrics:
         self._make_request_metrics(self.registry)
         self._make_batch_metrics(self.registry)
         self._make_server_metrics(self.registry)
+        self._make_model_metrics(self.registry)
+        self._make_export_metrics(self.registry)
         self._make_stream_metrics(self.registry)
         self.tls = TlsMetrics(self.registry)
         self._make_failure_metrics(self.registry)
@@ -130,12 +132,6 @@ class Metrics:
             buckets=LAG_SECONDS,
             registry=registry,
         )
-        self.memory_bytes = Gauge(
-            "flambeau_model_memory_bytes",
-            "Memory a loaded version was measured to take on its device.",
-            LANE,
-            registry=registry,
-        )
         self.in_flight = Gauge(
             "flambeau_in_flight_requests",
             "Accepted requests without a reply.",
@@ -145,6 +141,14 @@ class Metrics:
             "flambeau_buffered_bytes",
             "Bytes of callers held in memory: requests that arrive or wait for their answer, and "
             "answers that wait for their caller; max_buffered_bytes is the limit.",
+            registry=registry,
+        )
+
+    def _make_model_metrics(self, registry: CollectorRegistry) -> None:
+        self.memory_bytes = Gauge(
+            "flambeau_model_memory_bytes",
+            "Memory a loaded version was measured to take on its device.",
+            LANE,
             registry=registry,
         )
         self.queue_depth = Gauge(
@@ -164,6 +168,8 @@ class Metrics:
             registry=registry,
         )
 
+    def _make_export_metrics(self, registry: CollectorRegistry) -> None:
+        """Makes the metrics of spans and samples; threads update them, beside the event loop."""
         self.spans = Counter(
             "flambeau_spans",
             "Spans of traces, by outcome: exported; or dropped, when the collector is out of reach "
@@ -171,7 +177,6 @@ class Metrics:
             ("outcome",),
             registry=registry,
         )
-        # Updated from two threads, like spans.
         self.payload_samples = Counter(
             "flambeau_payload_samples",
             "Requests whose payloads were written to the store of samples.",

@@ -255,6 +255,10 @@ class Recipe(RecipePart):
         """Returns the entries of `export`; none if it is `auto`."""
         return () if isinstance(self.export, AutoPart) else self.export
 
+    def answer_labels(self) -> tuple[str, ...]:
+        """Returns the class names of the model's first output; empty if it has none."""
+        return tuple(self.labels.get(self.model.outputs[0], ()))
+
     def document(self) -> dict[str, Any]:
         """Returns the recipe as plain YAML values, every default written out."""
         return self.model_dump(mode="json")
