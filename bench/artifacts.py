@@ -17,7 +17,7 @@ from rich.console import Console
 from bench.figures.performance_page import with_block
 from bench.figures.results_file import write_results
 from bench.figures.verdicts import Verdict
-from bench.peers.flambeau_peer import ROOT
+from bench.peers.servers.flambeau_peer import ROOT
 from training.datasets import load_splits
 from training.pipeline import run
 from training.publish import RECIPE, REPORT

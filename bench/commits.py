@@ -23,9 +23,9 @@ import numpy as np
 from bench.loads.closed_loop import closed_loop, warm_up
 from bench.measured.golden_model import ask_for, check_answers, golden_model, newest_manifest
 from bench.measured.models import STORE, ensure_bench_models
-from bench.peers.flambeau_peer import ROOT
 from bench.peers.peer import Ask, Form
 from bench.peers.process_tree import cpu_seconds
+from bench.peers.servers.flambeau_peer import ROOT
 from bench.servers.pinned_server import before_exec, end_with_exception
 from bench.servers.pinning import become_client
 from flambeau.server_process import ServerProcess, server_process

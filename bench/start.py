@@ -28,7 +28,7 @@ from bench.figures.verdicts import Verdict, ratio, table
 from bench.measured.golden_model import BENCH_STORE, newest_manifest
 from bench.measured.models import ensure_bench_models
 from bench.measured.version_copy import publish_copy
-from bench.peers.flambeau_peer import ROOT
+from bench.peers.servers.flambeau_peer import ROOT
 from bench.servers.pinned_server import end_with_exception
 from bench.servers.process_figures import resident_mebibytes
 from flambeau.server_process import ServerProcess, server_process

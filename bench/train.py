@@ -25,7 +25,7 @@ from typing import Any
 from bench.figures.results_file import write_results
 from bench.figures.verdicts import MISSING, Verdict
 from bench.peers.environment import Environment
-from bench.peers.flambeau_peer import ROOT
+from bench.peers.servers.flambeau_peer import ROOT
 from bench.servers.pinning import CLIENT_CORE, pinned_to
 from bench.training.training_loops import CLIPS, TASKS
 

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from bench.figures.performance_page import with_block
 from bench.figures.results_file import write_results
 from bench.figures.verdicts import Verdict, table
-from bench.peers.flambeau_peer import ROOT
+from bench.peers.servers.flambeau_peer import ROOT
 from bench.training.one_training import Figures
 from model_store.metric import metric_text
 from model_store.strict import StrictModel

@@ -85,20 +85,18 @@ def run(
         golden, report = _prove(recipe, trained, splits, files, console)
         with console.status("comparing with the live version"):
             found = compare_with_live(recipe, trained, splits, golden, report.metrics, store, step)
-        facts = {
-            "comparison": found,
-            "curves": read_curves(recipe, folder),
-            "examination": _examination(recipe, golden, raw),
-        }
-        report = report.model_copy(update=facts)
+        curves, examination = read_curves(recipe, folder), _examination(recipe, golden, raw)
+        report = report.model_copy(
+            update={"comparison": found, "curves": curves, "examination": examination}
+        )
         print_table(report, console)
         warning = _warn(report.guess, console)
         manifest = publish(recipe, raw, trained, golden, report, files, store, sign, step)
         promotion = promote(recipe, manifest, store, found)
         if watcher:
             watcher.promoted(promotion.text + warning)
-    signed = ", signed" if sign else ""
-    say(console, f"published {manifest.model} {manifest.version_text}{signed}{promotion.text}")
+    what = f"{manifest.model} {manifest.version_text}{', signed' if sign else ''}"
+    say(console, f"published {what}{promotion.text}")
     return manifest
 
 

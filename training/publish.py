@@ -71,14 +71,12 @@ def check_bump(
     """
     if recipe.publish.bump is None:
         return
-    weights = {CHECKPOINT: trained.weights, QAT_CHECKPOINT: trained.qat_weights}
     signature = trained.signature
     identity = Identity(
         signature=signature if step is None else served_signature(signature, raw),
         weights={
             name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in weights.items()
-            if path is not None
+            for name, path in _weights(trained).items()
         },
         network_sha256=recipe.network_digest(),
         python_step=None if step is None else _python_step(step, signature),
@@ -124,11 +122,10 @@ def publish(
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
     _check_any_proven(recipe.publish.model, report, folder / REPORT)
     (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
-    shutil.copyfile(trained.weights, folder / CHECKPOINT)
-    files = [REPORT, REPORT_PAGE, RECIPE, CHECKPOINT, TRITON_CONFIG]
-    if trained.qat_weights is not None:
-        shutil.copyfile(trained.qat_weights, folder / QAT_CHECKPOINT)
-        files.append(QAT_CHECKPOINT)
+    files = [REPORT, REPORT_PAGE, RECIPE, TRITON_CONFIG]
+    for name, path in _weights(trained).items():
+        shutil.copyfile(path, folder / name)
+        files.append(name)
     golden = GoldenRows(splits.test.golden_inputs(), expected.golden_outputs)
     (folder / GOLDEN).write_bytes(golden.to_bytes())
     signature = expected.signature
@@ -149,6 +146,12 @@ def publish(
     )
     replay_files(draft, folder, step, recipe.export_limits)
     return store.publish(draft, folder, sign=sign, bump=recipe.publish.bump)
+
+
+def _weights(trained: Trained) -> dict[str, Path]:
+    """Returns the files of weights by their names in the version."""
+    weights = {CHECKPOINT: trained.weights, QAT_CHECKPOINT: trained.qat_weights}
+    return {name: path for name, path in weights.items() if path is not None}
 
 
 def _check_any_proven(model: str, report: Report, figures: Path) -> None:

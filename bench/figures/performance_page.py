@@ -3,7 +3,7 @@
 In: a benchmark's name and its tables. Out: the page with that block replaced, and nothing else.
 """
 
-from bench.peers.flambeau_peer import ROOT
+from bench.peers.servers.flambeau_peer import ROOT
 
 PAGE = ROOT / "docs/reference/performance.md"
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from bench.measured.models import STORE
 from bench.peers.answers import ask_once, check
-from bench.peers.flambeau_peer import ROOT, Flambeau
 from bench.peers.open_inference import infer
 from bench.peers.peer import Array, Ask, Form, Launch, PeerError
 from bench.peers.served_model import CHECKED_ROWS, ServedModel
+from bench.peers.servers.flambeau_peer import ROOT, Flambeau
 from flambeau.server_process import ServerProcess
 from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Manifest

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from bench.measured.golden_model import read_golden
-from bench.peers.flambeau_peer import ROOT
+from bench.peers.servers.flambeau_peer import ROOT
 from bench.servers.pinned_server import pinned_child
 from model_store.manifest import Manifest
 from model_store.store import ModelStore

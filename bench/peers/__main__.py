@@ -17,18 +17,18 @@ from datetime import UTC, datetime
 from bench.figures.performance_page import write_block
 from bench.figures.results_file import RESULTS, bench_store
 from bench.measured.golden_model import BENCH_STORE
-from bench.peers.bentoml_peer import BentoMl
-from bench.peers.flambeau_peer import Flambeau
-from bench.peers.litserve_peer import LitServe
 from bench.peers.load import clients_at_hand
-from bench.peers.mlserver_peer import MlServer
-from bench.peers.mosec_peer import Mosec
 from bench.peers.peer import Peer, PeerError
 from bench.peers.report import PeerReport
 from bench.peers.served_model import CLIENTS, served_model
+from bench.peers.servers.bentoml_peer import BentoMl
+from bench.peers.servers.flambeau_peer import Flambeau
+from bench.peers.servers.litserve_peer import LitServe
+from bench.peers.servers.mlserver_peer import MlServer
+from bench.peers.servers.mosec_peer import Mosec
+from bench.peers.servers.torchserve_peer import TorchServe
+from bench.peers.servers.triton_peer import Triton
 from bench.peers.session import Session
-from bench.peers.torchserve_peer import TorchServe
-from bench.peers.triton_peer import Triton
 from bench.servers.pinned_server import end_with_exception
 from bench.servers.pinning import CLIENT_CORE, pinned_to
 

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from bench.peers.flambeau_peer import ROOT
+from bench.peers.servers.flambeau_peer import ROOT
 from bench.servers.pinning import SERVER_CORE, pinned_to
 from flambeau.server_process import ServerProcess, server_process
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,14 +60,10 @@ def train(
     Exits with 0 when a version is published, 2 when the recipe or its data are wrong, 75 when
     SIGTERM has stopped several processes after a checkpoint, 1 for any other failure.
     """
-    from pathlib import Path
-
     from model_store.errors import StoreError
     from model_store.signatures.key_folder import KeyFolder
-    from model_store.signatures.signing import signer_with
     from training.errors import DataError, RecipeError, StoppedError, TrainingError
     from training.job import STOPPED
-    from training.recipe.user_code import own_code_named
 
     # The disk is the user's, so its errors are reported without a traceback.
     codes: dict[type[Exception], int] = {TrainingError: 1, StoreError: 1, OSError: 1}
@@ -74,17 +71,25 @@ def train(
     with failing_with(codes), needing("train"):
         loaded = _load(recipe, set_ or [], store)
         key = KeyFolder(keys).signing_key(sign_with)
-        sign = signer_with(key) if key else None  # before training: an invalid key fails here
         with interrupts_resumable("" if resume else " with --resume"):
-            if loaded.train.processes > 1:
-                from training.distributed.launcher import train_together
+            _run(loaded, store, Path(runs_dir), resume, key)
 
-                train_together(loaded, store, Path(runs_dir), resume=resume, private_key=key)
-                return
-            from training.pipeline import run
 
-            with own_code_named():
-                run(loaded, store, Path(runs_dir), resume=resume, sign=sign)
+def _run(recipe: "Recipe", store: str, runs_dir: Path, resume: bool, key: Path | None) -> None:
+    """Trains in this process, or in as many as the recipe asks for."""
+    from model_store.signatures.signing import signer_with
+    from training.recipe.user_code import own_code_named
+
+    sign = signer_with(key) if key else None  # before training: an invalid key fails here
+    if recipe.train.processes > 1:
+        from training.distributed.launcher import train_together
+
+        train_together(recipe, store, runs_dir, resume=resume, private_key=key)
+        return
+    from training.pipeline import run
+
+    with own_code_named():
+        run(recipe, store, runs_dir, resume=resume, sign=sign)
 
 
 @contextmanager

@@ -176,10 +176,7 @@ class Admission:
         if self.draining:
             raise ShuttingDownError("this server is shutting down; send the request to another")
         if self._queue.unanswered >= self._max_in_flight:
-            raise TooManyInFlightError(
-                f"{self._max_in_flight} requests are in flight here, the limit; "
-                "retry later or add servers"
-            )
+            raise self._too_many()
         now = time.monotonic()
         tenant = None if call.caller is None else call.caller.tenant
         try:
@@ -223,6 +220,12 @@ class Admission:
                 tenant.activate()
             tenant.in_flight += 1
         return entry
+
+    def _too_many(self) -> TooManyInFlightError:
+        return TooManyInFlightError(
+            f"{self._max_in_flight} requests are in flight here, the limit; "
+            "retry later or add servers"
+        )
 
     def check_inputs(
         self,

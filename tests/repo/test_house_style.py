@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 70
+MAX_FUNCTION_LINES = 60
+"""Decorators and docstring included."""
+MEDIAN_FUNCTION_LINES = 9
+LONG_FUNCTION_LINES = 24
+"""Limit of the 90th percentile."""
+MAX_FOLDER_FILES = 20
+"""Source files of a folder, besides `__init__.py`."""
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 SHADOWING_NAMES = {"grpc", "queue", "logging", "onnx", "redis", "torch", "json", "signal", "types"}
-SOURCES = ("bench", "flambeau", "model_store", "services", "tests", "training")
+SOURCES = ("bench", "deploy", "flambeau", "model_store", "services", "training")
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -32,16 +39,36 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return (node.end_lineno or node.lineno) - first + 1
+
+
 def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+SOURCE_FILES = [path for path in PYTHON_FILES if relative(path).startswith(SOURCES)]
 
 
 @pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
 def test_a_file_stays_readable_in_one_sitting(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
     for node in functions(path):
-        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        lines = length(node)
         assert lines <= MAX_FUNCTION_LINES, f"{node.name} at line {node.lineno}: {lines} lines"
+
+
+def test_functions_are_short() -> None:
+    lengths = sorted(length(node) for path in SOURCE_FILES for node in functions(path))
+    assert lengths[len(lengths) // 2] <= MEDIAN_FUNCTION_LINES
+    assert lengths[len(lengths) * 9 // 10] <= LONG_FUNCTION_LINES
+
+
+def test_a_folder_holds_few_source_files() -> None:
+    counts = Counter(path.parent for path in SOURCE_FILES if path.name != "__init__.py")
+    crowded = {relative(path): n for path, n in counts.items() if n > MAX_FOLDER_FILES}
+    assert not crowded, f"folders with more than {MAX_FOLDER_FILES} source files: {crowded}"
 
 
 @pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)

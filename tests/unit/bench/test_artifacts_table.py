@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench.artifacts import FAMILIES, NOT_TRAINED, every_export, page_block
-from bench.peers.flambeau_peer import ROOT
+from bench.peers.servers.flambeau_peer import ROOT
 from model_store.metric import MeasuredMetric
 from training.metrics.task_metric import TaskMetric
 from training.recipe.file import load_recipe

@@ -10,7 +10,7 @@ from bench.peers.peer import MAX_BATCH, Array, Ask, Form, Launch, Peer
 from bench.peers.running_server import free_addresses
 from bench.peers.served_model import ServedModel
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Flambeau(Peer):

@@ -1,0 +1,1 @@
+"""The servers that `bench-peers` compares; each has a file."""
