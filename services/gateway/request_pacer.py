@@ -24,18 +24,22 @@ from services.gateway.wire.body import Body
 from services.interpreter_lock import lend_lock
 
 BEGUN_A_TURN = 32
-"""Reading and admitting a request takes some 25 µs: a turn of them stays under 1 ms."""
+"""Requests begun in one turn: to read and admit one takes some 25 µs, so that a turn of them stays
+under 1 ms. `make bench-overload` shows its effect; docs/adr/0045 has the rates without it."""
 COUNTED_BYTES = 4096
-"""A request counts once more for each so many bytes: the worst JSON of this size takes 0.3 ms."""
+"""A request counts once more for each so many bytes: the worst JSON of this size takes 0.3 ms
+(docs/adr/0045)."""
 SMALL_A_TURN = 24
-"""Requests of at most `COUNTED_BYTES` that go first, while larger ones wait."""
+"""Requests of at most `COUNTED_BYTES` that go first, while larger ones wait: three quarters of a
+turn, so that the larger ones keep a quarter."""
 MAX_WAITING = 16_384
 """Requests whose bodies are held. Beyond it, a connection with more than its share of waiting
-requests is refused more."""
+requests is refused more. With 1,024, half as many were answered in an overload of 32,000 a second,
+since a refusal costs as much as an answer (docs/adr/0045)."""
 PASSED_A_TURN = 512
-"""Abandoned requests that one turn skips."""
+"""Abandoned requests that one turn skips: all of them take 0.2 ms."""
 _ASKED_AT = BEGUN_A_TURN // 2
-"""A turn that begins fewer needs no callback to reset the count."""
+"""A turn that begins fewer requests needs no callback to reset the count."""
 
 
 class PacedRequest(Protocol):

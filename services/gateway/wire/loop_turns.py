@@ -26,24 +26,29 @@ from typing import Protocol
 from services.interpreter_lock import lend_lock
 
 WORK_A_TURN_US = 1000
-"""As much as `request_pacer.py` lets requests take."""
+"""Work of all connections in one turn: as much as `request_pacer.py` lets requests take. With it,
+the longest turn of `make adversarial` takes 2 to 6 ms, not 730 (docs/adr/0038)."""
 WORK_AT_ONCE_US = 250
+"""Work of one connection in one turn: a quarter of the turn."""
 FIRST_WORK_US = 60
+"""Work of a connection that has not worked in this turn: one request, read and begun, and no
+more, so that sixteen others have theirs in the same turn."""
 READ_SHIFT = 12
 """To take 4 KiB from the system and copy them takes 1 µs: bytes read, shifted by this."""
 READ_BYTES = 64 * 1024
-"""One read; the loop has its turn after 32 of them on one connection."""
+"""One read, the size that libuv suggests; it repeats a full one up to 32 times on a connection."""
 READ_BYTES_LATE = 8 * 1024
 """One read in a turn whose work is done. Whatever a peer has sent, each of thousands is read once
-before it can be told to wait."""
+before it can be told to wait: 4,096 full reads would be 256 MiB in a turn (docs/adr/0038)."""
 COPY_SHIFT = 13
 """To move 8 KiB that have outgrown their memory takes 1 µs, and much more where memory is new."""
 SMALL_READ_BYTES = 2048
 """Size of a usual call; a larger read belongs to a large one."""
 READ_US = 40
-"""Assumed work of a connection that is read again in this turn; it limits their number."""
+"""Assumed work of a connection that is read again in this turn, about one request's; it limits
+them to 25 a turn."""
 _ASKED_AT_US = WORK_AT_ONCE_US // 2
-"""A turn with less work is not worth a call to count anew."""
+"""A turn with less work, in microseconds, is not worth a callback to reset the count."""
 
 
 class Waiting(Protocol):

@@ -7,7 +7,8 @@ TorchScript's is. Out: the line that states the error, for clients; the log keep
 import re
 
 MAX_LINE = 500
-"""Maximum length of the line, in characters."""
+"""Maximum length of the line, in characters: enough for a message of ONNX Runtime, and little
+beside the answers that each request of a failed batch gets."""
 _ERROR = re.compile(r"[\w.]+(Error|Exception)\b")
 
 

@@ -24,7 +24,8 @@ from services.queueing.records import Lane
 logger = logging.getLogger("flambeau.worker")
 
 REOPEN_AFTER_S = 5.0
-"""Delay before a retry to open a backend that could not be opened."""
+"""Delay before a retry to open a backend that could not be opened: memory may be free again by
+then, and a load that fails each time takes little of the machine."""
 
 
 class PoolOwner(Protocol):

@@ -16,31 +16,45 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 
 LEARNING_RATE = 0.2
+"""Share of a run's error that is corrected at once: ten runs correct nine tenths."""
 CROSS_SIZE_WEIGHT = 0.9
 """Share of a run's correction that also applies to the other sizes, on a logarithmic scale.
 
 The remainder distinguishes the sizes, and so is learned ten times slower than the machine's speed:
-runs differ by 5 %, the throughput of sizes near the best one by 1 to 2 %.
+runs differ by 5 %, the throughput of sizes near the best one by 1 to 2 %. Of 0.5, 0.7, 0.9 and
+0.95 the largest that still corrects wrong seeds, by the simulated minute of `test_latency.py`.
 """
 MAX_OBSERVATION_RATIO = 2.0
-"""One observation counts as at most twice, and at least half, of the expected time."""
+"""One observation counts as at most twice, and at least half, of the expected time: one run in
+ten is interrupted."""
 FIRST_SPREAD = 0.1
+"""Relative mean deviation until runs are observed; those of one size differ by half as much."""
 SPREADS_OF_CAUTION = 2.0
-"""Safety margin between a cautious estimate and the expected time, in mean deviations."""
+"""Safety margin between a cautious estimate and the expected time, in mean deviations. Deviations
+are rarely larger, and a wider margin would make batches under a deadline smaller."""
 MAX_CURVES = 64
+"""Shapes of one model that are remembered; the least recently used is forgotten. Padding makes a
+few shapes of many; without it, callers choose them."""
 DOUBT = 0.9
+"""Factor of one decay of an estimate: small, so that few requests run that cannot be in time; a
+tenth of the estimate is reached within 22 s (`worker.DOUBT_EVERY_S`)."""
 MAX_DOUBTS = 44
 """Most decays in a row that count: together they reduce an estimate to a hundredth."""
 PROBE_EVERY = 64
-"""Runs from one probe of a size next to the best to the next probe."""
+"""Runs from one probe of a size next to the best to the next probe: under 2 % of all runs."""
 FAMILIAR = 100
+"""Largest ratio of a row's elements to those of the seeds' rows for which the seeds are used.
+Beyond it, the overhead of a small row, scaled, made the first large request hopeless."""
 HANDLING_S = 1e-4
-"""Cost of a batch in the event loop, beside its run, for tiny models."""
+"""Cost of a batch in the event loop beside its run, for tiny models: a fourth of what it costs
+beside a model that evicts the loop's data from the CPU caches (docs/adr/0045)."""
 COLD_SHARE = 0.05
+"""Additional cost where a run evicts the event loop's data from the CPU caches, as a share of the
+run. Served ÷ raw of `make bench`, CNN in INT8: 0.965 with it, 0.955 without (docs/adr/0045)."""
 MOST_COLD_S = 4e-4
-"""Additional cost where a run evicts the event loop's data from the CPU caches: `COLD_SHARE` of
-the run, up to this many seconds (docs/adr/0045)."""
+"""Limit of that cost: beside such a model, the event loop takes 0.44 ms a batch (docs/adr/0045)."""
 SHORTEST_S = 1e-9
+"""Least seconds of a run: a coarse clock measures 0, and estimates divide by each other."""
 
 
 class LatencyCurve:

@@ -33,16 +33,21 @@ from services.tracing.tracer import Tracer
 logger = logging.getLogger("flambeau.worker")
 
 DOUBT_EVERY_S = 1.0
-"""Shortest interval at which an idle lane that refuses a request lowers its estimate by a tenth."""
+"""Shortest interval at which an idle lane that refuses a request lowers its estimate by a tenth:
+a caller that retries many times a second must not make an estimate worthless."""
 ANSWERS_AT_ONCE = 32
-"""A response takes about 10 µs of the event loop, which must be free again within 1 ms."""
+"""Responses in one turn of the event loop: each takes about 10 µs, and the loop must be free again
+within 1 ms."""
 BACKGROUND_AGAIN_S = 1.0
-"""Retry interval of jobs that may not run now because recent requests had tight deadlines."""
+"""Retry interval of jobs that may not run now because recent requests had tight deadlines, which
+count for a minute (`device_turns.LATELY_S`)."""
 RUN_SHARE_RATE = 0.1
-"""Learning rate of the share of a batch's time that is spent in the backend."""
+"""Learning rate, per batch, of the share of a batch's time that is spent in the backend. Half of
+`latency.LEARNING_RATE`: the share changes with the load, not from batch to batch."""
 PAUSE = 2.0
 """Pause before a lane's next express batch, as a multiple of its last batch's time, unless a full
-batch waits. Batches of one or two rows would cost the event loop more than they gain."""
+batch waits. Batches of one or two rows would cost the event loop more than they gain. Of 0, 1, 2, 3
+and 8, the best for all of three models on one core (docs/adr/0007)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
