@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -52,6 +52,9 @@ RETRY_POLICY = {
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Default limit of one message, in either direction."""
+
+CALL_TIMEOUT_S = 30.0
+"""Timeout of a call that does not wait for a result."""
 
 LARGEST_MESSAGE_BYTES = 2**31 - 1
 """Largest message that Protocol Buffers can serialise."""
@@ -180,6 +183,33 @@ def bind_methods(
     if not token:
         return methods
     return {name: partial(call, metadata=bearer(token)) for name, call in methods.items()}
+
+
+class ServiceConnection:
+    """A connection to one service of a server; closed at the end of its `with` block."""
+
+    def __init__(
+        self,
+        target: str,
+        service: str,
+        messages: Messages,
+        max_message_bytes: int,
+        tls: Tls | None,
+        token: str,
+    ) -> None:
+        options = channel_options(max_message_bytes, service)
+        self._channel = open_channel(target, options, tls)
+        self._methods = bind_methods(self._channel, service, messages, token)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._channel.close()
+
+    def _call(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        with failing(timeout_s):
+            return self._methods[method](request, timeout=timeout_s)
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:

@@ -14,20 +14,17 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
 
 from google.protobuf.duration_pb2 import Duration
 
 from flambeau.channel import (
+    CALL_TIMEOUT_S,
     MAX_MESSAGE_BYTES,
     Messages,
+    ServiceConnection,
     Tls,
-    bind_methods,
-    channel_options,
     check_timeout_s,
-    failing,
     moment,
-    open_channel,
 )
 from flambeau.wire import Array, infer_call, read_outputs
 from protos.flambeau.v1 import jobs_pb2 as pb
@@ -35,7 +32,6 @@ from protos.flambeau.v1 import jobs_pb2 as pb
 SERVICE = "flambeau.v1.JobService"
 OVER = frozenset({"done", "failed", "cancelled", "expired"})
 """Final states of a job."""
-CALL_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 1.0
 _MESSAGES: Messages = {
     "SubmitJob": (pb.SubmitJobRequest, pb.SubmitJobResponse),
@@ -70,7 +66,7 @@ class Job:
         return self.state in OVER
 
 
-class JobClient:
+class JobClient(ServiceConnection):
     """A connection to a server that keeps jobs; threads may share it.
 
     Args:
@@ -88,15 +84,7 @@ class JobClient:
         tls: Tls | None = None,
         token: str = "",
     ) -> None:
-        options = channel_options(max_message_bytes, SERVICE)
-        self._channel = open_channel(target, options, tls)
-        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES, token)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._channel.close()
+        super().__init__(target, SERVICE, _MESSAGES, max_message_bytes, tls, token)
 
     def submit(
         self,
@@ -149,7 +137,8 @@ class JobClient:
         """
         wait = Duration()
         wait.FromMicroseconds(int(wait_s * 1e6))
-        return _job(self._call("GetJob", pb.GetJobRequest(id=job_id, wait=wait), wait_s))
+        request = pb.GetJobRequest(id=job_id, wait=wait)
+        return _job(self._call("GetJob", request, CALL_TIMEOUT_S + wait_s))
 
     def wait(self, job_id: str) -> Job:
         """Waits until a job is over, and returns it.
@@ -183,11 +172,6 @@ class JobClient:
         return [
             _job(job) for job in self._call("ListJobs", pb.ListJobsRequest(model_name=model)).jobs
         ]
-
-    def _call(self, name: str, request: Any, longer_s: float = 0.0) -> Any:
-        timeout_s = CALL_TIMEOUT_S + longer_s
-        with failing(timeout_s):
-            return self._methods[name](request, timeout=timeout_s)
 
 
 def _job(message: pb.Job, *, is_new: bool = False) -> Job:

@@ -15,17 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Self
 
 from flambeau.channel import (
+    CALL_TIMEOUT_S,
     Messages,
+    ServiceConnection,
     Tls,
     bearer,
-    bind_methods,
-    channel_options,
     failing,
     moment,
-    open_channel,
 )
 from flambeau.errors import UnavailableError
 from protos.flambeau.v1 import training_pb2 as pb
@@ -33,7 +31,6 @@ from protos.flambeau.v1 import training_pb2 as pb
 SERVICE = "flambeau.v1.Training"
 OVER = frozenset({"succeeded", "failed", "cancelled"})
 """Final states of a job."""
-CALL_TIMEOUT_S = 30.0
 MAX_MESSAGE_BYTES = 2**30
 GONE_FOR_S = 60.0
 """Seconds that a watch waits for an unavailable service."""
@@ -101,7 +98,7 @@ class TrainingEvent:
     """Metrics of a `metric` event."""
 
 
-class TrainingClient:
+class TrainingClient(ServiceConnection):
     """A connection to a training service; threads may share it.
 
     Args:
@@ -111,21 +108,13 @@ class TrainingClient:
     """
 
     def __init__(self, target: str, *, token: str = "", tls: Tls | None = None) -> None:
-        options = channel_options(MAX_MESSAGE_BYTES, SERVICE)
-        self._channel = open_channel(target, options, tls)
-        self._methods = bind_methods(self._channel, SERVICE, _MESSAGES, token)
+        super().__init__(target, SERVICE, _MESSAGES, MAX_MESSAGE_BYTES, tls, token)
         watch = self._channel.unary_stream(
             f"/{SERVICE}/WatchJob",
             request_serializer=pb.WatchTrainingRequest.SerializeToString,
             response_deserializer=pb.TrainingEvent.FromString,
         )
         self._watch = partial(watch, metadata=bearer(token))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._channel.close()
 
     def submit(
         self,
@@ -222,10 +211,6 @@ class TrainingClient:
                     raise
                 gone_at = _patient(gone_at, failure)
             time.sleep(RETRY_S)
-
-    def _call(self, name: str, request: Any) -> Any:
-        with failing(CALL_TIMEOUT_S):
-            return self._methods[name](request, timeout=CALL_TIMEOUT_S)
 
 
 def _patient(gone_at: float | None, failure: UnavailableError) -> float:

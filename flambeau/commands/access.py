@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.audit import AuditLog, written_down
 from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.text.failures import failing_with
@@ -73,11 +73,8 @@ def add(
         except ValidationError as error:
             raise KeysFileError(explain(error, ApiKey)) from error
         add_key(file, key)
-    if as_json:
-        facts = key.model_dump(mode="json", exclude={"sha256"})
-        print_json({**facts, "key": secret, "file": str(file)})
-    else:
-        typer.echo(secret)
+    facts = key.model_dump(mode="json", exclude={"sha256"})
+    print_outcome(secret, {**facts, "key": secret, "file": str(file)}, as_json)
     typer.echo(
         f"added {name} to {file}; the key above is not shown again. A server takes it at once "
         f"when it runs with api_keys_file={file}",
@@ -128,10 +125,7 @@ def revoke(
 
     with failing_with({KeysFileError: 1}), written_down("revoke key", name, audit_log):
         revoke_key(file, name)
-    if as_json:
-        print_json({"name": name, "file": str(file)})
-    else:
-        typer.echo(f"revoked {name}")
+    print_outcome(f"revoked {name}", {"name": name, "file": str(file)}, as_json)
 
 
 def _span(text: str) -> timedelta:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.audit import AuditLog, written_down
 from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.text.failures import failing_with
@@ -127,10 +127,7 @@ def drop_letter(
 
 
 def _print_outcome(letter: str, state: str, as_json: bool) -> None:
-    if as_json:
-        print_json({"id": letter, "state": state})
-    else:
-        typer.echo(f"{letter} is {state}")
+    print_outcome(f"{letter} is {state}", {"id": letter, "state": state}, as_json)
 
 
 def _with_letters(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flambeau.commands.infer import fit_inputs, read_inputs
-from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.model import ModelName
 from flambeau.commands.options.output import writable_file, writable_folder
 from flambeau.commands.options.tls import chosen_tls
@@ -75,10 +75,7 @@ def submit(
             timeout_s=timeout_s,
             webhook=webhook,
         )
-    if as_json:
-        print_json(_facts(job))
-    else:
-        typer.echo(job.id)
+    print_outcome(job.id, _facts(job), as_json)
 
 
 @jobs_app.command()
@@ -120,10 +117,7 @@ def cancel(
     """Cancel a job that is not over."""
     with _clients(server, token_file) as (_, jobs):
         found = jobs.cancel(job)
-    if as_json:
-        print_json(_facts(found))
-    else:
-        typer.echo(f"{job} is {found.state}")
+    print_outcome(f"{job} is {found.state}", _facts(found), as_json)
 
 
 @jobs_app.command("list")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.keys import KeysFolder
 from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.text.failures import failing_with
@@ -49,10 +49,7 @@ def trust(
     from model_store.signatures.key_folder import KeyFolder
 
     key = KeyFolder(keys).trust(file, name)
-    if as_json:
-        print_json(asdict(key))
-    else:
-        typer.echo(f"trusted: {key.name}, fingerprint {key.fingerprint}")
+    print_outcome(f"trusted: {key.name}, fingerprint {key.fingerprint}", asdict(key), as_json)
 
 
 @keys_app.command("list")

@@ -19,5 +19,13 @@ def print_json(document: Any, *, in_a_line: bool = False) -> None:
     typer.echo(json.dumps(document, indent=indent, ensure_ascii=False, default=_text))
 
 
+def print_outcome(text: str, facts: Any, as_json: bool) -> None:
+    """Prints the outcome of a command: its facts with `--json`, or else a line of text."""
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(text)
+
+
 def _text(value: Any) -> str:
     return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)

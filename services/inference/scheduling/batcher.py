@@ -29,21 +29,16 @@ from services.queueing.memory_queue import Entry
 from services.queueing.records import InferRequest
 
 HORIZON_S = 10.0
-"""Deadlines further away than this count as this far away, so that entries without a deadline do
-not starve: longer than interactive callers wait."""
+"""Deadlines further away count as this far away: longer than interactive callers wait."""
 MAX_BATCH_BYTES = 64 * 2**20
 """Most bytes of inputs that are concatenated; the largest request by default. A larger batch saves
 no time, and takes as much memory again."""
 PRIORITY_STEP_S = HORIZON_S
-"""One step of priority, in seconds of deadline: of entries that arrive together, a higher priority
-goes first, whatever their deadlines are."""
-
+"""One step of priority, in seconds of deadline: it outweighs any deadline of the same moment."""
 NEAR_S = 1.0
-"""Seconds of a deadline that is always near: longer than most batches run. Only the precise
-estimate of near deadlines costs time, so both limits are generous."""
 NEAR_RUNS = 4.0
-"""A deadline is near within `NEAR_S` plus this many times the expected seconds to drain the queue,
-which leaves room for the caution of `finish_s` and for batches below the best size."""
+"""A deadline is near within `NEAR_S`, longer than most batches run, plus `NEAR_RUNS` times the time
+to drain the queue: generous, since only the estimate of near deadlines costs time."""
 
 _ORDER = attrgetter("order")
 _Key = tuple[tuple[str, tuple[int, ...]], ...]

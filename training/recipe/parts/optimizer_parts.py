@@ -49,14 +49,19 @@ class SGD(Decaying):
         return self
 
 
-class Adam(Decaying):
-    """Adam (Kingma and Ba, 2015); its weight decay is added to the gradient."""
+class Adaptive(Decaying):
+    """An optimizer with running means of gradients and of their squares."""
 
     betas: Betas = (0.9, 0.999)
     """Decay rates of the running mean and mean square of gradients. Lower the second when gradient
     magnitudes change quickly."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the denominator. Raise it when rare large steps destabilise training."""
+
+
+class Adam(Adaptive):
+    """Adam (Kingma and Ba, 2015); its weight decay is added to the gradient."""
+
     amsgrad: bool = False
     """True if the denominator never decreases (Reddi et al., 2018). Set it if loss rises late."""
 
@@ -106,30 +111,20 @@ class Adadelta(Decaying):
     """Sets the size of the first steps. Raise it when the loss does not start to decrease."""
 
 
-class NAdam(Decaying):
+class NAdam(Adaptive):
     """Adam with Nesterov momentum (Dozat, 2016)."""
 
     lr: float = Field(default=2e-3, gt=0)
     """Peak learning rate. Lower it if the loss jumps or is NaN; raise it if training is slow."""
-    betas: Betas = (0.9, 0.999)
-    """Decay rates of the running mean and mean square of gradients. Lower the second when gradient
-    magnitudes change quickly."""
-    eps: float = Field(default=1e-8, gt=0)
-    """Added to the denominator. Raise it when rare large steps destabilise training."""
     momentum_decay: float = Field(default=4e-3, ge=0)
     """Rate at which the momentum reaches its full value. Raise it if first steps overshoot."""
     decoupled_weight_decay: bool = False
     """True for decoupled weight decay, as in AdamW. Set it when you give `weight_decay`."""
 
 
-class RAdam(Decaying):
+class RAdam(Adaptive):
     """Adam with rectified first steps (Liu et al., 2020), which makes a warm-up unnecessary."""
 
-    betas: Betas = (0.9, 0.999)
-    """Decay rates of the running mean and mean square of gradients. Lower the second when gradient
-    magnitudes change quickly."""
-    eps: float = Field(default=1e-8, gt=0)
-    """Added to the denominator. Raise it when rare large steps destabilise training."""
     decoupled_weight_decay: bool = False
     """True for decoupled weight decay, as in AdamW. Set it when you give `weight_decay`."""
 
