@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flambeau.commands.options.model import ModelName
+from flambeau.commands.options.server import DEFAULT_SERVER, Inputs, ServedVersion, Server
 from flambeau.commands.options.tls import chosen_tls
 from flambeau.commands.options.token import TokenFile, read_token
 from flambeau.commands.text.failures import failing_with
@@ -16,20 +17,9 @@ if TYPE_CHECKING:
 
 def infer(
     model: ModelName,
-    inputs: Annotated[
-        list[str],
-        typer.Option(
-            "--input",
-            metavar="NAME=VALUE",
-            help="An input: FILE.npy, FILE.json or JSON itself. Once for each input.",
-        ),
-    ],
-    server: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The server's gRPC address.")
-    ] = "127.0.0.1:8001",
-    version: Annotated[
-        str, typer.Option(help="Version of the model; unless given, the one in production.")
-    ] = "",
+    inputs: Inputs,
+    server: Server = DEFAULT_SERVER,
+    version: ServedVersion = "",
     outputs: Annotated[
         list[str] | None,
         typer.Option("--output", metavar="NAME", help="An output wanted; unless given, all."),

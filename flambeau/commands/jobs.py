@@ -14,6 +14,7 @@ from flambeau.commands.infer import fit_inputs, read_inputs
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.model import ModelName
 from flambeau.commands.options.output import writable_file, writable_folder
+from flambeau.commands.options.server import DEFAULT_SERVER, Inputs, ServedVersion, Server
 from flambeau.commands.options.tls import chosen_tls
 from flambeau.commands.options.token import TokenFile, read_token
 from flambeau.commands.options.verb_classes import Verbs
@@ -27,16 +28,11 @@ if TYPE_CHECKING:
 
 jobs_app = Verbs(no_args_is_help=True, help="Hand work in now, fetch the result later.")
 
-Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's gRPC address.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
-Version = Annotated[
-    str, typer.Option(help="Version of the model; unless given, the one in production.")
-]
 OutputFile = Annotated[
     Path | None,
     typer.Option(callback=writable_file, help="Write the outputs to this .npz file."),
 ]
-DEFAULT_SERVER = "127.0.0.1:8001"
 MAX_IN_FLIGHT = 256
 """Most jobs of a batch that are submitted before their results are fetched."""
 REPORT_EVERY_S = 5.0
@@ -45,17 +41,10 @@ REPORT_EVERY_S = 5.0
 @jobs_app.command()
 def submit(
     model: ModelName,
-    inputs: Annotated[
-        list[str],
-        typer.Option(
-            "--input",
-            metavar="NAME=VALUE",
-            help="An input: FILE.npy, FILE.json or JSON itself. Once for each input.",
-        ),
-    ],
+    inputs: Inputs,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
-    version: Version = "",
+    version: ServedVersion = "",
     key: Annotated[str, typer.Option(help="A job with the same key is the same job.")] = "",
     timeout_s: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds the job may take.")
@@ -156,7 +145,7 @@ def batch(
     ],
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
-    version: Version = "",
+    version: ServedVersion = "",
     rows: Annotated[
         int, typer.Option(min=1, help="Rows of a stack in one job; the model's most unless less.")
     ] = 1024,
