@@ -85,10 +85,7 @@ def verify(
         options = _options(manifest.model, settings, time_limit_s, memory_gib)
         certificate = _verified(opened, manifest, options, keys, data)
         _print(certificate, as_json)
-        from model_store.certificates.certificates import record
-
-        path = record(opened, manifest, certificate)
-        typer.echo(f"recorded as {path}", err=True)
+        _record(opened, manifest, certificate)
     _exit(certificate)
 
 
@@ -209,6 +206,13 @@ def _print(certificate: "Certificate", as_json: bool) -> None:
         typer.echo(certificate.to_json(), nl=False)
     else:
         typer.echo("\n".join(certificate_lines(certificate)))
+
+
+def _record(store: "ModelStore", manifest: "Manifest", certificate: "Certificate") -> None:
+    from model_store.certificates.certificates import record
+
+    path = record(store, manifest, certificate)
+    typer.echo(f"recorded as {path}", err=True)
 
 
 def _exit(certificate: "Certificate") -> None:

@@ -13,9 +13,9 @@ import torch
 
 from model_store.tensors import Array
 from services.errors import DeviceError
-from services.inference.backends.cuda_torch import CudaTorchBackend
 from services.inference.backends.device import Device
 from services.inference.backends.device_memory import device_memory_bytes
+from services.inference.backends.gpu.cuda_torch import CudaTorchBackend
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact

@@ -7,8 +7,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.device import Device
+from services.inference.backends.gpu.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.onnx_providers import TENSORRT, OnnxOnGpu
 from services.inference.backends.open_options import OpenOptions
 from tests.fixtures import onnx_models

@@ -55,7 +55,7 @@ SERVED_KINDS: dict[str, ServedKind] = {
         distributions=("onnxruntime", "onnxruntime-gpu", "tensorrt"),
         backends={
             "cpu": f"{_HERE}.onnx_runtime:OnnxRuntimeBackend",
-            "cuda": f"{_HERE}.cuda_onnx:CudaOnnxBackend",
+            "cuda": f"{_HERE}.gpu.cuda_onnx:CudaOnnxBackend",
         },
     ),
     "openvino": ServedKind(
@@ -72,7 +72,7 @@ SERVED_KINDS: dict[str, ServedKind] = {
     "torchscript": _TORCH_KIND(
         backends={
             "cpu": f"{_HERE}.torchscript:TorchScriptBackend",
-            "cuda": f"{_HERE}.cuda_torch:CudaTorchBackend",
+            "cuda": f"{_HERE}.gpu.cuda_torch:CudaTorchBackend",
         },
     ),
 }

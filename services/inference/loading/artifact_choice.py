@@ -149,7 +149,7 @@ def _version(package: str) -> str | None:
 
 
 def _gpu(options: OpenOptions) -> list[str]:
-    from services.inference.backends.cuda_device import gpu_name_and_driver
+    from services.inference.backends.gpu.cuda_device import gpu_name_and_driver
 
     sizes = map(str, options.preferred_batch_sizes)  # engines and graphs are built for them
     return [*gpu_name_and_driver(options.device), *options.onnx_on_gpu.providers, *sizes]

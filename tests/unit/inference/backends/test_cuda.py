@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import Array
 from services.errors import DeviceError
-from services.inference.backends import cuda_torch
-from services.inference.backends.cuda_graphs import LARGEST_ROWS, graph_sizes
-from services.inference.backends.cuda_onnx import CudaOnnxBackend
-from services.inference.backends.cuda_torch import CudaTorchBackend
+from services.inference.backends.gpu import cuda_torch
+from services.inference.backends.gpu.cuda_graphs import LARGEST_ROWS, graph_sizes
+from services.inference.backends.gpu.cuda_onnx import CudaOnnxBackend
+from services.inference.backends.gpu.cuda_torch import CudaTorchBackend
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torchscript import load_module
 from tests.fixtures import misbehaving_models, onnx_models

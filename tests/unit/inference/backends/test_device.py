@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.errors import DeviceError
-from services.inference.backends.cuda_onnx import CudaOnnxBackend
-from services.inference.backends.cuda_torch import CudaTorchBackend
 from services.inference.backends.device import CPU, Device, parse_device
-from services.inference.backends.device_faults import device_error, is_device_fault
 from services.inference.backends.device_memory import control_group_limits, device_memory_bytes
+from services.inference.backends.gpu.cuda_onnx import CudaOnnxBackend
+from services.inference.backends.gpu.cuda_torch import CudaTorchBackend
+from services.inference.backends.gpu.device_faults import device_error, is_device_fault
 from services.inference.backends.open_options import OpenOptions
 from services.resident_memory import resident_bytes
 from tests.fixtures import misbehaving_models

@@ -13,10 +13,10 @@ import pytest
 
 from model_store.signature import Padding, Signature, TensorSpec
 from services.errors import DeviceError
-from services.inference.backends import cuda_device
-from services.inference.backends.cuda_device import gpu_name_and_driver
-from services.inference.backends.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.device import CPU, Device
+from services.inference.backends.gpu import cuda_device
+from services.inference.backends.gpu.cuda_device import gpu_name_and_driver
+from services.inference.backends.gpu.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.onnx_providers import (
     TENSORRT,
     OnnxOnGpu,

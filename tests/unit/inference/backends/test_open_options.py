@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 
 from model_store.manifest import PythonStep
 from model_store.tensors import Array
-from services.inference.backends import cuda_onnx
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import Device
+from services.inference.backends.gpu import cuda_onnx
 from services.inference.backends.onnx_providers import OnnxOnGpu
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions

@@ -17,9 +17,9 @@ import torch
 
 from model_store.tensors import Array
 from services.inference.backends.backend import Backend
-from services.inference.backends.cuda_device import check_gpu, pinned_array
-from services.inference.backends.cuda_graphs import CAPTURE_LOCK, CudaGraphs, graph_sizes
-from services.inference.backends.device_faults import device_error, is_device_fault
+from services.inference.backends.gpu.cuda_device import check_gpu, pinned_array
+from services.inference.backends.gpu.cuda_graphs import CAPTURE_LOCK, CudaGraphs, graph_sizes
+from services.inference.backends.gpu.device_faults import device_error, is_device_fault
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torch_module import as_tensors
 from services.inference.backends.torchscript import load_module

@@ -21,7 +21,7 @@ from model_store.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import Device
-from services.inference.backends.device_faults import device_error, is_device_fault
+from services.inference.backends.gpu.device_faults import device_error, is_device_fault
 from services.inference.backends.onnx_providers import (
     CUDA,
     TENSORRT,
@@ -57,7 +57,7 @@ class CudaOnnxBackend(Backend):
         device, threads, how = options.device, options.threads, options.onnx_on_gpu
         _check_provider(device, onnxruntime.get_available_providers())
         # Imported here, because it imports torch.
-        from services.inference.backends.cuda_device import check_gpu, pinned_array
+        from services.inference.backends.gpu.cuda_device import check_gpu, pinned_array
 
         check_gpu(device)
         self._pinned_array = pinned_array

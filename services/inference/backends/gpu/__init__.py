@@ -1,0 +1,1 @@
+"""Backends that run artifacts on a GPU, and what they share."""
