@@ -13,7 +13,6 @@ Rules:
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Literal
 
 logger = logging.getLogger("flambeau.server")
@@ -90,7 +89,7 @@ class Readiness:
             names = ", ".join(f"'{name}'" for name in look.loading[:MAX_REASONS])
             return look.fault or (f"starting: loading {names}" if names else STARTING)
         models = {**look.missing, **look.refused}
-        said = [_short(f"model '{name}': {why}") for name, why in islice(_sorted(models), None)]
+        said = [_short(f"model '{name}': {why}") for name, why in sorted(models.items())]
         if len(said) > MAX_REASONS:
             said = [*said[:MAX_REASONS], f"and {len(said) - MAX_REASONS} more models"]
         return "; ".join([*([_short(look.fault)] if look.fault else []), *said])
@@ -121,10 +120,6 @@ class Readiness:
             logger.info("ready", extra=dict(about))
         else:
             logger.warning("ready, but not for every model", extra={**about, "reason": reason})
-
-
-def _sorted(models: Mapping[str, str]) -> "list[tuple[str, str]]":
-    return sorted(models.items())
 
 
 def _short(text: str) -> str:

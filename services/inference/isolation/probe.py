@@ -37,7 +37,7 @@ class ProbeLimits:
 
     memory_bytes: int
     cpu_s: float
-    gently: bool = False
+    low_priority: bool = False
     """True for the lowest priority; otherwise just below the event loop, as for models."""
 
 
@@ -105,7 +105,7 @@ class ProbeHosts:
             "options": asdict(replace(options, device=CPU, threads=1)),
             "memory_bytes": limits.memory_bytes,
             "cpu_s": limits.cpu_s,
-            "gently": limits.gently,
+            "low_priority": limits.low_priority,
             "runs": options.device == CPU,
         }
         package = SERVED_KINDS[artifact.kind].package

@@ -165,7 +165,7 @@ def measure(
     backend = open_isolated_backend(
         read_artifact(store, manifest, artifact, options),
         options.backend,
-        gently=True,
+        low_priority=True,
         memory_limit_bytes=memory_limit_bytes(artifact, options),
     )
     own_time = options.backend.runs_in_the_calling_thread

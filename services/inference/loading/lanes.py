@@ -101,20 +101,23 @@ class Lanes:
             if not lane.artifact and (not model or lane.model == model)
         ]
 
-    async def load(self, lane: Lane, tasks: asyncio.TaskGroup, *, gently: bool = True) -> None:
+    async def load(
+        self, lane: Lane, tasks: asyncio.TaskGroup, *, low_priority: bool = True
+    ) -> None:
         """Loads a version and starts its worker.
 
         Args:
             lane: default lane of the version.
             tasks: task group of its worker.
-            gently: True if other models are served meanwhile, which have priority.
+            low_priority: True if other models are served meanwhile, which have priority.
 
         Raises:
             LoadError: no artifact of it can be served here, or it does not fit.
             StoreError: its files are invalid or unavailable.
         """
         policy = self._policy.lane_of(lane.model)
-        policy = dataclasses.replace(policy, load=dataclasses.replace(policy.load, gently=gently))
+        options = dataclasses.replace(policy.load, low_priority=low_priority)
+        policy = dataclasses.replace(policy, load=options)
         manifest = await in_thread(self._store.manifest, lane.model, lane.version)
         log_unknown(manifest, policy.load.keep)
         file_bytes = min(size_bytes(artifact) for artifact in manifest.artifacts)

@@ -290,7 +290,7 @@ class Reconciler:
         if failed_at is None:
             self._directory.announce(ServedVersion(lane=lane, state="loading"))
         try:
-            await self._lanes.load(lane, workers, gently=self.converged_once)
+            await self._lanes.load(lane, workers, low_priority=self.converged_once)
         except Exception as error:
             model.failed_at[lane.version] = time.monotonic()
             self._announce_failure(model, lane, error)

@@ -245,7 +245,7 @@ class ReceivingLane:
         downlink = self._downlink
         if downlink.is_clogged or (self._answering and downlink.leaving_bytes > CLOGGED_BYTES):
             return 0
-        capacity = intake.spare_capacity if self.keys.jobs else intake.capacity
+        capacity = intake.background_capacity if self.keys.jobs else intake.capacity
         return capacity - len(self._held)
 
     def _heard_time(self, now_us: bytes) -> None:
