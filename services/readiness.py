@@ -21,7 +21,7 @@ MAX_REASONS = 10
 MAX_REASON_CHARACTERS = 500
 
 ReadinessRule = Literal["all_models_once", "all_models", "any_model"]
-STARTING = "starting: what is to be served has not been read through yet"
+STARTING = "starting: the models to serve have not all been read yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Readiness:
         if not count and not look.fault:
             return ""
         what = "the store" if look.fault else f"{count} model{'s' if count > 1 else ''}"
-        return f"{what} cannot be served; the log and the port of metrics say why"
+        return f"{what} cannot be served; see the log and the metrics port"
 
     def _blocks(self, look: Look) -> bool:
         if self._rule == "any_model":

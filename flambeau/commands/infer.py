@@ -21,21 +21,21 @@ def infer(
         typer.Option(
             "--input",
             metavar="NAME=VALUE",
-            help="An input: FILE.npy, FILE.json or JSON itself. Once for each input.",
+            help="An input: FILE.npy, FILE.json or literal JSON. Repeat for each input.",
         ),
     ],
     server: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The server's gRPC address.")
+        str, typer.Option(metavar="HOST:PORT", help="gRPC address of the server.")
     ] = "127.0.0.1:8001",
     version: Annotated[
-        str, typer.Option(help="Version of the model; unless given, the one in production.")
+        str, typer.Option(help="Version of the model; the one in production unless given.")
     ] = "",
     outputs: Annotated[
         list[str] | None,
-        typer.Option("--output", metavar="NAME", help="An output wanted; unless given, all."),
+        typer.Option("--output", metavar="NAME", help="An output to return; all unless given."),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option(min=0.001, max=86_400, help="Seconds to wait for the answer.")
+        float, typer.Option(min=0.001, max=86_400, help="Timeout in seconds.")
     ] = 30.0,
     token_file: TokenFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,

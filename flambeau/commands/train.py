@@ -34,12 +34,12 @@ def train(
     ] = None,
     store: StoreUrl = DEFAULT_STORE,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint of the same recipe.")
+        bool, typer.Option("--resume", help="Resume from the last checkpoint of the same recipe.")
     ] = False,
     runs_dir: Annotated[
         str,
         typer.Option(
-            callback=writable_folder, help="Folder for checkpoints and metrics, one folder a run."
+            callback=writable_folder, help="Folder of checkpoints and metrics, one per run."
         ),
     ] = "./var/runs",
     sign_with: Annotated[
@@ -85,7 +85,7 @@ def train(
                 run(loaded, store, Path(runs_dir), resume=resume, sign=sign)
         except KeyboardInterrupt:
             option = "" if resume else " with --resume"
-            typer.echo(f"interrupted; the same command{option} goes on from here", err=True)
+            typer.echo(f"interrupted; the same command{option} resumes from here", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 

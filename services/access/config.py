@@ -68,7 +68,9 @@ def check_open(settings: AccessSettings, host: str, *, is_opened: bool | None = 
         ConfigError: other machines could reach it, or the settings of tokens are incomplete.
     """
     if settings.jwt_keys and not (settings.jwt_issuer and settings.jwt_audience):
-        raise ConfigError("jwt_keys needs jwt_issuer and jwt_audience, or any token would do")
+        raise ConfigError(
+            "jwt_keys needs jwt_issuer and jwt_audience, or any token would be accepted"
+        )
     if settings.asks_for_credentials or is_opened or is_loopback(host):
         return
     otherwise = (

@@ -57,7 +57,7 @@ def only_one(reply: InferReply) -> None:
         )
 
 
-INTERNAL_ERROR = "internal error; the server's log says more"
+INTERNAL_ERROR = "internal error; see the server's log"
 
 
 class ReplySink(Protocol):

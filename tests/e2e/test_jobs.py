@@ -185,7 +185,7 @@ def test_a_submission_that_is_sent_again_is_the_same_job(server: SplitServer) ->
     headers = {"idempotency-key": "the-same"}
     other = call(server, "POST", "/v2/models/linear/jobs", body, headers)
     assert other.status == 409
-    assert "asks for something else" in other.error()
+    assert "which is a different request" in other.error()
     call(server, "DELETE", f"/v2/jobs/{reply.json()['id']}")
 
 
@@ -218,8 +218,8 @@ def test_a_model_s_jobs_are_listed(server: SplitServer) -> None:
         ("POST", "/v2/models/unknown/jobs", b"{}", {}, 404, "not served"),
         ("POST", "/v2/models/linear/jobs", b"{}", {}, 400, "'inputs'"),
         ("POST", "/v2/models/linear/jobs", b'{"inputs":[]}', {}, 400, "x"),
-        ("GET", "/v2/jobs/linear.0123456789abcdef", b"", {}, 404, "there is no job"),
-        ("GET", "/v2/jobs/nonsense", b"", {}, 404, "no job's id"),
+        ("GET", "/v2/jobs/linear.0123456789abcdef", b"", {}, 404, "does not exist"),
+        ("GET", "/v2/jobs/nonsense", b"", {}, 404, "is not a job id"),
         ("GET", "/v2/jobs/linear.0123456789abcdef?wait=long", b"", {}, 400, "'wait'"),
         ("PUT", "/v2/jobs/linear.0123456789abcdef", b"", {}, 405, "use "),
     ],

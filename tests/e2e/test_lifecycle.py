@@ -188,7 +188,7 @@ def test_store_that_is_gone_changes_nothing(server: ServerProcess, store: ModelS
     """As when a disk is unmounted for a while."""
     folder = Path(store.url)
     folder.rename(folder.with_name("elsewhere"))
-    server.wait_for_log(message="store is empty or gone; serving what is loaded")
+    server.wait_for_log(message="store is empty or deleted; serving the loaded versions")
     assert live_version(server) == 1
     folder.with_name("elsewhere").rename(folder)
     store.promote("linear", 2)

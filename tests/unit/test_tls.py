@@ -154,7 +154,7 @@ def test_a_bad_renewal_changes_nothing_and_is_told(
     assert place.shown(place.caller()) == LATER
     assert place.metric("flambeau_tls_reloads_total", outcome="refused") == 1
     assert [record.message for record in caplog.records] == [
-        "the renewed certificate cannot be used, the old one stays"
+        "the renewed certificate is invalid; the old one stays in use"
     ]
     place.pair.key.unlink()
     place.look()

@@ -114,7 +114,7 @@ class ProbeHosts:
                 outcome = _outcome(channel, how, parts, limits)
             if outcome is not None:
                 return outcome
-        raise DeviceError(f"no process for trying artifacts of {artifact.kind} gets ready")
+        raise DeviceError(f"no process to try artifacts of {artifact.kind} becomes ready")
 
     def close(self) -> None:
         """Ends the processes."""
@@ -193,7 +193,7 @@ def _outcome(
     except ChannelClosedError:
         if time.monotonic() - started >= limits.cpu_s:
             return Probed(over_time=True)
-        ended = "its process ended while it was opened or ran: it crashed, or memory was short"
+        ended = "its process exited while it was opened or ran: it crashed, or memory was short"
         return Probed(crashed=True, fault=ended)
     if kind == "needs":
         return Probed(peak_bytes=content["peak_bytes"])

@@ -76,7 +76,7 @@ class BackgroundChoice:
             self._lanes.set_chosen(lane)
             if self._spent_s >= MOST_MEASURING_S:
                 logger.warning(
-                    "artifact not chosen: enough time was spent measuring since the start",
+                    "artifact not chosen: the time budget for measurements is spent",
                     extra={"model": lane.model, "version": lane.version},
                 )
                 continue

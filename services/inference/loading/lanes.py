@@ -158,7 +158,7 @@ class Lanes:
             except UnprobedError as error:
                 assert policy.load.needs is not None
                 await policy.load.needs.find_out(error.case)
-        raise LoadError(f"what its artifacts take is not known after {MAX_TRIES} tries")
+        raise LoadError(f"the needs of its artifacts are unknown after {MAX_TRIES} tries")
 
     def next_unchosen(self) -> Lane | None:
         """Returns a version whose artifacts have not been compared by measuring, if any."""

@@ -330,9 +330,9 @@ class Worker:
             self._batcher.decay_estimate(entry.request)
         entry.refuse(
             WouldMissDeadlineError(
-                f"model {self._lane} would need {need * 1000:.1f} ms for this request, by what "
-                f"was measured, and its deadline leaves {max(slack, 0) * 1000:.1f} ms; give it "
-                "more time, retry later or add servers"
+                f"model {self._lane} would need an estimated {need * 1000:.1f} ms for this "
+                f"request, and its deadline leaves {max(slack, 0) * 1000:.1f} ms; give it more "
+                "time, retry later or add servers"
             )
         )
         return True

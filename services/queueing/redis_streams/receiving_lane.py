@@ -302,7 +302,9 @@ class ReceivingLane:
         if downlink.is_gone(held.gateway):
             self._finish(held, None)
         elif deadline <= held.taken_at:
-            self._finish(held, DeadlineExceededError("it ran out of time before a worker had room"))
+            self._finish(
+                held, DeadlineExceededError("it reached its deadline before a worker had capacity")
+            )
         else:
             self._submit(held, fields[b"payload"], deadline)
 
@@ -424,7 +426,7 @@ class ReceivingLane:
     async def _bury(self, stream: int, stream_id: bytes, fields: dict[bytes, bytes]) -> None:
         error = DeadLetterError(
             f"this request to model {self.lane} was running when two workers died, the second "
-            "time alone; it is kept among the dead letters (flambeau queue dead list)"
+            "time alone; it was moved to the dead letters (flambeau queue dead list)"
         )
         keys = [self.streams[stream - 1], self.keys.dead]
         with contextlib.suppress(WireError):
@@ -438,7 +440,7 @@ class ReceivingLane:
         self._downlink.metrics.dead_letters.labels(self.lane.model, str(self.lane.version)).inc()
         held = self._hold(stream, stream_id, fields, suspect=False)
         logger.error(
-            "a request ended two workers",
+            "a request crashed two workers",
             extra={"model": self.lane.model, "version": self.lane.version,
                    "gateway": held.gateway, "stream_id": stream_id.decode()},
         )  # fmt: skip
@@ -484,7 +486,10 @@ class ReceivingLane:
                     self._downlink.redis, self.streams, GROUP, HANDED_BACK, *names
                 )
         except RedisError as error:  # they are taken over a little later
-            logger.error("what was not done could not be handed back", extra={"reason": str(error)})
+            logger.error(
+                "unfinished requests could not be returned to the queue",
+                extra={"reason": str(error)},
+            )
 
 
 def _fields(flat: list[bytes]) -> dict[bytes, bytes]:

@@ -19,7 +19,7 @@ def test_one_right_answer_breaks_nothing(ledger: Ledger) -> None:
 
 
 def test_a_named_error_breaks_nothing(ledger: Ledger) -> None:
-    ledger.refused("a", 503, "the queue is out of reach (it hangs); retry later")
+    ledger.refused("a", 503, "the queue is unreachable (it hangs); retry later")
     assert ledger.broken() == []
     assert dict(ledger.counts()) == {"503": 1}
 

@@ -400,7 +400,7 @@ def test_every_failure_is_one_line(
 def test_a_version_that_is_not_written_as_one(run: Run, name: str) -> None:
     result = run("push", name, "--to", "unused")
     assert result.exit_code == 2
-    assert "Give MODEL/VERSION" in result.stderr or "is no number of a version" in result.stderr
+    assert "Give MODEL/VERSION" in result.stderr or "is not a version number" in result.stderr
 
 
 def test_a_version_is_named_by_one_word_or_by_two(
@@ -417,10 +417,10 @@ def test_a_version_is_named_by_one_word_or_by_two(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["promote", "digits", "two"], "'two' is no number of a version, such as 2"),
-        (["promote", "digits/two"], "'two' is no number of a version, such as 2"),
+        (["promote", "digits", "two"], "'two' is not a version number, such as 2"),
+        (["promote", "digits/two"], "'two' is not a version number, such as 2"),
         (["promote", "digits"], "which version of 'digits'? Give MODEL/VERSION"),
-        (["show", "digits", "0"], "'0' is no number of a version"),
+        (["show", "digits", "0"], "'0' is not a version number"),
         (["show", "digits/1", "2"], "'digits/1' and 2: give one version"),
     ],
 )

@@ -68,13 +68,13 @@ def test_another_signature_is_major(changes: dict[str, Any], reason: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"weights": {"checkpoint.safetensors": "9" * 64}}, "the weights are others"),
+        ({"weights": {"checkpoint.safetensors": "9" * 64}}, "the weights changed"),
         (
             {"weights": {**OLD.weights, "checkpoint.qat.safetensors": "9" * 64}},
-            "the weights are others",
+            "the weights changed",
         ),
-        ({"network_sha256": "9" * 64}, "the network is another one"),
-        ({"python_step": STEP}, "the python step is another one"),
+        ({"network_sha256": "9" * 64}, "the network changed"),
+        ({"python_step": STEP}, "the python step changed"),
         ({"signature": signature(max_batch_size=16)}, "max_batch_size rises from 8 to 16"),
     ],
 )

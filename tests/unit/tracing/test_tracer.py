@@ -134,7 +134,7 @@ def test_what_cannot_be_exported_is_dropped_and_counted(
     with place.tracer.exporting():
         pass
     assert place.spans("dropped") == 3
-    assert [record.message for record in caplog.records] == ["the collector refuses spans"]
+    assert [record.message for record in caplog.records] == ["the collector rejects spans"]
 
 
 def test_a_collector_that_is_away_gets_it_later(

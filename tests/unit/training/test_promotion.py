@@ -309,7 +309,7 @@ def test_a_conflict_is_passed_on_when_the_version_must_go_live(
     first = place.publish()
     at_the_same_moment(place, monkeypatch, lambda: place.store.promote("small", first.version))
     always: dict[str, Any] = {"if": "always"}
-    with pytest.raises(ConflictError, match="look at its history"):
+    with pytest.raises(ConflictError, match="check its history"):
         place.train(**always)
 
 

@@ -299,9 +299,9 @@ class Http2Connection(OpenConnection):
         if not self._greeted and (kind != SETTINGS or flags & ACK):
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "SETTINGS must come first")
         if (kind == CONTINUATION) != bool(self._block_of[0]):
-            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "CONTINUATION out of its place")
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "CONTINUATION out of order")
         if len(payload) != _SIZES.get(kind, len(payload)):
-            raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, f"a frame of kind {kind}, misshapen")
+            raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, f"a frame of kind {kind}, malformed")
         if kind in (SETTINGS, PING, GOAWAY) and stream:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, f"kind {kind} on stream {stream}")
         if kind == CONTINUATION:

@@ -148,9 +148,9 @@ class GrpcConnection(Http2Connection):
         if self.unfinished_bytes > limit:
             call.refuse(
                 OverloadedError(
-                    f"this connection has sent {limit} bytes of messages that are not whole, the "
-                    f"limit ({UNFINISHED_MESSAGES} x max_request_bytes, max_buffered_bytes / "
-                    f"{SHARES}); finish them first"
+                    f"this connection has sent {limit} bytes of incomplete messages, the limit "
+                    f"({UNFINISHED_MESSAGES} x max_request_bytes, max_buffered_bytes / {SHARES}); "
+                    "finish them first"
                 )
             )
 
@@ -429,4 +429,6 @@ class GrpcConnection(Http2Connection):
             self._leave_now()
             grace_s = self.port.limits.grace_s
             if grace_s and now - self._left_at > grace_s and not self._closing:
-                self.end(Fault.NO_ERROR, "the connection is too old, and so are its calls")
+                self.end(
+                    Fault.NO_ERROR, "the connection and its calls have reached their age limit"
+                )

@@ -167,7 +167,7 @@ def test_overrides_are_yaml_and_the_last_one_wins() -> None:
         ("- 1", "holds a list; a recipe is a mapping"),
         ("{", "is not YAML"),
         ("name: 2027-02-30", "is not YAML: ValueError: day is out of range"),
-        ("name: &a [*a]", "an alias stands for what it is part of"),
+        ("name: &a [*a]", "an alias refers to a value that contains it"),
         ("!!python/object/apply:os.getcwd []", "is not YAML"),
     ],
 )
