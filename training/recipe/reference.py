@@ -22,15 +22,15 @@ Made by `make docs` from the schema; what it is all for is in [training](../guid
 key of a part is written with dots, as `--set` takes it; `N` is a place in a list, counted from 0,
 and `NAME` a name of yours. What has no default must be given.
 
-`flambeau train schema > recipe.schema.json` writes the JSON Schema itself, and a training service
-gives it at `/v1/recipe.schema.json`. Editors that know it complete the keys, show the help below
-and mark what is wrong; those with yaml-language-server by this first line of a recipe:
+`flambeau train schema > recipe.schema.json` writes the JSON Schema, and a training service serves
+it at `/v1/recipe.schema.json`. Editors that use it complete the keys, show the help below and mark
+errors; those with yaml-language-server need this first line in a recipe:
 
 ```yaml
 # yaml-language-server: $schema=recipe.schema.json
 ```
 """
-HEAD = "| key | type and limits | default | what it is, and when to change it |\n|---|---|---|---|"
+HEAD = "| key | type and limits | default | meaning, and when to change it |\n|---|---|---|---|"
 TYPES = {
     "integer": "whole number",
     "number": "number",
@@ -105,7 +105,7 @@ def _section(name: str, paths: list[str], part: Mapping[str, Any], parts: Mappin
         named = [_row(key, _without_null(fields[key]), True, parts) for key in choices[0]]
         tables = [f"One of these{first}:", "", _table(named)]
         others = [row for key, row in rows.items() if key not in choices[0]]
-        tables += ["", "And beside it:", "", _table(others)] if others else []
+        tables += ["", "In addition:", "", _table(others)] if others else []
     title = ", ".join(f"`{path}`" for path in paths) if paths != [""] else "The whole"
     telling = _telling(part)
     level = "##" if all("." not in path for path in paths) else "###"

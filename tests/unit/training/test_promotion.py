@@ -428,7 +428,7 @@ def test_without_a_live_version_nothing_is_run(compared: Compared) -> None:
             {"inputs": (SIGNATURE.inputs[0].model_copy(update={"name": "picture"}),)},
             "it takes image FP32 [-1, 1, 8, 8], and the new version picture FP32 [-1, 1, 8, 8]",
         ),
-        ({"labels": {"logits": tuple("abcdefghij")}}, "the names of its classes are others"),
+        ({"labels": {"logits": tuple("abcdefghij")}}, "the names of its classes differ"),
     ],
 )
 def test_a_live_version_with_another_signature_is_not_compared(

@@ -219,7 +219,7 @@ def test_openvino_says_what_it_lacks(tmp_path: Path) -> None:
         ([{"normalize": {"fit": True, "mean": [1]}}], "give either fit or the two"),
         ([{"normalize": {"mean": [1, 2], "std": [1]}}], "mean has 2 numbers and std 1"),
         ([{"normalize": {"mean": [1], "std": [0]}}], "a number above 0"),
-        ([{"lookup": {"vocabulary": "aba"}}], "'a' is there twice"),
+        ([{"lookup": {"vocabulary": "aba"}}], "'a' occurs twice"),
         ([{"scale": {}}, {"python": {"target": "a.py:B"}}], "step 1 is python"),
     ],
 )

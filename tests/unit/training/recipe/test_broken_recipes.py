@@ -76,7 +76,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "text for a number": ({"train": {"epochs": "many"}}, "'many': write a whole number"),
     "nothing for a part": ({"publish": None}, "'publish' is .*: write a mapping"),
     # Code that cannot be had.
-    "a network that is made": (target("made_already"), "is made already; name its class"),
+    "a network that is made": (target("made_already"), "is a network, not a factory"),
     "no such name": (target("Nett"), "has no 'Nett' .*did you mean 'Net'"),
     "no such file": ({"model": {"target": "nets.py:Net"}}, "there is no file .*/nets.py"),
     "no such module": ({"model": {"target": "nowhere.here:Net"}}, "no module 'nowhere'"),
@@ -157,7 +157,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "random answers": (
         answers("random"),
-        r"answers the same rows otherwise the second time \(output 'two' differs by up to 0\.\d+\),"
+        r"gives different outputs for the same rows the second time \(output 'two' differs by up to 0\.\d+\),"
         r" .* draw random numbers in training only",
     ),
     "random whole numbers": (answers("random numbers"), r"time \(output 'two' has other values\)"),

@@ -167,5 +167,5 @@ def test_damaged_archives_and_tensors_without_a_type_are_told() -> None:
     with pytest.raises(DataError, match="has no array 'x'"):
         read("b.npz")
     Path("a.safetensors").write_bytes(b"junk")
-    with pytest.raises(DataError, match="is no safetensors file"):
+    with pytest.raises(DataError, match="is not a safetensors file"):
         read("a.safetensors")

@@ -25,7 +25,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_nothing_leads_a_stranger_out_of_the_bundle(bundle: Path, path: str) -> None:
     (bundle / "link").symlink_to("../secret.csv")
     files = DataFiles(DataReach(folders=(bundle,)))
-    with pytest.raises(DataError, match="leads out of what this run may read"):
+    with pytest.raises(DataError, match="is outside the folders that this run may read"):
         files.file(path)
     assert files.noted == ()
     DataFiles(DataReach()).file(path)  # one's own recipe may

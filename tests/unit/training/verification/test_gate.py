@@ -131,7 +131,7 @@ def test_embeddings_are_held_to_a_cosine_by_precision() -> None:
 
 def test_what_has_no_metric_is_refused() -> None:
     refusal = too_much_worse(metric("rmse", 1.0), None, OnnxInt8Export(), LABELS)
-    assert refusal == "the test split: the answers are no numbers"
+    assert refusal == "the test split: the outputs are not numbers"
 
 
 def test_directions() -> None:
