@@ -95,7 +95,7 @@ def test_expiry_is_read_as_it_was_written(moment: datetime) -> None:
         certificate = x509.load_pem_x509_certificate(pair.certificate.read_bytes())
     der = certificate.public_bytes(Encoding.DER)
     assert not_after_s(der) == moment.timestamp()
-    with pytest.raises(ValueError, match=r"cut off|no date"):
+    with pytest.raises(ValueError, match=r"truncated|no dates|no expiry date"):
         not_after_s(der[: len(der) // 2])
 
 

@@ -36,7 +36,7 @@ def test_a_second_answer_is_found(ledger: Ledger) -> None:
 
 def test_an_error_after_an_answer_is_found(ledger: Ledger) -> None:
     ledger.answered("a", 2.0)
-    ledger.refused("a", 504, "request 'a' ran out of time")
+    ledger.refused("a", 504, "request 'a' reached its deadline")
     assert ledger.broken() == ["'a': answered 2 times"]
 
 

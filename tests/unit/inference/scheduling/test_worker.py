@@ -281,7 +281,7 @@ async def test_what_cannot_make_its_deadline_is_refused_at_once() -> None:
     async with running(backend, seeds={1: 1.0}) as made:
         (error,) = made.infer(1.0, timeout_s=0.5).heard
         assert isinstance(error, WouldMissDeadlineError)
-        assert "would need 1200.0 ms" in str(error)
+        assert "would need an estimated 1200.0 ms" in str(error)
         assert "leaves 500.0 ms" in str(error) or "leaves 499." in str(error)
     assert not backend.batches
 

@@ -157,8 +157,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "random answers": (
         answers("random"),
-        r"gives different outputs for the same rows the second time \(output 'two' differs by up to 0\.\d+\),"
-        r" .* draw random numbers in training only",
+        r"gives different outputs for the same rows the second time \(output 'two' differs by up "
+        r"to 0\.\d+\), .* draw random numbers in training only",
     ),
     "random whole numbers": (answers("random numbers"), r"time \(output 'two' has other values\)"),
     # Code that raises.
