@@ -106,8 +106,8 @@ class Sampler(Protocol):
 
 
 _NO_SINK = cast(ReplySink, None)
-"""Of an inference that is over: sink and inference refer to each other, and nothing is to wait for
-the garbage collector."""
+"""Sink of a finished inference: sink and inference refer to each other, and the cycle must not wait
+for the garbage collector."""
 
 
 class WireProtocol(NamedTuple):

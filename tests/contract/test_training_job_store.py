@@ -200,7 +200,7 @@ async def test_jobs_are_listed_by_age_and_state(store: JobStore) -> None:
 
 
 async def test_who_waits_hears_of_changes(open_store: Open) -> None:
-    """Of another process at once, or by looking as often as the store says."""
+    """Changes of another process are heard at once, or at the store's polling interval."""
     one, two = open_store(), open_store()
     await created(one, job("a"))
     with two.bell.heard("a") as of_job, two.bell.heard(QUEUE) as of_queue:

@@ -337,7 +337,7 @@ def test_a_stack_that_is_cut_otherwise_is_refused(server: SplitServer, tmp_path:
     arguments = ["batch", "linear", f"--input-dir={tmp_path / 'stack.npy'}"]
     arguments += [f"--output-dir={tmp_path / 'out'}"]
     run(server, *arguments, "--rows=10")
-    assert "holds rows 0 to 9" in run(server, *arguments, "--rows=5", code=1)
+    assert "has rows 0 to 9" in run(server, *arguments, "--rows=5", code=1)
 
 
 def test_what_cannot_be_read_does_not_stop_a_batch(server: SplitServer, tmp_path: Path) -> None:

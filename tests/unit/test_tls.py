@@ -48,7 +48,7 @@ class Place:
         self.certificates: Certificates = certificates
 
     def look(self) -> None:
-        """As two looks of the thread, one after the other."""
+        """Checks the files twice, like two checks of the thread."""
         self.certificates.look()
         self.certificates.look()
 

@@ -26,7 +26,7 @@ from typing import Protocol
 from services.interpreter_lock import lend_lock
 
 WORK_A_TURN_US = 1000
-"""As much as `request_pacer.py` lets requests take."""
+"""Work in a turn; equals the limit of `request_pacer.py`."""
 WORK_AT_ONCE_US = 250
 FIRST_WORK_US = 60
 READ_SHIFT = 12

@@ -66,7 +66,7 @@ LISTED_AT_ONCE = 100
 LOOKS_AT_ONCE = 32
 """Each takes a connection, and many may wait for their jobs."""
 REMEMBERED = 1000
-"""Of a model's jobs, the newest that a list looks among; the others are known by their ids."""
+"""Number of a model's newest jobs that a list considers; others are found only by their ids."""
 _DIGITS = re.compile("[0-9a-f]{16}")
 _LISTED = (b"version", b"state", b"created", b"deadline", b"entry", b"finished", b"webhook")
 LONGEST_ID = 256

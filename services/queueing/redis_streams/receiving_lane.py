@@ -45,8 +45,8 @@ LOWEST_FIRST_EVERY = 8
 COUNTS_FOR_S = 5
 """Time without a heartbeat after which a worker is dead."""
 ABANDONED_S = COUNTS_FOR_S + 1
-"""What its worker has not mentioned for so long is another's. A worker that died counts as dead by
-then, so that what was lost on its way to a living one can be told from it."""
+"""Time without renewal after which another worker claims a request. A worker that died counts as
+dead by then, so its requests differ from those lost on their way to a live worker."""
 MENTION_AFTER_S = 1.0
 """Age from which a held request is renewed in Redis."""
 TAKE_OVER_AT_ONCE = 16

@@ -127,9 +127,9 @@ class SendingLane:
         self._lost: deque[Entry] = deque()
         """Accepted requests that Redis lost, until the next check."""
         self._again: deque[_Packet] = deque()
-        """Of that, what is to be sent now."""
+        """Packets of lost requests, to be sent again now."""
         self._leaving: set[asyncio.Task[None]] = set()
-        """Of large payloads that are on their way."""
+        """Tasks that send large payloads."""
         self._sent: dict[Entry, Sent] = {}
         self._withdrawn: list[Sent] = []
         self._read: set[Entry] = set()

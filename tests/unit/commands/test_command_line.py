@@ -222,7 +222,7 @@ def test_nothing_is_trained_into_what_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "resnet" / "config.pbtxt").touch()
     found = CliRunner().invoke(app, ["up", "--store", str(tmp_path), "--recipe", "missing.yaml"])
     assert found.exit_code == 1
-    assert "error: nothing is trained into what is there" in found.stderr
+    assert "error: nothing is trained into this store" in found.stderr
     assert "looks like a Triton model repository" in found.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["resnet"]
 

@@ -291,7 +291,7 @@ def test_verify_says_who_signed(run: Run, store: ModelStore, folder: Path, tmp_p
     changed = manifest.model_copy(update={"files": ()})
     Path(store.url, "digits/1/manifest.json").write_bytes(changed.to_json())
     result = run("models", "verify", "digits", 1, "--keys", keys)
-    assert error(result).startswith("1 of 3 files of digits 1 are not what was published")
+    assert error(result).startswith("1 of 3 files of digits 1 differ from what was published")
     assert "manifest.json has sha256" in result.stdout.splitlines()[-1]
 
 
@@ -303,7 +303,7 @@ def test_verify_names_every_bad_file(run: Run, store: ModelStore, folder: Path) 
     Path(store.url, "digits/2/report.json").unlink()
     result = run("models", "verify", "digits", 2)
     assert error(result) == (
-        "2 of 4 files of digits 2 are not what was published and will be refused; "
+        "2 of 4 files of digits 2 differ from what was published and will be refused; "
         "production stays at 1"
     )
     model, golden, report, _ = result.stdout.splitlines()

@@ -46,8 +46,8 @@ def test_the_same_weights_exported_anew_are_a_patch() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"inputs": (IMAGE,)}, "input 'mask' is gone"),
-        ({"inputs": (MASK, IMAGE)}, "the inputs have another order"),
+        ({"inputs": (IMAGE,)}, "input 'mask' is removed"),
+        ({"inputs": (MASK, IMAGE)}, "the inputs are in a different order"),
         (
             {"inputs": (IMAGE.model_copy(update={"datatype": "UINT8"}), MASK)},
             "input 'image' changes from FP32 [-1, 1, 8, 8] to UINT8 [-1, 1, 8, 8]",

@@ -80,7 +80,7 @@ MAX_HELD_BYTES = READ_BYTES_LATE
 """Read by a connection that waits for its turn; with as many nothing more is read. libuv repeats a
 read that fills its buffer up to 32 times: 200 connections made turns of 36 ms."""
 FIRST_TABLE_BYTES = 4096
-"""Of the table of header fields that each side has until the other says less (RFC 7541, 6.5.2)."""
+"""Size of each side's table of header fields until the peer reduces it (RFC 7541, 6.5.2)."""
 PARTING = b"flambeau"
 """The PING whose answer says that the peer has read our first GOAWAY."""
 

@@ -38,8 +38,8 @@ from services.gateway.wire.http2.sending import Sender
 from services.gateway.wire.loop_turns import READ_BYTES
 
 UNFINISHED_MESSAGES = 4
-"""Of the largest size, that a connection may hold in pieces, within its share of the budget; and as
-many bytes of answers that its caller does not take, before its next calls are refused."""
+"""Number of messages of the largest size that a connection may hold in pieces, within its share of
+the budget; also the limit on bytes of unread responses, above which its next calls are refused."""
 MAX_SHED_CALLS = 32
 """Calls refused one by one to make room; a connection with more of them is closed."""
 CALL_BYTES = 8 * 1024

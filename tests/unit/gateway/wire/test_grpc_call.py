@@ -202,7 +202,7 @@ async def test_caller_who_goes_on_after_its_status_is_told_to_stop() -> None:
 
 
 async def test_callers_who_never_end_are_told_to_stop() -> None:
-    """What is remembered of them is limited."""
+    """The state kept for them is limited."""
     w = wire(max_request_bytes=1024)
     for number in range(MAX_CALLS + 1):
         w.send(begin(2 * number + 1) + frame(DATA, 0, 2 * number + 1, b"\x00\x00\xff\xff\xff"))

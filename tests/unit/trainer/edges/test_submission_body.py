@@ -16,7 +16,7 @@ from services.trainer.training_job_service import Submission
 ESCAPES: list[dict[str, str]] = [
     {}, {"/": "\\/"}, {"=": "\\u003d"}, {mark: f"\\u{ord(mark):04x}" for mark in "/+=A"},
 ]  # fmt: skip
-"""As some libraries write them in JSON."""
+"""Escapes that some libraries write in JSON."""
 
 
 async def read(body: bytes) -> Submission:

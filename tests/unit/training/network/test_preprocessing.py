@@ -64,7 +64,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Exported], 
 
 
 def exported_here(chosen: Recipe, found: Trained, splits: Splits, folder: Path) -> list[Exported]:
-    """As `export_all`, without a process for each, which would import everything anew."""
+    """Exports like `export_all`, without a process for each, which would import all again."""
     rows = splits.train.inputs
     graph = folder / "model.onnx"
     for entry in chosen.listed_exports():

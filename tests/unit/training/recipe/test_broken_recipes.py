@@ -141,7 +141,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "the same for all rows": (
         answers("constant"),
-        r"gives output 'two' \[5\] for 1 row, \[5\] for 2 rows, .*; leave out of forward",
+        r"gives output 'two' \[5\] for 1 row, \[5\] for 2 rows, .*; remove outputs",
     ),
     "rows along another axis": (
         answers("turned"), r"'two' \[3, 1\] for 1 row, .* first, as y.transpose\(0, 1\)",
@@ -290,7 +290,7 @@ def test_a_function_that_makes_a_wrong_recipe_is_told_with_its_line(project: Pat
     words = told(run(f"{NETS}:recipe"))
     assert re.search(
         r"recipe broken_networks.py:recipe fails: ValidationError: 'model.target' is <class .*>: "
-        r"write where it is found, as text: path/file.py:Net or .*'data' is missing",
+        r"write its location, as text: path/file.py:Net or .*'data' is missing",
         words,
     )
     assert re.search(r"\n  broken_networks.py:\d+ in recipe: return Recipe", words)
