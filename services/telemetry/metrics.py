@@ -230,7 +230,7 @@ class Metrics:
         )
         self.failed_verifications = LoopCounter(
             "flambeau_failed_verifications",
-            "Artifacts whose golden outputs missed their tolerance on this machine, at a load.",
+            "Artifacts whose golden outputs exceeded their tolerance on this machine, at a load.",
             LANE,
             registry=registry,
         )

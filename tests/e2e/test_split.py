@@ -198,7 +198,7 @@ def test_a_redis_that_dies_is_told_at_once_and_all_heals_when_it_returns(
         assert worker_is(worker, "live")
         redis.start()
         wait_until_ready_is(worker, True)
-        gateway.wait_for_log(message="the queue answers")
+        gateway.wait_for_log(message="the queue is reachable")
         until_true(lambda: infer(gateway, "linear", linear_input(ROW)).status == 200)
 
 

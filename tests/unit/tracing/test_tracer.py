@@ -147,7 +147,7 @@ def test_a_collector_that_is_away_gets_it_later(
     with place.tracer.exporting():
         for _ in range(3):
             assert place.kept.failed.acquire(timeout=20)
-        assert [record.message for record in caplog.records] == ["the collector is out of reach"]
+        assert [record.message for record in caplog.records] == ["the collector is unreachable"]
         place.kept.failure = None
     assert [fact.ended_ns for fact in place.kept.facts] == [*range(tracing.AT_ONCE + 1)]
     assert place.spans("dropped") == 0

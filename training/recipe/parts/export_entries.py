@@ -1,4 +1,4 @@
-"""What the entries of a recipe's `export` list have in common: tolerances, names and files.
+"""Common parts of the entries of a recipe's `export` list: tolerances, names and files.
 
 Pure rules. Each entry determines the name and the file of its artifact, so one recipe makes at most
 one of each. The entries themselves are in `training/recipe/kinds/`.
@@ -13,8 +13,8 @@ from model_store.artifact_kinds import STORED_KINDS, ArtifactKind
 from model_store.manifest import Precision
 from training.recipe.parts.recipe_part import RecipePart
 
-KIND = Field(description="Which kind of artifact this entry makes.")
-PRECISION = Field(description="What it computes in.")
+KIND = Field(description="Kind of the artifact.")
+PRECISION = Field(description="Precision of its arithmetic.")
 TOLERANCE = Field(
     description="Limits on its deviation from the checkpoint; an artifact beyond them is not "
     "published. Change them only if you know the cost of a changed output."
