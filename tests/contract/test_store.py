@@ -369,7 +369,7 @@ def test_a_publisher_who_always_comes_second_gives_up(
         raise ConflictError(f"{owner} came too late for {model}")
 
     monkeypatch.setattr(ModelStore, "claim", taken)
-    with pytest.raises(ConflictError, match="100 other publishers of 'digits' came first"):
+    with pytest.raises(ConflictError, match="100 other publishers of 'digits' were faster"):
         publish_in(store, folder)
     assert attempts == list(range(1, MAX_CLAIM_ATTEMPTS + 1))
 

@@ -38,7 +38,7 @@ def test_a_key_is_added_listed_and_revoked_and_never_written(tmp_path: Path) -> 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [found.name for found in read_keys(path).keys] == ["ci", "other"]
     assert read_keys(path).keys[0] == key(secret=secret)
-    with pytest.raises(KeysFileError, match="a key 'ci' already"):
+    with pytest.raises(KeysFileError, match="a key named 'ci' exists"):
         add_key(path, key(secret="z"))
     with pytest.raises(KeysFileError, match=r"no key 'othr' \(did you mean 'other'\?\)"):
         revoke_key(path, "othr")
@@ -65,13 +65,13 @@ def test_a_key_is_added_listed_and_revoked_and_never_written(tmp_path: Path) -> 
         (keys_text().replace("sha256: ", "sha256: z"), "'keys.0.sha256'"),
         (keys_text() + keys_text().partition("\n")[2], "occurs 2 times"),
         ("keys: " + "[" * 100, "not YAML"),
-        ("keys: " + "[" * 20_000, "no YAML: RecursionError"),
+        ("keys: " + "[" * 20_000, "not YAML: RecursionError"),
         (keys_text() + "  expires: 2027-02-30T00:00:00Z\n", "day is out of range for month"),
         (keys_text() + "  expires: 2027-02-03T00:00:00+99:00\n", "not YAML"),
-        ("keys: !!bool x", "no YAML: KeyError"),
-        ("keys: !!timestamp x", "no YAML: AttributeError"),
-        ('keys: "\\UFFFFFFFF"', "no YAML: OverflowError"),
-        ("keys: " + "1" * 5000, "no YAML: ValueError"),
+        ("keys: !!bool x", "not YAML: KeyError"),
+        ("keys: !!timestamp x", "not YAML: AttributeError"),
+        ('keys: "\\UFFFFFFFF"', "not YAML: OverflowError"),
+        ("keys: " + "1" * 5000, "not YAML: ValueError"),
         ("keys: &all [*all]", "an alias refers to a value that contains it"),
     ],
 )
