@@ -327,7 +327,7 @@ def test_a_batch_of_files_goes_on_where_it_was(server: SplitServer, tmp_path: Pa
     assert (found == 2 * stack).all()
     results[3].unlink()
     printed = run(server, *arguments)
-    assert "9 of 10 are done already" in printed
+    assert "9 of 10 were done before" in printed
     assert "1 done" in printed
     assert len(list((tmp_path / "out").iterdir())) == 10
 
