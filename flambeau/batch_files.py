@@ -107,7 +107,7 @@ def check_folder(folder: Path, source: Path, names: frozenset[str]) -> None:
         cut = _ROWS.fullmatch(path.stem)
         if cut and cut[1] == source.stem and source.suffix == ".npy" and path.stem not in names:
             raise InvalidRequestError(
-                f"{path} holds rows {int(cut[2])} to {int(cut[3]) - 1}, and this batch is cut "
+                f"{path} has rows {int(cut[2])} to {int(cut[3]) - 1}, and this batch is cut "
                 "differently (--rows, or the model's largest batch); give the same --rows, or "
                 "another --output-dir"
             )
@@ -139,7 +139,7 @@ def _read_line(source: Path, number: int, line: bytes) -> Values:
     try:
         inputs = json.loads(line)
     except ValueError as error:
-        raise InvalidRequestError(f"{source}, line {number}: no JSON ({error})") from error
+        raise InvalidRequestError(f"{source}, line {number}: not JSON ({error})") from error
     if not isinstance(inputs, dict):
         raise InvalidRequestError(f"{source}, line {number}: give an object of inputs by name")
     return inputs
@@ -169,7 +169,7 @@ def _read_arrays(path: Path, only_input: str) -> dict[str, Array]:
 def _check_start(path: Path, file: BinaryIO, *starts: bytes) -> None:
     """Rejects a file of another format, which NumPy would treat as a pickle."""
     if not file.read(len(NPY)).startswith(starts):
-        raise ValueError(f"it is no {path.suffix} file; write one with numpy.save or numpy.savez")
+        raise ValueError(f"not a {path.suffix} file; write one with numpy.save or numpy.savez")
     file.seek(0)
 
 

@@ -31,7 +31,7 @@ app = Verbs(
     name="flambeau",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Train, export, prove, publish and serve PyTorch models.",
+    help="Train, export, verify, publish and serve PyTorch models.",
 )
 app.command(cls=RecipeCommand)(sweep)
 for verb in (report, verify, push, pull, serve, infer, alerts, up, up_split, demo):

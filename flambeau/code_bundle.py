@@ -44,7 +44,7 @@ def pack(folder: Path) -> bytes:
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     if left == MAX_BYTES:
-        raise BundleError(f"{folder} holds no file that could be sent")
+        raise BundleError(f"{folder} has no file to send")
     return packed.getvalue()
 
 

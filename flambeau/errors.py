@@ -117,10 +117,10 @@ def from_status(grpc_code: str, details: str, timeout_s: float) -> ClientError:
     if grpc_code == "UNAVAILABLE" and details.startswith("failed to connect"):
         spoken = "HTTP/2" in details  # gRPC's message for a server with another protocol
         details += (
-            f"; this is no port of gRPC: {GRPC_ADDRESS}"
+            f"; this is not a gRPC port: {GRPC_ADDRESS}"
             if spoken
             else ("; check the address, and that a server runs there")
         )
-    message = details or f"the server answered {grpc_code} and no message"
+    message = details or f"the server answered {grpc_code} without a message"
     leaf = _BY_CODE.get(grpc_code)
     return ServerError(message, grpc_code) if leaf is None else leaf(message)

@@ -57,8 +57,8 @@ class ModelMetadata:
         except ValueError as error:
             why = explain(error, Signature) if isinstance(error, ValidationError) else str(error)
             raise ServerError(
-                f"the metadata of model '{self.name}' gives no signature: {why}; call it by "
-                "Client.infer, which checks nothing"
+                f"the metadata of model '{self.name}' gives no signature: {why}; use Client.infer, "
+                "which does not check inputs"
             ) from error
         if limit is None:
             # Copying skips validation: the limit of 65,536 rows applies only to manifests.

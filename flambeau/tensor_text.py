@@ -48,7 +48,7 @@ def read_input(name: str, text: str) -> Any:
         raise InvalidRequestError(f"input '{name}': {text}: {error.strerror}") from error
     except (ValueError, EOFError) as error:
         raise InvalidRequestError(
-            f"input '{name}': {_short(text)} is no .npy file, .json file or JSON ({error})"
+            f"input '{name}': {_short(text)} is not a .npy file, a .json file or JSON ({error})"
         ) from error
     if isinstance(value, dict) and "inputs" in value:
         raise InvalidRequestError(

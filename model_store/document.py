@@ -65,7 +65,7 @@ def parse_document(data: bytes, where: str, limits: DocumentLimits) -> Any:
     except ValueError as error:
         reason = str(error)
         if reason.startswith("recursion limit exceeded"):
-            reason = f"more than {MAX_DEPTH} lists and objects are within each other"
+            reason = f"more than {MAX_DEPTH} lists and objects are nested"
         raise DocumentError(f"{where} is not JSON that can be read: {reason}") from error
 
 

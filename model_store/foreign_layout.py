@@ -59,10 +59,10 @@ def foreign_layout(url: str, paths: Iterable[str]) -> str:
     if 2 in depths:
         return f"{url} is the folder of one model: give the URL of the store, the folder above it"
     if 3 in depths:
-        return f"'{depths[3][0]}' in the store {url} is no name of a model: rename the folder"
+        return f"'{depths[3][0]}' in the store {url} is not a model name: rename the folder"
     if depths:
         folder = "/".join(depths[min(depths)][:-3])
-        return f"{url} is no model store, but its folder '{folder}' is: give {url}/{folder}"
+        return f"{url} is not a model store, but its folder '{folder}' is: give {url}/{folder}"
     if kind := next((kind for kind, fits in _KINDS if any(map(fits, found))), ""):
         return f"the store {url} looks like {kind}: {_WHAT_TO_DO}"
     names = sorted({p[0] for p in found})

@@ -99,7 +99,7 @@ def parse_golden(data: bytes, version: Draft) -> GoldenRows:
         return _checked_rows(tensors, version)
     except (SignatureError, TensorError, ArithmeticError, ValueError) as error:
         raise GoldenMismatchError(
-            f"{where} does not match the signature, so it proves nothing: {error}; publish the "
+            f"{where} does not match the signature, so it verifies nothing: {error}; publish the "
             "version again with golden rows of its own inputs and outputs"
         ) from error
 

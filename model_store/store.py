@@ -151,7 +151,7 @@ class ModelStore:
         if (manifest.model, manifest.version) != (model, version):
             raise ManifestError(
                 f"{path} is the manifest of '{manifest.model}' version {manifest.version}, so the "
-                "folder was moved or copied by hand; use push and pull to copy versions"
+                "folder was moved or copied manually; use push and pull to copy versions"
             )
         return manifest
 
@@ -243,7 +243,7 @@ class ModelStore:
         if parse_manifest(sealed, path) != manifest:
             raise SignatureMismatchError(
                 f"{where}: {MANIFEST} was changed after it had been read; versions never change, "
-                "so find out who did"
+                "so investigate the change"
             )
         return verify(bundle, manifest.digests(sealed), trusted, where)
 
@@ -335,7 +335,7 @@ class ModelStore:
         if pointers.generation != generation:
             raise ManifestError(
                 f"{path} says that it is generation {pointers.generation}, so it was renamed or "
-                "changed by hand; remove it"
+                "edited manually; remove it"
             )
         return pointers
 
@@ -378,7 +378,7 @@ class ModelStore:
             if named != expected:
                 raise StalePointerError(
                     f"alias '{name}' of '{model}' names {named or 'nothing'} and no longer "
-                    f"{expected or 'nothing'}; decide again by what it names now"
+                    f"{expected or 'nothing'}; repeat the decision for its present target"
                 )
         return self._point(model, version, alias, why, current)
 
@@ -410,8 +410,8 @@ class ModelStore:
             self.storage.create(_pointer_path(model, following.generation), following.to_json())
         except ConflictError as error:
             raise ConflictError(
-                f"somebody else moved a pointer of '{model}' to generation "
-                f"{following.generation} first; look at its history and try again"
+                f"another process moved a pointer of '{model}' to generation "
+                f"{following.generation} first; check its history and try again"
             ) from error
         return following
 
@@ -426,7 +426,7 @@ class ModelStore:
                 continue
             return version
         raise ConflictError(
-            f"{MAX_CLAIM_ATTEMPTS} other publishers of '{model}' came first; try again"
+            f"{MAX_CLAIM_ATTEMPTS} other publishers of '{model}' were faster; try again"
         )
 
     def write_file(self, manifest: Manifest, entry: FileEntry, data: bytes) -> None:

@@ -96,7 +96,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """
     count = error.error_count()
     if count > MAX_FAULTS:
-        return f"{count:,} of its keys and values are wrong, so it is something else altogether"
+        return f"{count:,} of its keys and values are wrong, so it is a different kind of document"
     details = error.errors(include_url=False)
     told = [_explain_one(dict(detail), model) for detail in details[:MAX_EXPLAINED]]
     more = [f"and {count - MAX_EXPLAINED} more"] if count > MAX_EXPLAINED else []
@@ -130,7 +130,7 @@ def _what_to_write(detail: Mapping[str, Any]) -> str | None:
     if kind == "string_type" and callable(value):
         name = getattr(value, "__name__", "Name")
         module = getattr(value, "__module__", "package.module")
-        return f"write where it is found, as text: path/file.py:{name} or {module}:{name}"
+        return f"write its location, as text: path/file.py:{name} or {module}:{name}"
     words = _WORDS.get(kind)
     return words and words.format(**{name: _whole(v) for name, v in detail.get("ctx", {}).items()})
 

@@ -75,7 +75,7 @@ def _parts(value: Any, known: dict[int, int]) -> int:
         return 1
     if id(value) in known:
         if known[id(value)] == 0:
-            raise YamlError("an alias stands for what it is part of; write out what is meant")
+            raise YamlError("an alias refers to a value that contains it; write the values out")
         return known[id(value)]
     known[id(value)] = 0
     inner = value.values() if isinstance(value, dict) else value

@@ -29,7 +29,7 @@ def not_after_s(der: bytes) -> float:
         tag, moment, _ = _element(rest)
         return _seconds(tag, moment.decode("ascii"))
     except IndexError as error:
-        raise ValueError("it is cut off") from error
+        raise ValueError("it is truncated") from error
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
@@ -39,7 +39,7 @@ def _element(data: bytes) -> tuple[int, bytes, bytes]:
         start += length & 0x7F
         length = int.from_bytes(data[2:start], "big")
     if start + length > len(data):
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     return tag, data[start : start + length], data[start + length :]
 
 
@@ -47,5 +47,5 @@ def _seconds(tag: int, text: str) -> float:
     if tag == _UTC_TIME:
         text = ("19" if text[:2] >= "50" else "20") + text
     elif tag != _GENERALIZED_TIME:
-        raise ValueError("it has no date of expiry")
+        raise ValueError("it has no expiry date")
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()

@@ -13,7 +13,6 @@ Rules:
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Literal
 
 logger = logging.getLogger("flambeau.server")
@@ -22,7 +21,7 @@ MAX_REASONS = 10
 MAX_REASON_CHARACTERS = 500
 
 ReadinessRule = Literal["all_models_once", "all_models", "any_model"]
-STARTING = "starting: what is to be served has not been read through yet"
+STARTING = "starting: the models to serve have not all been read yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +89,7 @@ class Readiness:
             names = ", ".join(f"'{name}'" for name in look.loading[:MAX_REASONS])
             return look.fault or (f"starting: loading {names}" if names else STARTING)
         models = {**look.missing, **look.refused}
-        said = [_short(f"model '{name}': {why}") for name, why in islice(_sorted(models), None)]
+        said = [_short(f"model '{name}': {why}") for name, why in sorted(models.items())]
         if len(said) > MAX_REASONS:
             said = [*said[:MAX_REASONS], f"and {len(said) - MAX_REASONS} more models"]
         return "; ".join([*([_short(look.fault)] if look.fault else []), *said])
@@ -104,7 +103,7 @@ class Readiness:
         if not count and not look.fault:
             return ""
         what = "the store" if look.fault else f"{count} model{'s' if count > 1 else ''}"
-        return f"{what} cannot be served; the log and the port of metrics say why"
+        return f"{what} cannot be served; see the log and the metrics port"
 
     def _blocks(self, look: Look) -> bool:
         if self._rule == "any_model":
@@ -121,10 +120,6 @@ class Readiness:
             logger.info("ready", extra=dict(about))
         else:
             logger.warning("ready, but not for every model", extra={**about, "reason": reason})
-
-
-def _sorted(models: Mapping[str, str]) -> "list[tuple[str, str]]":
-    return sorted(models.items())
 
 
 def _short(text: str) -> str:

@@ -144,7 +144,7 @@ class Certificates:
             self._judged = marks
             self._metrics.reloads.labels("refused").inc()
             logger.error(
-                "the renewed certificate cannot be used, the old one stays",
+                "the renewed certificate is invalid; the old one stays in use",
                 extra={"reason": str(error), "expires_at": _date(self._loaded)},
             )
             return
@@ -153,7 +153,7 @@ class Certificates:
         self._judged, self._loaded = marks, loaded
         self._tell()
         self._metrics.reloads.labels("taken").inc()
-        logger.info("took up a renewed certificate", extra={"expires_at": _date(loaded)})
+        logger.info("using a renewed certificate", extra={"expires_at": _date(loaded)})
 
     def _marks(self) -> tuple[Mark, ...]:
         files = (self._certificate, self._key, self._client_ca)

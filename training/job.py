@@ -277,12 +277,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--events", type=Path, required=True, help="File to append events to.")
     parser.add_argument(
         "--data-folder", type=Path, action="append", default=[],
-        help="Folder that data may be read from, beside the working directory; may be repeated.",
+        help="Allowed folder of data besides the working directory; may be repeated.",
     )  # fmt: skip
-    parser.add_argument("--lifeline", action="store_true", help="End when standard input does.")
-    parser.add_argument("--anew", action="store_true", help="Do not go on from a checkpoint.")
+    parser.add_argument("--lifeline", action="store_true", help="Exit when standard input ends.")
+    parser.add_argument("--anew", action="store_true", help="Do not resume from a checkpoint.")
     parser.add_argument("--sign-with", type=Path, help="PEM file of a private key.")
-    parser.add_argument("--together", type=Path, help="The launcher's folder; set by it alone.")
+    parser.add_argument("--together", type=Path, help="Folder of the launcher, which sets this.")
     for name in ("memory-limit-gib", "file-limit-gib"):
         parser.add_argument(f"--{name}", type=float, default=0.0, help="0 for none.")
     parser.add_argument("--open-files-limit", type=int, default=0, help="0 for none.")

@@ -167,7 +167,7 @@ def _prove(
             reports = [
                 verify_apart(artifact, golden, recipe.export_limits) for artifact in exported
             ]
-        looking = "looking where refused artifacts depart"
+        looking = "locating the departure of refused artifacts"
         with console.status(looking) if any(map(was_refused, reports)) else nullcontext():
             artifacts = tuple(
                 with_departure(report, artifact, golden, recipe, trained.weights)

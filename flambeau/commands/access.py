@@ -14,7 +14,7 @@ from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.tables import UNKNOWN, columns
 
 access_app = Verbs(
-    no_args_is_help=True, help="Give out, list and revoke API keys (a server's api_keys_file)."
+    no_args_is_help=True, help="Create, list and revoke API keys (a server's api_keys_file)."
 )
 
 KeysFile = Annotated[
@@ -23,7 +23,7 @@ KeysFile = Annotated[
         "--file", metavar="FILE", dir_okay=False, help="The server's api_keys_file; it is watched."
     ),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key's owner.")]
 DEFAULT_FILE = Path("var/access.yaml")
 _SPAN = re.compile(r"([1-9][0-9]{0,4})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -37,18 +37,18 @@ def add(
         typer.Option(
             "--grant",
             metavar="SCOPE[:MODELS]",
-            help="infer, manage or train, on models like a pattern: 'infer:digits*'. May be "
+            help="Scope infer, manage or train, with a pattern of models: 'infer:digits*'. May be "
             "repeated.",
         ),
     ],
     file: KeysFile = DEFAULT_FILE,
     expires: Annotated[
-        str, typer.Option(metavar="SPAN", help="From now: 12h, 90d. Never unless given.")
+        str, typer.Option(metavar="SPAN", help="Lifetime: 12h, 90d; unlimited unless given.")
     ] = "",
     requests_per_s: Annotated[
-        float, typer.Option(min=0, help="Requests a second; 0 for no limit.")
+        float, typer.Option(min=0, help="Requests per second; 0 for no limit.")
     ] = 0,
-    rows_per_s: Annotated[float, typer.Option(min=0, help="Rows a second; 0 for no limit.")] = 0,
+    rows_per_s: Annotated[float, typer.Option(min=0, help="Rows per second; 0 for no limit.")] = 0,
     audit_log: AuditLog = "",
     as_json: AsJson = False,
 ) -> None:
@@ -76,8 +76,8 @@ def add(
     facts = key.model_dump(mode="json", exclude={"sha256"})
     print_outcome(secret, {**facts, "key": secret, "file": str(file)}, as_json)
     typer.echo(
-        f"added {name} to {file}; the key above is not shown again. A server takes it at once "
-        f"when it runs with api_keys_file={file}",
+        f"added {name} to {file}; the key above is not shown again. A running server accepts it at "
+        f"once, with api_keys_file={file}",
         err=True,
     )
 
@@ -132,6 +132,6 @@ def _span(text: str) -> timedelta:
     found = _SPAN.fullmatch(text)
     if found is None:
         raise typer.BadParameter(
-            f"'{text}' is no span of time; write one as 12h or 90d", param_hint="--expires"
+            f"'{text}' is not a duration; write it as 12h or 90d", param_hint="--expires"
         )
     return timedelta(**{_UNITS[found[2]]: int(found[1])})

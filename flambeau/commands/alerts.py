@@ -21,7 +21,7 @@ from flambeau.commands.text.failures import failing_with
 def alerts(
     store: StoreUrl = DEFAULT_STORE,
     output: Annotated[
-        Path | None, typer.Option(callback=writable_file, help="Where they go, unless printed.")
+        Path | None, typer.Option(callback=writable_file, help="Output file; printed unless given.")
     ] = None,
     operator: Annotated[
         bool, typer.Option("--operator", help="Write a PrometheusRule of the Prometheus operator.")
@@ -29,16 +29,16 @@ def alerts(
     runbook_url: Annotated[
         str | None,
         typer.Option(
-            help="Where the runbooks are: a URL in which {alert} stands for an alert's name, and "
-            "{panel} for its panel in the dashboard flambeau-runbooks. Unless given, that "
-            "dashboard on a Grafana at localhost:3000.",
+            help="URL of the runbooks, in which {alert} stands for an alert's name, and {panel} "
+            "for its panel in the dashboard flambeau-runbooks. Unless given, that dashboard on a "
+            "Grafana at localhost:3000.",
         ),
     ] = None,
     namespace: Annotated[
         str,
         typer.Option(
-            help="Limit the rules to one namespace of Kubernetes, so that the rules of several "
-            "stores can stand side by side in one Prometheus.",
+            help="Limit the rules to one namespace of Kubernetes, so that one Prometheus can load "
+            "the rules of several stores.",
         ),
     ] = "",
     as_json: AsJson = False,

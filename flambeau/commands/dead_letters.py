@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from services.queueing.records import InferRequest
     from services.queueing.redis_streams.dead_letters import DeadLetter, DeadLetters
 
-queue_app = Verbs(no_args_is_help=True, help="Look into the queue between processes.")
-dead_app = Verbs(no_args_is_help=True, help="Requests that were running when two workers died.")
+queue_app = Verbs(no_args_is_help=True, help="Inspect the queue between gateways and workers.")
+dead_app = Verbs(no_args_is_help=True, help="Requests that crashed two workers.")
 queue_app.add_typer(dead_app, name="dead")
 
 QueueOption = Annotated[str, typer.Option(help="URL of the Redis or Valkey.")]
-LetterArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
+LetterArgument = Annotated[str, typer.Argument(metavar="ID", help="Id, from `list`.")]
 DEFAULT_QUEUE = "redis://127.0.0.1:6379"
 
 Found = TypeVar("Found")
@@ -94,7 +94,7 @@ def show_letter(
 def retry_letter(
     letter: LetterArgument,
     queue: QueueOption = DEFAULT_QUEUE,
-    timeout_s: Annotated[float, typer.Option(min=0, help="Seconds it has from now on.")] = 60.0,
+    timeout_s: Annotated[float, typer.Option(min=0, help="Seconds to its new deadline.")] = 60.0,
     audit_log: AuditLog = "",
     as_json: AsJson = False,
 ) -> None:
@@ -104,7 +104,7 @@ def retry_letter(
         from services.queueing.redis_streams.dead_letters import NoSuchLetterError
 
         if not await letters.retry(await letters.find(letter), timeout_s):
-            raise NoSuchLetterError(f"{letter} is gone: it was dropped or queued again meanwhile")
+            raise NoSuchLetterError(f"{letter} was dropped or queued again meanwhile")
 
     _with_letters(queue, retry, written_down("retry dead letter", letter, audit_log))
     _print_outcome(letter, "queued again", as_json)

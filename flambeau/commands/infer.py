@@ -22,10 +22,10 @@ def infer(
     version: ServedVersion = "",
     outputs: Annotated[
         list[str] | None,
-        typer.Option("--output", metavar="NAME", help="An output wanted; unless given, all."),
+        typer.Option("--output", metavar="NAME", help="An output to return; all unless given."),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option(min=0.001, max=86_400, help="Seconds to wait for the answer.")
+        float, typer.Option(min=0.001, max=86_400, help="Timeout in seconds.")
     ] = 30.0,
     token_file: TokenFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flambeau.jobs import Job, JobClient
     from flambeau.model import Model
 
-jobs_app = Verbs(no_args_is_help=True, help="Hand work in now, fetch the result later.")
+jobs_app = Verbs(no_args_is_help=True, help="Submit asynchronous jobs, and fetch their results.")
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
 OutputFile = Annotated[
@@ -45,11 +45,11 @@ def submit(
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     version: ServedVersion = "",
-    key: Annotated[str, typer.Option(help="A job with the same key is the same job.")] = "",
+    key: Annotated[str, typer.Option(help="Idempotency key: one job for each key.")] = "",
     timeout_s: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds the job may take.")
+        float | None, typer.Option(min=0.001, help="Deadline of the job, in seconds.")
     ] = None,
-    webhook: Annotated[str, typer.Option(help="URL to call when it is over.")] = "",
+    webhook: Annotated[str, typer.Option(help="URL to call when it has finished.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Submit a job, and print its id."""
@@ -141,13 +141,13 @@ def batch(
     ],
     output_dir: Annotated[
         Path,
-        typer.Option(callback=writable_folder, help="Where the results go, an .npz file each."),
+        typer.Option(callback=writable_folder, help="Folder of the results, an .npz file each."),
     ],
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     version: ServedVersion = "",
     rows: Annotated[
-        int, typer.Option(min=1, help="Rows of a stack in one job; the model's most unless less.")
+        int, typer.Option(min=1, help="Rows per job; at most, and by default, the largest batch.")
     ] = 1024,
 ) -> None:
     """Run input files through a model as jobs. Run it again after an interruption to resume."""
@@ -164,7 +164,7 @@ def batch(
         check_folder(output_dir, source, names)
         done = sum(result_path(output_dir, name).exists() for name in names)
         if done:
-            typer.echo(f"{done} of {len(names)} are done already")
+            typer.echo(f"{done} of {len(names)} were done before")
         left = (item for item in items() if not result_path(output_dir, item.name).exists())
         failed = _run_batch(jobs, served, version, left, len(names) - done, output_dir)
     if failed:

@@ -19,7 +19,7 @@ keys_app = Verbs(no_args_is_help=True, help="Make, trust and list keys that sign
 @keys_app.command()
 @failing_with({StoreError: 1})
 def new(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="What to call it.")] = "default",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Name of the key.")] = "default",
     keys: KeysFolder = "",
     as_json: AsJson = False,
 ) -> None:
@@ -31,16 +31,16 @@ def new(
         print_json(asdict(key))
         return
     typer.echo(f"key {key.name}, fingerprint {key.fingerprint}")
-    typer.echo(f"public half, to hand out: {key.file}")
+    typer.echo(f"public half, to distribute: {key.file}")
     typer.echo(f"to trust it here: flambeau keys trust {key.file}")
 
 
 @keys_app.command()
 @failing_with({StoreError: 1})
 def trust(
-    file: Annotated[Path, typer.Argument(metavar="FILE.pem", help="A public key.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.pem", help="File of a public key.")],
     name: Annotated[
-        str, typer.Option(metavar="NAME", help="What to call it; as the file unless given.")
+        str, typer.Option(metavar="NAME", help="Name of the key; the file's name unless given.")
     ] = "",
     keys: KeysFolder = "",
     as_json: AsJson = False,

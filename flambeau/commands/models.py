@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 models_app = Verbs(no_args_is_help=True, help="List, inspect, verify and promote models.")
 
-Alias = Annotated[str, typer.Option(metavar="NAME", help="The pointer to move.")]
-Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason, kept in the history.")]
+Alias = Annotated[str, typer.Option(metavar="NAME", help="The alias to move.")]
+Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded in the history.")]
 
 
 @models_app.command("list")
@@ -120,7 +120,7 @@ def verify(
         _print_lines(columns([*rows, [title, "signature", SIGNATURE, signed]]))
     if bad := [file for file, failure in failures.items() if failure]:
         typer.echo(
-            f"error: {len(bad)} of {len(failures)} files of {title} are not what was published "
+            f"error: {len(bad)} of {len(failures)} files of {title} differ from what was published "
             f"and will be refused; {_advice(opened, manifest)}",
             err=True,
         )
@@ -133,7 +133,7 @@ def promote(
     model: ModelName,
     version: Annotated[
         int | None,
-        typer.Argument(metavar="VERSION", parser=parse_version, help="The new target."),
+        typer.Argument(metavar="VERSION", parser=parse_version, help="New version of the alias."),
     ] = None,
     alias: Alias = PRODUCTION,
     why: Why = "",

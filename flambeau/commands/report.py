@@ -24,9 +24,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            callback=writable_file, help="Where the page goes; MODEL-VERSION.html unless given."
-        ),
+        typer.Option(callback=writable_file, help="Output file; MODEL-VERSION.html unless given."),
     ] = None,
 ) -> None:
     """Write the report of a version as a page with plots, and open it if this is a terminal."""

@@ -22,20 +22,20 @@ from model_store.errors import ModelNotFoundError
 if TYPE_CHECKING:
     from model_store.samples.payload_sample import PayloadSample, SampledTensor
 
-samples_app = Verbs(no_args_is_help=True, help="Read and delete samples of requests and answers.")
+samples_app = Verbs(no_args_is_help=True, help="Read and delete samples of requests and responses.")
 
-RequestId = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
+RequestId = Annotated[str, typer.Argument(metavar="ID", help="Request id, from `list`.")]
 
 
 @samples_app.command("list")
 @failing_with(STORE_FAILURES)
 def list_samples(
     model: ModelName,
-    version: Annotated[int | None, typer.Option(min=1, help="Of this version alone.")] = None,
-    last: Annotated[int, typer.Option(min=1, help="How many, the newest.")] = 20,
+    version: Annotated[int | None, typer.Option(min=1, help="Only this version.")] = None,
+    last: Annotated[int, typer.Option(min=1, help="Maximum number, newest first.")] = 20,
     store: StoreUrl = DEFAULT_STORE,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print them as they are kept, a line of JSON each.")
+        bool, typer.Option("--json", help="Print them as stored, one line of JSON each.")
     ] = False,
 ) -> None:
     """List samples of a model, the newest last."""
@@ -120,7 +120,7 @@ def show(
 def delete(
     model: ModelName,
     request_id: Annotated[
-        str | None, typer.Option(help="Only those of this request; all unless given.")
+        str | None, typer.Option(help="Only samples of this request; all unless given.")
     ] = None,
     store: StoreUrl = DEFAULT_STORE,
     audit_log: AuditLog = "",

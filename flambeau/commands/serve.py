@@ -20,7 +20,7 @@ def serve(
         ),
     ] = None,
     artifact: Annotated[
-        str | None, typer.Option(help="Serve this artifact instead of the fastest proven one.")
+        str | None, typer.Option(help="Serve this artifact instead of the fastest verified one.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST port; 0 picks a free one.")] = None,
@@ -75,6 +75,6 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
         try:
             settings[name.strip()] = read_yaml(value)
         except YamlError as error:
-            told = f"'{name}={value}' has a value that is no YAML: {error}"
+            told = f"'{name}={value}' has a value that is not YAML: {error}"
             raise typer.BadParameter(told, param_hint="--set") from error
     return settings

@@ -34,7 +34,7 @@ Params = Annotated[
     typer.Option(
         "--param",
         metavar="KEY=KIND",
-        help="What to choose, as shown above; may be repeated.",
+        help="Parameter to search, in the form above; may be repeated.",
     ),
 ]
 Trials = Annotated[
@@ -43,7 +43,7 @@ Trials = Annotated[
         min=1,
         callback=_at_most(100_000),
         metavar="N",
-        help="How many trainings, with those of before.",
+        help="Number of trials in total, with those of earlier calls.",
     ),
 ]
 Processes = Annotated[
@@ -53,38 +53,36 @@ MetricName = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="What trials are compared by, as val/accuracy; unless given, stop.metric.",
+        help="Metric that trials are compared by, such as val/accuracy; stop.metric unless given.",
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one value; may be repeated."),
 ]
-Prune = Annotated[
-    bool, typer.Option("--prune/--no-prune", help="End trials early that are not worth it.")
-]
+Prune = Annotated[bool, typer.Option("--prune/--no-prune", help="Stop unpromising trials early.")]
 Timeout = Annotated[
     float | None,
-    typer.Option(min=0, metavar="S", help="Seconds; what still runs then goes on next time."),
+    typer.Option(min=0, metavar="S", help="Seconds; the next call resumes trials that still run."),
 ]
 TrialTimeout = Annotated[
     float | None,
-    typer.Option(min=0, metavar="S", help="Seconds of one trial; a longer one has failed."),
+    typer.Option(min=0, metavar="S", help="Time limit of a trial in seconds; a longer one fails."),
 ]
 TrialMemory = Annotated[
     float,
     typer.Option(
-        min=0.1, metavar="GIB", help="Memory of one trial; one that asks for more has failed."
+        min=0.1, metavar="GIB", help="Memory limit of a trial in GiB; one that needs more fails."
     ),
 ]
 Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Publish the best trial.")]
 SweepsDir = Annotated[
     Path,
     typer.Option(
-        metavar="DIR", callback=writable_folder, help="Folder for searches, one folder each."
+        metavar="DIR", callback=writable_folder, help="Folder of searches, with a folder for each."
     ),
 ]
-SignWith = Annotated[str, typer.Option(metavar="KEY", help="As of flambeau train.")]
+SignWith = Annotated[str, typer.Option(metavar="KEY", help="As for flambeau train.")]
 
 
 def sweep(
@@ -102,7 +100,7 @@ def sweep(
     store: StoreUrl = DEFAULT_STORE,
     sweeps_dir: SweepsDir = Path("./var/sweeps"),
     sign_with: SignWith = "",
-    keys: Annotated[str, typer.Option(metavar="DIR", help="As of flambeau train.")] = "",
+    keys: Annotated[str, typer.Option(metavar="DIR", help="As for flambeau train.")] = "",
 ) -> None:
     """Search for better values of a recipe, and publish the best trial.
 

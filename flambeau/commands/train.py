@@ -37,12 +37,12 @@ def train(
     ] = None,
     store: StoreUrl = DEFAULT_STORE,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint of the same recipe.")
+        bool, typer.Option("--resume", help="Resume from the last checkpoint of the same recipe.")
     ] = False,
     runs_dir: Annotated[
         str,
         typer.Option(
-            callback=writable_folder, help="Folder for checkpoints and metrics, one folder a run."
+            callback=writable_folder, help="Folder of checkpoints and metrics, one per run."
         ),
     ] = "./var/runs",
     sign_with: Annotated[
@@ -98,7 +98,7 @@ def interrupts_resumable(option: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; the same command{option} goes on from here", err=True)
+        typer.echo(f"interrupted; the same command{option} resumes from here", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -47,9 +47,9 @@ train_app = Verbs(
 train_app.command(HERE, cls=RecipeCommand)(train)
 
 Server = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The training service's gRPC address.")
+    str, typer.Option(metavar="HOST:PORT", help="gRPC address of the training service.")
 ]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Id, from `submit`.")]
 
 
 @train_app.command()
@@ -66,12 +66,12 @@ def submit(
     ] = None,
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Folder with the code that the recipe names; the job works in it."),
+        typer.Option(help="Folder with the recipe's code; the working directory of the job."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show its log until it is over.")
+        bool, typer.Option("--follow", "-f", help="Show its log until it has finished.")
     ] = False,
-    key: Annotated[str, typer.Option(help="A job with the same key is the same job.")] = "",
+    key: Annotated[str, typer.Option(help="Idempotency key: one job for each key.")] = "",
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -105,9 +105,9 @@ def schema() -> None:
 @train_app.command("list")
 def list_jobs(
     state: Annotated[
-        str, typer.Option(help="Only queued, running, succeeded, failed or cancelled ones.")
+        str, typer.Option(help="Only queued, running, succeeded, failed or cancelled jobs.")
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of jobs.")] = 100,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -153,7 +153,9 @@ def get(
 @train_app.command()
 def logs(
     job: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it is over.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow to the job's end.")
+    ] = False,
     after: Annotated[int, typer.Option(min=0, help="Only events with larger numbers.")] = 0,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
@@ -189,7 +191,7 @@ def cancel(
 def resume(
     job: JobId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show its log until it is over.")
+        bool, typer.Option("--follow", "-f", help="Show its log until it has finished.")
     ] = False,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
@@ -251,7 +253,7 @@ def _follow(
         for event in client.watch(job_id, after=after, follow=True):
             (show or _print_event)(event)
     except KeyboardInterrupt:
-        typer.echo(f"it goes on; flambeau train logs -f {job_id} shows it again", err=True)
+        typer.echo(f"it continues; flambeau train logs -f {job_id} shows its log again", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if client.get(job_id).state != "succeeded":
         raise typer.Exit(1)

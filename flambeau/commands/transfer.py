@@ -25,14 +25,14 @@ ModelVersion = Annotated[
     str,
     typer.Argument(
         metavar="MODEL/VERSION",
-        help="What to copy, such as digits/3.",
+        help="Version to copy, such as digits/3.",
         autocompletion=versions_that_begin,
     ),
 ]
 Version = Annotated[
     int | None,
     typer.Argument(
-        metavar="VERSION", parser=parse_version, help="Its number, if MODEL stands alone."
+        metavar="VERSION", parser=parse_version, help="Version number, if MODEL has none."
     ),
 ]
 

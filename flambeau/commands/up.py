@@ -19,7 +19,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXTRAS = "serve,train"
 FirstRecipe = Annotated[
     str | None,
-    typer.Option(help="What to train if the store is empty; handwritten digits unless given."),
+    typer.Option(help="Recipe to train if the store is empty; handwritten digits unless given."),
 ]
 
 
@@ -62,12 +62,12 @@ def fill_if_empty(store: str, recipe: str | None = None) -> None:
         opened = ModelStore(store)
         empty = not opened.models()
         if empty and (fault := opened.foreign_layout()):
-            raise ForeignLayoutError(f"nothing is trained into what is there: {fault}")
+            raise ForeignLayoutError(f"nothing is trained into this store: {fault}")
     if not empty:
         return
     first = recipe or str(files("training") / "recipes" / "digits_cnn.yaml")
     typer.echo(
-        f"the store {opened.url} is empty: training {first} first; an interrupted training goes on "
+        f"the store {opened.url} is empty: training {first} first; an interrupted training resumes "
         "from its last checkpoint"
     )
     sys.stdout.flush()  # the training writes to the same output

@@ -42,7 +42,7 @@ def up_split(
     recipe: FirstRecipe = None,
     gateways: Annotated[int, typer.Option(min=1, max=50, help="How many.")] = 2,
     workers: Annotated[int, typer.Option(min=1, max=50, help="How many.")] = 2,
-    load: Annotated[bool, typer.Option(help="Whether to send an example load.")] = True,
+    load: Annotated[bool, typer.Option(help="Send an example load.")] = True,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -90,7 +90,7 @@ def up_split(
                 _send_load(_any_model(store), grpcs, asked)
             asked.wait()
         redis.check()
-        typer.echo("stopping: gateways answer what they accepted, then the workers end, then Redis")
+        typer.echo("stopping: gateways answer accepted requests, then the workers stop, then Redis")
 
 
 def _started(
@@ -140,7 +140,7 @@ def plan_processes(
     from services.settings import ConfigError, ProcessSettings, checked, shared_port
 
     if "queue" in given:
-        raise ConfigError("'queue' is not to be set: up-split starts a Redis of its own")
+        raise ConfigError("'queue' cannot be set: up-split starts its own Redis")
     kinds: tuple[tuple[str, type[ProcessSettings], int, int], ...] = (
         ("gateway", GatewayConfig, gateways, 0),
         ("inference", InferenceConfig, workers, METRICS_OF_WORKERS),

@@ -32,7 +32,7 @@ def verify(
     model: ModelName,
     version: VersionOrDefault = None,
     store: StoreUrl = DEFAULT_STORE,
-    device: Annotated[str, typer.Option(help="Where to run it: cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of one run.")] = 1,
     set_: Annotated[
         list[str] | None,
@@ -63,7 +63,7 @@ def verify(
         ),
     ] = False,
     list_: Annotated[
-        bool, typer.Option("--list", help="List the certificates there are, and verify nothing.")
+        bool, typer.Option("--list", help="List the certificates, and verify nothing.")
     ] = False,
     keys: KeysFolder = "",
     as_json: AsJson = False,

@@ -50,20 +50,20 @@ BUDGET_ALERTS = ("FlambeauErrorBudgetBurn", "FlambeauLatencyBudgetBurn")
 ALERTS = (
     Alert(
         "FlambeauProcessDown", "page",
-        "{{ $labels.job }} on {{ $labels.instance }} cannot be reached",
+        "Prometheus cannot scrape {{ $labels.job }} on {{ $labels.instance }}",
         'up{job=~"flambeau.*"} == 0',
         "2m", "flambeau-overview",
     ),
     Alert(
         "FlambeauNoWorkers", "page",
-        "No worker serves anything: requests are answered with 503",
+        "No worker serves any model: requests are answered with 503",
         "max by (namespace) (flambeau_fleet_workers) == 0 "
         "and on (namespace) sum by (namespace) (rate(flambeau_requests_total[5m])) > 0",
         "1m", "flambeau-queue",
     ),
     Alert(
         "FlambeauWorkerLost", "ticket",
-        "{{ $value | humanize }} workers fell silent without a farewell within 15 minutes",
+        "{{ $value | humanize }} workers disappeared without shutting down within 15 minutes",
         f"sum by (namespace) {risen('flambeau_lost_workers_total', '15m')} >= 0.5",
         "", "flambeau-queue",
     ),
@@ -81,7 +81,7 @@ ALERTS = (
     ),
     Alert(
         "FlambeauOverloaded", "ticket",
-        "{{ $value | humanizePercentage }} of all requests are refused by a limit",
+        "{{ $value | humanizePercentage }} of all requests are refused because a limit is reached",
         # A model without a server is not overload; other alerts report it.
         'sum by (namespace) (rate(flambeau_refusals_total{reason!="ModelNotReadyError"}[10m])) '
         "/ sum by (namespace) (rate(flambeau_requests_total[10m])) > 0.01",
@@ -89,13 +89,13 @@ ALERTS = (
     ),
     Alert(
         "FlambeauDeadLetters", "ticket",
-        f"{{{{ $value | humanize }}}} requests to {LANE} ended two workers within an hour",
+        f"{{{{ $value | humanize }}}} requests to {LANE} crashed two workers within an hour",
         f"sum by (namespace, model, version) {risen('flambeau_dead_letters_total', '1h')} >= 0.5",
         "", "flambeau-queue",
     ),
     Alert(
         "FlambeauVerificationFailed", "page",
-        f"An artifact of {LANE} does not give its golden outputs on {{{{ $labels.instance }}}}",
+        f"An artifact of {LANE} fails its golden outputs on {{{{ $labels.instance }}}}",
         "sum by (namespace, model, version, instance) "
         f"{risen('flambeau_failed_verifications_total', '1h')} >= 0.5",
         "", "flambeau-queue",
@@ -109,7 +109,7 @@ ALERTS = (
     ),
     Alert(
         "FlambeauBackendRestarts", "ticket",
-        f"The backend of {LANE} was reopened {{{{ $value | humanize }}}} times within 15 minutes",
+        f"The backend of {LANE} was restarted {{{{ $value | humanize }}}} times within 15 minutes",
         "sum by (namespace, model, version, reason) "
         f"{risen('flambeau_worker_restarts_total', '15m')} > 2",
         "", "flambeau-model",
@@ -129,7 +129,7 @@ ALERTS = (
     ),
     Alert(
         "FlambeauTrainingWorkerLost", "ticket",
-        "{{ $value | humanize }} training jobs were found without their worker within an hour",
+        "{{ $value | humanize }} training jobs lost their worker within an hour",
         f"sum by (namespace) {risen('flambeau_training_takeovers_total', '1h')} >= 0.5",
         "", "flambeau-training",
     ),

@@ -96,33 +96,33 @@ PROCESS = 'job=~"flambeau.*"'
 OVERVIEW = Dashboard(
     uid="flambeau-overview",
     title="flambeau: overview",
-    description="Is it well? Rate, errors and duration of all models, and what is running out.",
+    description="Rate, errors and duration of all models, and saturation of the processes.",
     variables=(NAMESPACE,),
     rows=(
         Row("Now", (
-            figure("Requests a second", "reqps", "Answered, by all gateways together.",
+            figure("Requests a second", "reqps", "Requests answered by all gateways together.",
                    rate("flambeau_requests_total", WHERE)),
-            figure("Failing", "percentunit", "Share of requests that failed for a reason of ours: "
-                   "5xx, and gRPC's likes of them.", failing(WHERE), 0.001),
-            figure("99 % within", "s", "Duration that 99 of 100 requests keep, over all models.",
+            figure("Failing", "percentunit", "Share of requests that failed on the server's "
+                   "side: 5xx, and the equivalent gRPC codes.", failing(WHERE), 0.001),
+            figure("99 % within", "s", "99th percentile of the duration, over all models.",
                    quantile(0.99, DURATION, WHERE)),
             figure("Versions ready", "none", "Versions that at least one process serves.",
                    "count(max by (namespace, model, version) "
                    f"(flambeau_model_ready{{{WHERE}}}) == 1)"),
             figure("Versions refused", "none", "Versions that a process could not load, or whose "
-                   "golden outputs missed their tolerance there.",
+                   "golden outputs exceeded their tolerance there.",
                    f"sum(flambeau_model_ready{{{WHERE}}} == bool 0)", 1),
-            figure("Processes down", "none", "Processes that Prometheus cannot reach.",
+            figure("Processes down", "none", "Processes that Prometheus cannot scrape.",
                    f"sum(up{{{PROCESS},{WHERE}}} == bool 0)", 1),
         )),
         Row("Rate, errors, duration", (
-            lines("Requests by model", "reqps", "Answered requests a second, whatever the answer.",
+            lines("Requests by model", "reqps", "Answered requests per second, of any status.",
                   (rate("flambeau_requests_total", WHERE, "model"), "{{model}}"), stacked=True),
             lines("Failing by model", "percentunit", "Share of each model's requests that failed "
-                  "for a reason of ours. The runbook of FlambeauErrorBudgetBurn goes on from here.",
+                  "on the server's side. The runbook of FlambeauErrorBudgetBurn continues here.",
                   (failing(WHERE, "model"), "{{model}}")),
             lines("Duration of all requests", "s", "From the last byte of a request to the first "
-                  "of its reply.",
+                  "byte of its response.",
                   (quantile(0.5, DURATION, WHERE), "50 %"),
                   (quantile(0.95, DURATION, WHERE), "95 %"),
                   (quantile(0.99, DURATION, WHERE), "99 %")),
@@ -130,27 +130,27 @@ OVERVIEW = Dashboard(
                   (rate("flambeau_requests_total", WHERE, "protocol, code"),
                    "{{protocol}} {{code}}"),
                   stacked=True),
-            lines("99 % by model", "s", "Duration that 99 of 100 requests of a model keep.",
+            lines("99 % by model", "s", "99th percentile of the duration, by model.",
                   (quantile(0.99, DURATION, WHERE, "model"), "{{model}}")),
             lines("Refused before they ran", "reqps", "By the limit that refused them, or "
-                  "ModelNotReadyError where nothing serves them; all of them may be retried.",
+                  "ModelNotReadyError if no worker serves the model; all of them may be retried.",
                   (rate("flambeau_refusals_total", WHERE, "reason"), "{{reason}}"), stacked=True),
         )),
         Row("Saturation", (
-            lines("In flight", "none", "Accepted and not answered, by process; the limit is "
-                  "max_in_flight_requests.",
+            lines("In flight", "none", "Accepted requests that are not answered yet, by process; "
+                  "the limit is max_in_flight_requests.",
                   (f"sum by (instance) (flambeau_in_flight_requests{{{WHERE}}})", "{{instance}}")),
-            lines("Waiting for a batch, 95 %", "s", "From acceptance to the start of the batch. It "
-                  "rises first when a model has too few workers.",
+            lines("Waiting for a batch, 95 %", "s", "From admission to the start of the batch. It "
+                  "rises first if a model has too few workers.",
                   (quantile(0.95, "flambeau_queue_duration_seconds", WHERE, "model"), "{{model}}")),
-            lines("Event loop lag, 99 %", "s", "How long a callback waits in a process: above "
-                  "25 ms it has more to do than one core can.",
+            lines("Event loop lag, 99 %", "s", "Delay of a callback in a process: above 25 ms "
+                  "the process needs more CPU than one core provides.",
                   (quantile(0.99, "flambeau_event_loop_lag_seconds", WHERE, "job, instance"),
                    "{{job}} {{instance}}")),
-            lines("Processor", "percentunit", "Cores that each process keeps busy.",
+            lines("CPU", "percentunit", "Cores that each process uses.",
                   (f"rate(process_cpu_seconds_total{{{PROCESS},{WHERE}}}{RATE})",
                    "{{job}} {{instance}}")),
-            lines("Memory", "bytes", "Resident, by process.",
+            lines("Memory", "bytes", "Resident memory, by process.",
                   (f"process_resident_memory_bytes{{{PROCESS},{WHERE}}}", "{{job}} {{instance}}")),
             lines("Open files", "percentunit", "Share of the file descriptors a process may have.",
                   (f"process_open_fds{{{PROCESS},{WHERE}}} / process_max_fds{{{PROCESS},{WHERE}}}",
@@ -162,50 +162,50 @@ OVERVIEW = Dashboard(
 MODEL_DETAIL = Dashboard(
     uid="flambeau-model",
     title="flambeau: model",
-    description="One model, its versions side by side: is the new one as good as the old one?",
+    description="One model, with its versions side by side, to compare a new one with an old one.",
     variables=(NAMESPACE, MODEL, ONE_VERSION),
     rows=(
         Row("Objectives", (
-            figure("Error budget burn rate", "none", "How fast the failures of the last hour "
-                   "use up the budget of 30 days: at 1 it lasts just 30 days, 14.4 pages.",
+            figure("Error budget burn rate", "none", "Rate at which the failures of the last "
+                   "hour use up the budget of 30 days: 1 uses it up in 30 days; 14.4 pages.",
                    burning("failed", "availability"), 1),
-            figure("Latency budget burn rate", "none", "The same for requests that were not in "
-                   "time.", burning("slow", "latency"), 1),
-            figure("Processes that serve it", "none", "With a version of it ready.",
+            figure("Latency budget burn rate", "none", "The same for requests slower than the "
+                   "objective.", burning("slow", "latency"), 1),
+            figure("Processes that serve it", "none", "Processes with a ready version of it.",
                    f"sum(max by (instance) (flambeau_model_ready{{{VERSION}}}))"),
             figure("Memory", "bytes", "Measured at load, of all versions in all processes.",
                    f"sum(flambeau_model_memory_bytes{{{VERSION}}})"),
         )),
         Row("Versions side by side", (
-            lines("Requests", "reqps", "Answered, by version.",
+            lines("Requests", "reqps", "Answered requests, by version.",
                   (rate("flambeau_requests_total", VERSION, "model, version"),
                    "{{model}} {{version}}"), stacked=True),
-            lines("Failing", "percentunit", "Share that failed for a reason of ours, by version.",
+            lines("Failing", "percentunit", "Share that failed on the server's side, by version.",
                   (failing(VERSION, "model, version"), "{{model}} {{version}}")),
-            lines("Duration", "s", "Half of the requests, and 99 of 100, are faster.",
+            lines("Duration", "s", "50th and 99th percentile, by version.",
                   (quantile(0.5, DURATION, VERSION, "model, version"),
                    "{{model}} {{version}} 50 %"),
                   (quantile(0.99, DURATION, VERSION, "model, version"),
                    "{{model}} {{version}} 99 %")),
         )),
         Row("Where the time goes", (
-            lines("Waiting for a batch, 95 %", "s", "From acceptance to the start of the batch.",
+            lines("Waiting for a batch, 95 %", "s", "From admission to the start of the batch.",
                   (quantile(0.95, "flambeau_queue_duration_seconds", VERSION, "model, version"),
                    "{{model}} {{version}}")),
-            lines("One run of the backend, 95 %", "s", "The model alone, a batch at a time.",
+            lines("One run of the backend, 95 %", "s", "The model alone, for one batch.",
                   (quantile(0.95, "flambeau_execution_duration_seconds", VERSION, "model, version"),
                    "{{model}} {{version}}")),
-            lines("Rows in a batch", "none", "Mean; larger ones spend less on each row.",
+            lines("Rows in a batch", "none", "Mean batch size; larger batches cost less per row.",
                   (f"{rate('flambeau_batch_size_sum', VERSION, 'model, version')} / "
                    f"{rate('flambeau_batch_size_count', VERSION, 'model, version')}",
                    "{{model}} {{version}}")),
         )),
-        Row("What went otherwise", (
-            lines("Dropped", "reqps", "Accepted, and dropped before the model: cancelled, expired, "
-                  "infeasible, failed.",
+        Row("Failures and loads", (
+            lines("Dropped", "reqps", "Accepted requests dropped before the backend ran, by "
+                  "reason: cancelled, expired, infeasible, failed.",
                   (rate("flambeau_dropped_requests_total", VERSION, "version, reason"),
                    "{{version}} {{reason}}"), stacked=True),
-            lines("Backends opened anew", "short", "Because they blocked, or their process died.",
+            lines("Backend restarts", "short", "After a backend blocked, or its process died.",
                   (grown("flambeau_worker_restarts_total", VERSION, "version, reason"),
                    "{{version}} {{reason}}")),
             lines("Load time", "s", "Mean time to read, check, open, replay and warm up a version.",
@@ -225,31 +225,31 @@ NO_EXPORTER = "No DCGM exporter is watched"
 QUEUE = Dashboard(
     uid="flambeau-queue",
     title="flambeau: queue and workers",
-    description="Gateways and workers as processes of their own: what waits in Redis.",
+    description="Gateways and workers in separate processes, and their queue in Redis.",
     variables=(NAMESPACE, MODEL),
     rows=(
         Row("Now", (
-            figure("Workers", "none", "That say in Redis what they serve.",
+            figure("Workers", "none", "Workers registered in Redis.",
                    f"sum(max by (namespace) (flambeau_fleet_workers{{{WHERE}}}))"),
-            figure("Workers lost", "none", "Within the time shown: fell silent without a farewell.",
+            figure("Workers lost", "none", "Disappeared without shutting down, in the time range.",
                    grown_in_all("flambeau_lost_workers_total", WHERE), 0.5),
-            figure("Oldest request", "s", "Age of the oldest one in Redis.",
+            figure("Oldest request", "s", "Age of the oldest request in Redis.",
                    f"max(flambeau_stream_oldest_age_seconds{{{LANE}}})", 5),
-            figure("Dead letters", "none", "Within the time shown: set aside because two workers "
-                   "died with them (flambeau queue dead list).",
+            figure("Dead letters", "none", "Requests that crashed two workers, in the time range "
+                   "(flambeau queue dead list).",
                    grown_in_all("flambeau_dead_letters_total", LANE), 0.5),
-        ), NO_QUEUE, "Of gateways and workers that are processes of their own. `flambeau serve` is "
-           "both in one process, without Redis: there *Now*, *Redis* and *Jobs* stay empty, and "
-           "the dashboards *overview* and *model* show what waits."),
+        ), NO_QUEUE, "For gateways and workers in separate processes. `flambeau serve` runs both "
+           "in one process, without Redis: there *Now*, *Redis* and *Jobs* stay empty, and the "
+           "dashboards *overview* and *model* show the queue."),
         Row("Redis", (
-            lines("Waiting", "none", "Requests that no worker has taken. Every worker tells the "
-                  "same, so the largest counts.",
+            lines("Waiting", "none", "Requests that no worker has taken. Every worker reports "
+                  "the same value, so the maximum is shown.",
                   (of_redis("flambeau_stream_waiting_requests"),
                    "{{model}} {{version}}"), stacked=True),
             lines("Taken, not answered", "none", "Requests that workers hold.",
                   (of_redis("flambeau_stream_taken_requests"),
                    "{{model}} {{version}}"), stacked=True),
-            lines("Age of the oldest", "s", "Add workers before it nears the callers' time limit.",
+            lines("Age of the oldest", "s", "Add workers before it nears the callers' timeout.",
                   (of_redis("flambeau_stream_oldest_age_seconds"),
                    "{{model}} {{version}}")),
         ), NO_QUEUE),
@@ -260,12 +260,12 @@ QUEUE = Dashboard(
             lines("Running", "none", "Jobs that a worker has taken.",
                   (of_redis("flambeau_running_jobs"),
                    "{{model}} {{version}}"), stacked=True),
-            lines("Over", "ops", "By how they ended.",
+            lines("Finished", "ops", "Finished jobs, by state.",
                   (rate("flambeau_finished_jobs_total", LANE, "state"), "{{state}}"), stacked=True),
         ), NO_QUEUE),
         Row("Workers", (
-            lines("Busy", "percentunit", "Seconds of backend runs a second: at the number of "
-                  "instances a worker is full.",
+            lines("Busy", "percentunit", "Seconds of backend runs per second: a worker is "
+                  "saturated at its number of instances.",
                   (rate("flambeau_execution_duration_seconds_sum", LANE, "instance"),
                    "{{instance}}")),
             lines("Batches a second", "ops", "By worker.",
@@ -283,29 +283,29 @@ QUEUE = Dashboard(
 TRAINING = Dashboard(
     uid="flambeau-training",
     title="flambeau: training",
-    description="The training service: jobs that wait, run and end, and its processes.",
+    description="The training service: queued, running and finished jobs, and its processes.",
     variables=(NAMESPACE,),
     rows=(
         Row("Now", (
             figure("Waiting", "none", "Jobs that no worker has taken.",
                    f'sum(max by (namespace) (flambeau_training_jobs{{{WHERE},state="queued"}}))'),
-            figure("Running", "none", "On all workers.",
+            figure("Running", "none", "Jobs that run on all workers.",
                    f"sum(flambeau_training_running_jobs{{{WHERE}}})"),
-            figure("Failed", "none", "Within the time shown.",
+            figure("Failed", "none", "Jobs that failed in the time range.",
                    grown_in_all("flambeau_training_finished_jobs_total",
                                 f'{WHERE},state="failed"'), 0.5),
-            figure("Taken over", "none", "Within the time shown: jobs whose worker was gone.",
+            figure("Taken over", "none", "Jobs whose worker died, in the time range.",
                    grown_in_all("flambeau_training_takeovers_total", WHERE), 0.5),
         ), NO_TRAINER),
         Row("Jobs", (
-            lines("By state", "none", "All jobs that are kept (keep_days).",
+            lines("By state", "none", "All jobs that are stored (keep_days).",
                   ("sum by (state) (max by (namespace, state) "
                    f"(flambeau_training_jobs{{{WHERE}}}))", "{{state}}"),
                   stacked=True),
-            lines("Over", "short", "Jobs that ended, by how.",
+            lines("Finished", "short", "Finished jobs, by state.",
                   (grown("flambeau_training_finished_jobs_total", WHERE, "state"), "{{state}}"),
                   stacked=True),
-            lines("Attempts", "s", "How long half of the attempts, and 9 of 10, take.",
+            lines("Attempts", "s", "50th and 90th percentile of the duration of an attempt.",
                   (quantile(0.5, "flambeau_training_attempt_duration_seconds", WHERE), "50 %"),
                   (quantile(0.9, "flambeau_training_attempt_duration_seconds", WHERE), "90 %"),
                   quiet=True),
@@ -313,11 +313,11 @@ TRAINING = Dashboard(
         Row("Workers", (
             lines("Running jobs", "none", "By worker.",
                   (f"flambeau_training_running_jobs{{{WHERE}}}", "{{instance}}"), stacked=True),
-            lines("Memory of the service", "bytes", "Without the jobs, which are processes of "
+            lines("Memory of the service", "bytes", "Without the jobs, which run in processes of "
                   "their own.",
                   (f'process_resident_memory_bytes{{job="flambeau-trainer",{WHERE}}}',
                    "{{instance}}")),
-            lines("Processor of the service", "percentunit", "Without the jobs.",
+            lines("CPU of the service", "percentunit", "Without the jobs.",
                   (f'rate(process_cpu_seconds_total{{job="flambeau-trainer",{WHERE}}}{RATE})',
                    "{{instance}}")),
         ), NO_TRAINER),
@@ -330,7 +330,7 @@ GPU_NAME = "{{Hostname}} {{gpu}}"
 GPU = Dashboard(
     uid="flambeau-gpu",
     title="flambeau: GPU",
-    description="What NVIDIA's DCGM exporter says of the devices, beside what models take of them.",
+    description="GPU metrics of NVIDIA's DCGM exporter, and the memory that models use.",
     variables=(
         NAMESPACE,
         Variable("gpu", "GPU", "label_values(DCGM_FI_DEV_GPU_UTIL, gpu)"),
@@ -339,25 +339,25 @@ GPU = Dashboard(
         Row("Use", (
             lines("Busy", "percentunit", "Share of the time in which a kernel ran.",
                   (f"DCGM_FI_DEV_GPU_UTIL{{{GPU_LABELS}}} / 100", GPU_NAME)),
-            lines("Memory taken", "bytes", "Of the device, by everything on it.",
+            lines("Memory taken", "bytes", "Memory of the device used by all processes.",
                   (f"DCGM_FI_DEV_FB_USED{{{GPU_LABELS}}} * 1048576", GPU_NAME), stacked=True),
-            lines("Memory free", "bytes", "A version that does not fit is refused, with figures.",
+            lines("Memory free", "bytes", "Versions that need more are refused.",
                   (f"DCGM_FI_DEV_FB_FREE{{{GPU_LABELS}}} * 1048576", GPU_NAME)),
         ), NO_EXPORTER),
         Row("Health", (
-            lines("Temperature", "celsius", "Above 85 °C most slow themselves down.",
+            lines("Temperature", "celsius", "Above 85 °C most GPUs reduce their clocks.",
                   (f"DCGM_FI_DEV_GPU_TEMP{{{GPU_LABELS}}}", GPU_NAME)),
-            lines("Power", "watt", "Drawn.",
+            lines("Power", "watt", "Power draw.",
                   (f"DCGM_FI_DEV_POWER_USAGE{{{GPU_LABELS}}}", GPU_NAME)),
-            lines("XID errors", "none", "The last error's number; any but 0 is in NVIDIA's list of "
-                  "XID errors.", (f"DCGM_FI_DEV_XID_ERRORS{{{GPU_LABELS}}}", GPU_NAME)),
+            lines("XID errors", "none", "Number of the last XID error; 0 if there was none. NVIDIA "
+                  "documents each number.", (f"DCGM_FI_DEV_XID_ERRORS{{{GPU_LABELS}}}", GPU_NAME)),
         ), NO_EXPORTER),
         Row("Models", (
-            lines("Memory by version", "bytes", "What loading it was measured to take.",
+            lines("Memory by version", "bytes", "Memory measured at load.",
                   (f"flambeau_model_memory_bytes{{{WHERE}}}", "{{instance}} {{model}} {{version}}"),
                   stacked=True),
-            lines("Backend runs", "percentunit", "Seconds of runs a second, by worker: far below "
-                  "what the device is busy, something else uses it.",
+            lines("Backend runs", "percentunit", "Seconds of runs per second, by worker: if the "
+                  "device is far busier, another process uses it.",
                   (rate("flambeau_execution_duration_seconds_sum", WHERE, "instance"),
                    "{{instance}}")),
         )),

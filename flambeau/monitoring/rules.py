@@ -202,8 +202,8 @@ def _burning(name: str, ratio: str, objective: str, burn: Burn) -> dict[str, Any
         "annotations": {
             "summary": f"Model {{{{ $labels.model }}}}{NAMESPACE}: "
             f"{{{{ $value | humanizePercentage }}}} of its requests are {what}",
-            "description": f"Over {burn.long} and {burn.short} its budget of 30 days burns "
-            f"at least {burn.factor:g} times as fast as it may.",
+            "description": f"Over {burn.long} and {burn.short} the error budget of 30 days "
+            f"burns at least {burn.factor:g} times as fast as the objective allows.",
             "dashboard": "flambeau-model",
         },
     }

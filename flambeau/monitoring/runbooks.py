@@ -52,7 +52,7 @@ def runbook_dashboard(texts: Mapping[str, str]) -> Dashboard:
     return Dashboard(
         uid=UID,
         title="flambeau: runbooks",
-        description="What an alert means, where to look, what to do. Alerts link here.",
+        description="Meaning, diagnosis and remedy of each alert. Alerts link here.",
         rows=tuple(Row(name, (), note=_without_links(texts[name])) for name in NAMES),
     )
 

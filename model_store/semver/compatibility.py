@@ -62,11 +62,11 @@ def needed_bump(old: Identity, new: Identity) -> Need:
     if breaks := _what_breaks(old.signature, new.signature):
         return Need("major", breaks)
     if old.network_sha256 != new.network_sha256:
-        return Need("minor", "the network is another one (model or preprocess of the recipe)")
+        return Need("minor", "the network changed (model or preprocess of the recipe)")
     if old.python_step != new.python_step:
-        return Need("minor", "the python step is another one")
+        return Need("minor", "the python step changed")
     if not new.weights or old.weights != new.weights:
-        return Need("minor", "the weights are others")
+        return Need("minor", "the weights changed")
     rows = old.signature.max_batch_size, new.signature.max_batch_size
     if rows[0] != rows[1]:
         return Need("minor", f"max_batch_size rises from {rows[0]} to {rows[1]}")
@@ -113,12 +113,12 @@ def _tensors_differ(
     had, has = ({spec.name: spec for spec in specs} for specs in (before, after))
     for name in [*had, *has]:
         if name not in has:
-            return f"{what} '{name}' is gone"
+            return f"{what} '{name}' is removed"
         if name not in had:
             return f"{what} '{name}' is new"
         if had[name] != has[name]:
             return f"{what} '{name}' changes from {_text(had[name])} to {_text(has[name])}"
-    return "" if before == after else f"the {what}s have another order"
+    return "" if before == after else f"the {what}s are in a different order"
 
 
 def _text(spec: TensorSpec) -> str:

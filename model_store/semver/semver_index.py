@@ -85,7 +85,7 @@ class NextSemver:
                 found = found.bumped(self.bump)
             else:
                 return found
-        raise ConflictError(f"{MAX_ATTEMPTS} other publishers of '{model}' came first; try again")
+        raise ConflictError(f"{MAX_ATTEMPTS} other publishers of '{model}' were faster; try again")
 
 
 def next_semver(
@@ -198,7 +198,7 @@ def _need(
     try:
         differ = answers_differ(read_golden(store, before), golden)
     except StoreError as error:
-        return Need("minor", f"what the version before answered cannot be read ({error})")
+        return Need("minor", f"the golden outputs of the previous version cannot be read ({error})")
     if differ:
         return Need("minor", "its checkpoint answers its golden rows otherwise than before")
     return need

@@ -123,7 +123,7 @@ class KeyFolder:
                 return TrustedKey(name, fingerprint, target)
             raise KeyFileError(
                 f"another key is trusted as '{name}' ({target}); choose another name with --name, "
-                "or delete that file if it shall be trusted no longer"
+                "or delete that file to stop trusting it"
             )
         _create(target, public, mode=0o644)
         return TrustedKey(name, fingerprint, target)
@@ -193,10 +193,7 @@ def trusted_keys(folder: Path) -> list[TrustedKey]:
     """
     files = sorted(folder.glob("*.pem"))
     if len(files) > MAX_TRUSTED_KEYS:
-        raise KeyFileError(
-            f"{folder} holds {len(files)} keys; trust at most {MAX_TRUSTED_KEYS}, so that "
-            "somebody can know them all"
-        )
+        raise KeyFileError(f"{folder} holds {len(files)} keys; trust at most {MAX_TRUSTED_KEYS}")
     return [TrustedKey(file.stem, _fingerprint(_read_public(file)), file) for file in files]
 
 
@@ -219,14 +216,14 @@ def _read_public(file: Path) -> bytes:
         raise KeyFileError(f"cannot read the key {file}: {error.strerror}") from error
     if b"PRIVATE KEY" in data:
         raise KeyFileError(
-            f"{file} holds a private key, which never leaves whoever signs with it; "
-            "give the public half, which lies in the folder 'public'"
+            f"{file} holds a private key, which must stay secret; give the public half, from the "
+            "folder 'public'"
         )
     try:
         key = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise KeyFileError(
-            f"{file} holds no public key in PEM; make one with flambeau keys new"
+            f"{file} is not a public key in PEM; make one with flambeau keys new"
         ) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in CURVES:
         raise KeyFileError(
@@ -259,7 +256,7 @@ def _create(path: Path, data: bytes, mode: int) -> None:
             os.fchmod(draft.fileno(), mode)
             os.link(draft.name, path)
     except FileExistsError as error:
-        raise KeyFileError(f"there is a key already at {path}; choose another name") from error
+        raise KeyFileError(f"{path} exists; choose another name") from error
     except OSError as error:
         raise KeyFileError(f"cannot write the key {path}: {error.strerror}") from error
 

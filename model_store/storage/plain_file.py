@@ -63,7 +63,7 @@ def open_plain_file(path: str | Path) -> BinaryIO:
     file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise NotPlainFileError(errno.EINVAL, "it is no plain file", str(path))
+        raise NotPlainFileError(errno.EINVAL, "it is not a regular file", str(path))
     return file
 
 

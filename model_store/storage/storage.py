@@ -173,7 +173,7 @@ class Storage:
             return read_plain_file(os.path.join(self.url, path), max_bytes)
         except NotPlainFileError as error:
             raise StorageError(
-                f"cannot read '{path}' in {self.url}: it is no file; remove it"
+                f"cannot read '{path}' in {self.url}: it is not a file; remove it"
             ) from error
         except OversizedFileError as error:
             raise self._too_large(path, error.size_bytes, max_bytes) from error

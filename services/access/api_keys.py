@@ -119,11 +119,11 @@ def parse_keys(data: bytes) -> ApiKeys:
         KeysFileError: it is too large, not YAML, or violates the schema.
     """
     if len(data) > MAX_FILE_BYTES:
-        raise KeysFileError(f"it has {len(data)} bytes, and may have {MAX_FILE_BYTES}")
+        raise KeysFileError(f"it has {len(data)} bytes, more than {MAX_FILE_BYTES}")
     try:
         return ApiKeys.model_validate(read_yaml(data) or {})
     except YamlError as error:
-        raise KeysFileError(f"it is no YAML: {error}") from error
+        raise KeysFileError(f"it is not YAML: {error}") from error
     except ValidationError as error:
         raise KeysFileError(explain(error, ApiKeys)) from error
 
@@ -150,7 +150,7 @@ def add_key(path: Path, key: ApiKey) -> None:
     """
     with _alone(path) as keys:
         if any(known.name == key.name for known in keys.keys):
-            raise KeysFileError(f"there is a key '{key.name}' already; take another name")
+            raise KeysFileError(f"a key named '{key.name}' exists; choose another name")
         _write(path, ApiKeys(keys=(*keys.keys, key)))
 
 

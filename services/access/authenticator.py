@@ -40,8 +40,7 @@ MAX_TOKENS = 4096
 """Limit of the cache of verified tokens."""
 REFUSALS_LOGGED_A_SECOND = 10
 UNKNOWN = (
-    "this needs a credential that this server knows; send it as 'Authorization: Bearer …' or as "
-    "'x-api-key: …'"
+    "a valid credential is required; send it as 'Authorization: Bearer …' or as 'x-api-key: …'"
 )
 """Message of every fault, so that an attacker gets no hint."""
 
@@ -90,9 +89,9 @@ class Authenticator:
         if caller is not None and not caller.is_over():
             return caller
         if found or not secret:
-            raise self._refusal("the key has expired" if found else "there is no credential")
+            raise self._refusal("the key has expired" if found else "no credential was sent")
         if self._tokens is None or secret.count(".") != 2:
-            raise self._refusal("nobody has this key")
+            raise self._refusal("unknown key")
         return self._prove(self._tokens, secret, digest)
 
     def principal(self, secret: str, peer: str, act: str = "", target: str = "") -> Principal:
@@ -227,7 +226,7 @@ class Authenticator:
             self._faults[source] = reason
             self._metrics.read(source, False)
             logger.error(
-                f"{source} cannot be read: those from before stay in force",
+                f"{source} cannot be read: the previous ones stay in force",
                 exc_info=unforeseen,
                 extra={"reason": reason},
             )
@@ -246,7 +245,7 @@ class Authenticator:
         """Counts and logs a refusal, and returns its error."""
         self._metrics.refused.labels("unauthenticated").inc()
         if self._lines.take(time.monotonic()) is not None:
-            logger.warning("call refused: who is unknown", extra={"reason": reason})
+            logger.warning("call refused: unauthenticated", extra={"reason": reason})
         return UnauthenticatedError(UNKNOWN)
 
 

@@ -90,7 +90,7 @@ class Caller:
             self.require_seen(model)
         self._metrics.refused.labels("forbidden").inc()
         raise ForbiddenError(
-            f"{self.name} has not the scope '{scope}' on model '{model[:128]}'; "
+            f"{self.name} does not have the scope '{scope}' on model '{model[:128]}'; "
             "ask the operator for it"
         )
 

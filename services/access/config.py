@@ -68,19 +68,21 @@ def check_open(settings: AccessSettings, host: str, *, is_opened: bool | None = 
         ConfigError: other machines could reach it, or the settings of tokens are incomplete.
     """
     if settings.jwt_keys and not (settings.jwt_issuer and settings.jwt_audience):
-        raise ConfigError("jwt_keys needs jwt_issuer and jwt_audience, or any token would do")
+        raise ConfigError(
+            "jwt_keys needs jwt_issuer and jwt_audience, or any token would be accepted"
+        )
     if settings.asks_for_credentials or is_opened or is_loopback(host):
         return
     otherwise = (
         ""
         if is_opened is None
-        else "; or, if something in front decides who may come, set open_to_strangers=true, which "
-        "opens inference alone"
+        else "; or, if a proxy in front controls access, set open_to_strangers=true, which opens "
+        "inference and jobs alone"
     )
     raise ConfigError(
-        f"host is '{host}', so that other machines reach this server, and nobody is asked who they "
-        "are. Give out keys (flambeau access add NAME --grant SCOPE --file keys.yaml) and set "
-        f"api_keys_file=keys.yaml, or set jwt_keys; or listen on 127.0.0.1{otherwise}"
+        f"host is '{host}', so that other machines reach this server, and it requires no "
+        "credentials. Give out keys (flambeau access add NAME --grant SCOPE --file keys.yaml) and "
+        f"set api_keys_file=keys.yaml, or set jwt_keys; or listen on 127.0.0.1{otherwise}"
     )
 
 

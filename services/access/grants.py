@@ -43,7 +43,7 @@ def parse_grant(text: str) -> Grant:
     found = next((known for known in SCOPES if known == scope), None)
     if found is None:
         raise ValueError(
-            f"'{text[:60]}' begins with no scope{nearest_name(scope, SCOPES)}; "
+            f"'{text[:60]}' does not begin with a scope{nearest_name(scope, SCOPES)}; "
             "write one as in infer:digits*"
         )
     if separator and not _MODELS.fullmatch(models):

@@ -137,9 +137,9 @@ def parse_key_set(data: bytes) -> dict[str, PublicKey]:
     try:
         documents: list[Any] = json.loads(data)["keys"]
         if not isinstance(documents, list):
-            raise TypeError("'keys' is no list")
+            raise TypeError("'keys' is not a list")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise KeySetError(f"it is no JSON Web Key Set: {error!r}") from error
+        raise KeySetError(f"it is not a JSON Web Key Set: {error!r}") from error
     found: dict[str, PublicKey] = {}
     for document in documents[:MAX_KEYS]:
         if not isinstance(document, dict) or document.get("kty") not in _ASYMMETRIC:
@@ -153,9 +153,9 @@ def parse_key_set(data: bytes) -> dict[str, PublicKey]:
             # The type is unknown, or the numbers are invalid (a point off its curve). PyJWT and
             # cryptography raise many types for that; the other keys are not affected.
             why = f"{type(error).__name__}: {error}"[:200]
-            logger.info("a key of the identity provider is left out", extra={"reason": why})
+            logger.info("a key of the identity provider is ignored", extra={"reason": why})
     if not found:
-        raise KeySetError("it has no public key for signatures that is understood here")
+        raise KeySetError("it has no public key for signatures of a supported kind")
     return found
 
 

@@ -78,7 +78,7 @@ class SharedRates:
         except (RedisError, OSError) as error:
             if self._reached:
                 logger.warning(
-                    "rates are not shared: each process goes by its own",
+                    "rates are not shared: each process limits by itself",
                     extra={"reason": str(error)},
                 )
             self._reached = False

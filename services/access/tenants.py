@@ -103,7 +103,7 @@ class Tenant:
         active = self._tenants.active + (not self.in_flight)
         if active > 1 and self.in_flight * active >= room:
             raise OverShareError(
-                f"{self.in_flight} of your requests are in flight, your part of {room} while "
+                f"{self.in_flight} of your requests are in flight, your share of {room} while "
                 f"{active} callers share this server; retry later"
             )
 

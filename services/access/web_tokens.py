@@ -68,7 +68,7 @@ class WebTokens:
         """
         jwt, settings = self._jwt, self._settings
         if len(token) > MAX_TOKEN_BYTES:
-            raise TokenError(f"it has {len(token)} characters, and may have {MAX_TOKEN_BYTES}")
+            raise TokenError(f"it has {len(token)} characters, more than {MAX_TOKEN_BYTES}")
         try:
             header = jwt.get_unverified_header(token)
             if header.get("alg") not in settings.jwt_algorithms:
@@ -76,8 +76,8 @@ class WebTokens:
             key = self.keys.find(header.get("kid"))
             if key is None:
                 if self.keys.may_come():
-                    raise AccessUnavailableError("the keys for this are being fetched; try again")
-                raise TokenError(f"nobody knows its key {str(header.get('kid'))[:60]!r}")
+                    raise AccessUnavailableError("its keys are being fetched; try again")
+                raise TokenError(f"its key is unknown: {str(header.get('kid'))[:60]!r}")
             if key.algorithm not in ("", header["alg"]):
                 raise TokenError(f"its key is for {key.algorithm[:20]}, not for {header['alg']}")
             claims = jwt.decode(

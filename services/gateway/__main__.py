@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
             settings_from(
                 arguments,
                 GatewayConfig,
-                "Takes requests over REST and gRPC, and has workers answer them.",
+                "Accepts requests over REST and gRPC, and sends them to workers.",
                 "flambeau gateway",
             )
         )

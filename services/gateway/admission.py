@@ -101,14 +101,15 @@ class _Known:
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
         self.kinds: dict[_Kind, tuple[int, int | None]] = {}
-        """The rows of each kind and, for a padded model, their length."""
 
-    def learn(self, kind: _Kind) -> tuple[int, int | None]:
-        """Checks a kind that `kinds` does not have, and caches it.
+    def rows_of(self, kind: _Kind) -> tuple[int, int | None]:
+        """Returns the rows of a kind and, for a padded model, their length; checks new kinds.
 
         Raises:
             SignatureError: the inputs break a rule of the signature.
         """
+        if (found := self.kinds.get(kind)) is not None:
+            return found
         given = {name: (datatype, shape) for name, datatype, shape in kind}
         if len(given) != len(kind):
             twice = next(
@@ -244,9 +245,8 @@ class Admission:
         try:
             served, signature = self.directory.resolve(model, version)
             known = self._known.get(id(signature)) or self._learn(signature)
-            kind = tuple(inputs)
             try:
-                known.kinds.get(kind) or known.learn(kind)
+                known.rows_of(tuple(inputs))
             except SignatureError as error:
                 raise InvalidRequestError(f"model {served.lane}: {error}") from error
         except ServingError:
@@ -317,7 +317,7 @@ class Admission:
         else:
             kind = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in inputs])
         try:
-            found = known.kinds.get(kind) or known.learn(kind)
+            found = known.rows_of(kind)
             if call.outputs:
                 signature.check_outputs(call.outputs)
         except SignatureError as error:

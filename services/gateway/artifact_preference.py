@@ -43,9 +43,7 @@ def checked_preference(artifact: object, accuracy: object) -> ArtifactPreference
             f"parameter 'accuracy' must be one of {', '.join(ACCURACIES)}, and is {accuracy!r:.60}"
         )
     if artifact and accuracy:
-        raise InvalidRequestError(
-            "parameters 'artifact' and 'accuracy' are both given; give the one that matters"
-        )
+        raise InvalidRequestError("parameters 'artifact' and 'accuracy' are both given; keep one")
     return ArtifactPreference(artifact, str(accuracy))
 
 

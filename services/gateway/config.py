@@ -57,8 +57,8 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     answered by a faster loaded artifact of the same version (`keep_artifacts`), which the
     response names; set it where a less accurate response is better than none."""
     open_to_strangers: bool = False
-    """Accept inference from other machines although no credentials are required; set it only where
-    a proxy in front controls access."""
+    """Accept inference and jobs from other machines although no credentials are required; set it
+    only where a proxy in front controls access."""
     access_log: bool = False
     """One log line for every answered request; turn it on to trace requests one by one, at the
     cost of as much time as a small request takes. Failures are always logged."""

@@ -57,7 +57,7 @@ def only_one(reply: InferReply) -> None:
         )
 
 
-INTERNAL_ERROR = "internal error; the server's log says more"
+INTERNAL_ERROR = "internal error; see the server's log"
 
 
 class ReplySink(Protocol):
@@ -106,8 +106,8 @@ class Sampler(Protocol):
 
 
 _NO_SINK = cast(ReplySink, None)
-"""Of an inference that is over: sink and inference refer to each other, and nothing is to wait for
-the garbage collector."""
+"""Sink of a finished inference: sink and inference refer to each other, and the cycle must not wait
+for the garbage collector."""
 
 
 class WireProtocol(NamedTuple):

@@ -52,6 +52,6 @@ def refuse_unsupported(parameters: Mapping[str, Any], value_of: Callable[[Any], 
         if any(value == none and type(value) is type(none) for none in _NO_SEQUENCE.get(name, ())):
             continue
         raise UnsupportedError(
-            f"parameter '{name}' belongs to an extension this server does not offer; "
+            f"parameter '{name}' belongs to an extension this server does not support; "
             "see 'extensions' in GET /v2"
         )

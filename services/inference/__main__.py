@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
             settings_from(
                 arguments,
                 InferenceConfig,
-                "Runs models for gateways, on the device of this machine.",
+                "Runs models for gateways, on a device of this machine.",
                 "flambeau inference",
             )
         )

@@ -116,11 +116,11 @@ class _Process:
         if not self._readiness.is_ready:
             return self._readiness.why()
         if not self._directory.are_live(self._config.models):
-            return "starting: the fleet has not gone over to what was loaded here"
+            return "starting: the fleet does not use the versions loaded here yet"
         if self._announcer.heard:
             return ""
         why = self._outage.why
-        return f"the queue is out of reach: {why}" if why else "Redis has not been told yet"
+        return f"the queue is unreachable: {why}" if why else "not announced in Redis yet"
 
     def _after_pass(self) -> None:
         first = self._reconciler.converged_once and not self._announcer.started

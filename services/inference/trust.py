@@ -73,7 +73,7 @@ class Trust:
         folder = Path(self.keys_folder).expanduser()
         if not folder.is_dir():
             raise KeyFileError(
-                f"trusted_keys is {self.keys_folder}, which is no folder here; "
-                "give the folder that holds the public keys"
+                f"trusted_keys is {self.keys_folder}, which is not a folder; give the folder with "
+                "the public keys"
             )
         return trusted_keys(folder)

@@ -18,7 +18,7 @@ class WorkerIntake(Intake, Protocol):
         """Requests worth holding: those that run at once, and one batch more."""
 
     @property
-    def spare_capacity(self) -> int:
+    def background_capacity(self) -> int:
         """Jobs worth holding: as `capacity` while nothing else waits for the device; else none."""
 
     def release(self, entry: Entry) -> bool:

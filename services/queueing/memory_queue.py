@@ -43,7 +43,7 @@ Outcome = InferReply | ServingError
 """Outcome of a request: its outputs, or the error."""
 Done = Callable[[Outcome], None]
 
-_CANCELLED = ServingError("the caller has gone")
+_CANCELLED = ServingError("the caller has disconnected")
 """Outcome of a cancelled request, which is never delivered."""
 
 
@@ -127,7 +127,7 @@ class Entry:
                 self._done(reply)
             except Exception:  # as in `finish`
                 logger.exception(
-                    "an answer could not be handed over",
+                    "a response could not be delivered",
                     extra={"request_id": self.request.request_id},
                 )
 
@@ -152,7 +152,7 @@ class Entry:
                 done(outcome)
             except Exception:  # a fault of one caller must not cost its batch-mates their answers
                 logger.exception(
-                    "an answer could not be handed over",
+                    "a response could not be delivered",
                     extra={"request_id": self.request.request_id},
                 )
 
@@ -336,6 +336,6 @@ def not_served(lane: Lane) -> ModelNotReadyError:
 def deadline_exceeded(request: InferRequest) -> DeadlineExceededError:
     """Returns the error of an expired request."""
     return DeadlineExceededError(
-        f"request '{request.request_id}' to model {request.lane} ran out of time before its "
-        "reply; give it a longer deadline or add servers"
+        f"request '{request.request_id}' to model {request.lane} reached its deadline before its "
+        "response; give it a longer deadline or add servers"
     )

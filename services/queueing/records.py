@@ -101,7 +101,7 @@ class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     is_last: bool = True
     """False if another reply follows; a last one without outputs only ends those before it."""
     window: Window | None = None
-    """Of a reply that is not the last: counts it once it is written. It stays in this process."""
+    """Window of a reply that is not the last: counts it once written. It stays in this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,22 +16,22 @@ class AccessMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.refused = Counter(
             "flambeau_access_refusals_total",
-            "Calls refused for who sent them: unauthenticated (no credential, or none that is "
-            "known), forbidden (a model or a scope not granted), rate_limited (too many requests "
-            "or rows), unavailable (what proves a token was not there).",
+            "Calls refused by access control: unauthenticated (no credential, or an unknown one), "
+            "forbidden (a model or a scope not granted), rate_limited (too many requests or "
+            "rows), unavailable (the keys that verify a token were not available).",
             ["reason"],
             registry=registry,
         )
         self.reloads = Counter(
             "flambeau_access_reloads_total",
-            "Times that a changed source of credentials was read, by source and outcome; one that "
-            "failed leaves the one before in force.",
+            "Reloads of a changed source of credentials, by source and outcome; after a failure "
+            "the previous credentials stay in force.",
             ["source", "outcome"],
             registry=registry,
         )
         self.stale = Gauge(
             "flambeau_access_source_stale",
-            "1 while the last reading of a source of credentials failed, else 0.",
+            "1 if the last reload of a source of credentials failed, else 0.",
             ["source"],
             registry=registry,
         )

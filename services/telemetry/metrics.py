@@ -63,25 +63,25 @@ class Metrics:
         )
         self.refusals = LoopCounter(
             "flambeau_refusals",
-            "Requests refused before they ran, by the error that refused them.",
+            "Requests refused before they ran, by error class.",
             ("reason",),
             registry=registry,
         )
         self.http2_floods = LoopCounter(
             "flambeau_http2_floods",
-            "Connections of gRPC ended for a flood of frames, by the kind of the last frame.",
+            "gRPC connections closed for a flood of frames, by the kind of the last frame.",
             ("reason",),
             registry=registry,
         )
         self.degraded = LoopCounter(
             "flambeau_degraded_requests",
-            "Requests answered by a faster artifact than they would have had, because of overload.",
+            "Requests answered by a faster artifact than the default one, because of overload.",
             LANE,
             registry=registry,
         )
         self.request_seconds = LoopHistogram(
             "flambeau_request_duration_seconds",
-            "From the last byte of a request to the first of its reply.",
+            "Seconds from the last byte of a request to the first byte of its response.",
             (*LANE, "protocol"),
             buckets=SECONDS,
             registry=registry,
@@ -90,21 +90,21 @@ class Metrics:
     def _make_batch_metrics(self, registry: CollectorRegistry) -> None:
         self.queue_seconds = LoopHistogram(
             "flambeau_queue_duration_seconds",
-            "From acceptance to the start of the batch.",
+            "Seconds from admission to the start of the batch.",
             LANE,
             buckets=SECONDS,
             registry=registry,
         )
         self.execution_seconds = LoopHistogram(
             "flambeau_execution_duration_seconds",
-            "One run of the backend on one batch.",
+            "Seconds of one backend run on one batch.",
             LANE,
             buckets=SECONDS,
             registry=registry,
         )
         self.batch_rows = LoopHistogram(
             "flambeau_batch_size",
-            "Rows in one batch; the sum counts rows, the count counts batches.",
+            "Rows in one batch; the sum is the number of rows, the count the number of batches.",
             LANE,
             buckets=ROWS,
             registry=registry,
@@ -112,14 +112,14 @@ class Metrics:
         self.dropped = LoopCounter(
             "flambeau_dropped_requests",
             "Accepted requests dropped before they reached the backend, by reason: cancelled, "
-            "expired, infeasible (they could no longer make their deadline) or failed (the server "
-            "gave up).",
+            "expired, infeasible (they could no longer meet their deadline) or failed (an error of "
+            "the server).",
             (*LANE, "reason"),
             registry=registry,
         )
         self.worker_restarts = LoopCounter(
             "flambeau_worker_restarts",
-            "Times the backend of a version was opened anew, by reason: blocked or died.",
+            "Restarts of a version's backend, by reason: blocked or died.",
             (*LANE, "reason"),
             registry=registry,
         )
@@ -127,27 +127,27 @@ class Metrics:
     def _make_server_metrics(self, registry: CollectorRegistry) -> None:
         self.loop_lag_seconds = LoopHistogram(
             "flambeau_event_loop_lag_seconds",
-            "How long a callback waited for the event loop, sampled four times a second.",
+            "Seconds a callback waited for the event loop, sampled four times a second.",
             (),
             buckets=LAG_SECONDS,
             registry=registry,
         )
         self.in_flight = Gauge(
             "flambeau_in_flight_requests",
-            "Accepted requests without a reply.",
+            "Accepted requests that are not answered yet.",
             registry=registry,
         )
         self.buffered_bytes = Gauge(
             "flambeau_buffered_bytes",
-            "Bytes of callers held in memory: requests that arrive or wait for their answer, and "
-            "answers that wait for their caller; max_buffered_bytes is the limit.",
+            "Bytes of requests and responses held in memory: requests that arrive or wait for a "
+            "response, and responses that a client has not read; max_buffered_bytes is the limit.",
             registry=registry,
         )
 
     def _make_model_metrics(self, registry: CollectorRegistry) -> None:
         self.memory_bytes = Gauge(
             "flambeau_model_memory_bytes",
-            "Memory a loaded version was measured to take on its device.",
+            "Memory of a loaded version on its device, as measured at load.",
             LANE,
             registry=registry,
         )
@@ -156,13 +156,13 @@ class Metrics:
         )
         self.model_ready = Gauge(
             "flambeau_model_ready",
-            "1 when the version is loaded and proven on this machine, else 0.",
+            "1 if the version is loaded and verified on this machine, else 0.",
             LANE,
             registry=registry,
         )
         self.load_seconds = LoopHistogram(
             "flambeau_model_load_duration_seconds",
-            "From reading the manifest to ready: read, check, open, replay, warm up.",
+            "Seconds from reading the manifest to ready: read, check, open, replay, warm up.",
             LANE,
             buckets=LOAD_SECONDS,
             registry=registry,
@@ -172,21 +172,21 @@ class Metrics:
         """Makes the metrics of spans and samples; threads update them, beside the event loop."""
         self.spans = Counter(
             "flambeau_spans",
-            "Spans of traces, by outcome: exported; or dropped, when the collector is out of reach "
-            "or too slow (then what would have made them is counted).",
+            "Trace spans, by outcome: exported, or dropped if the collector is unreachable or too "
+            "slow (dropped ones are counted before they are built).",
             ("outcome",),
             registry=registry,
         )
         self.payload_samples = Counter(
             "flambeau_payload_samples",
-            "Requests whose payloads were written to the store of samples.",
+            "Requests whose payloads were written to the sample store.",
             LANE,
             registry=registry,
         )
         self.dropped_payload_samples = Counter(
             "flambeau_dropped_payload_samples",
-            "Requests chosen to be sampled that were not, by reason: rate_limited, queue_full (the "
-            "store is too slow), store_failed, or failed (the log says how).",
+            "Requests selected for sampling and not written, by reason: rate_limited, queue_full "
+            "(the store is too slow), store_failed, or failed (see the log).",
             ("reason",),
             registry=registry,
         )
@@ -201,13 +201,13 @@ class Metrics:
         )
         self.stream_taken = Gauge(
             "flambeau_stream_taken_requests",
-            "Requests in Redis that a worker has taken and not answered.",
+            "Requests in Redis that a worker has taken and not answered yet.",
             LANE,
             registry=registry,
         )
         self.stream_oldest_seconds = Gauge(
             "flambeau_stream_oldest_age_seconds",
-            "Age of the oldest request in Redis; 0 when there is none.",
+            "Age of the oldest request in Redis; 0 if there is none.",
             LANE,
             registry=registry,
         )
@@ -220,7 +220,7 @@ class Metrics:
         )
         self.running_jobs = Gauge(
             "flambeau_running_jobs",
-            "Jobs that a worker has taken and that are not over.",
+            "Jobs that a worker has taken and not finished.",
             LANE,
             registry=registry,
         )
@@ -229,38 +229,39 @@ class Metrics:
         """Makes the metrics of failures that an operator must investigate; each has an alert."""
         self.failed_loads = LoopCounter(
             "flambeau_failed_loads",
-            "Times a version could not be loaded here, for whatever reason.",
+            "Failed loads of a version on this machine, for any reason.",
             LANE,
             registry=registry,
         )
         self.failed_verifications = LoopCounter(
             "flambeau_failed_verifications",
-            "Artifacts whose golden outputs missed their tolerance on this machine, at a load.",
+            "Artifacts whose golden outputs exceeded their tolerance on this machine, at a load.",
             LANE,
             registry=registry,
         )
         self.dead_letters = LoopCounter(
             "flambeau_dead_letters",
-            "Requests and jobs set aside because two workers died with them.",
+            "Requests and jobs moved to the dead letters because two workers crashed while running "
+            "them.",
             LANE,
             registry=registry,
         )
         self.finished_jobs = LoopCounter(
             "flambeau_finished_jobs",
-            "Jobs that were over on this worker, by how: done, failed or expired.",
+            "Jobs that finished on this worker, by state: done, failed or expired.",
             (*LANE, "state"),
             registry=registry,
         )
         self.fleet_workers = Gauge(
             "flambeau_fleet_workers",
-            "Workers that say in Redis what they serve, as this process sees it; NaN in a process "
-            "that looks at no Redis.",
+            "Workers registered in Redis, as this process sees it; NaN in a process that does not "
+            "use Redis.",
             registry=registry,
         )
         self.fleet_workers.set(math.nan)
         self.lost_workers = LoopCounter(
             "flambeau_lost_workers",
-            "Workers that fell silent without a farewell; each is counted by one process alone.",
+            "Workers that disappeared without shutting down; each is counted by one process only.",
             (),
             registry=registry,
         )
@@ -324,22 +325,22 @@ class TlsMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.not_after = Gauge(
             "flambeau_tls_certificate_not_after_timestamp_seconds",
-            "When the first certificate expires of those in a file, by use: server (what the ports "
-            "show), client_ca (what callers' certificates are measured by), redis_client (what "
-            "Redis is shown) or redis_ca (what its certificate is measured by).",
+            "Earliest expiry of the certificates in a file, by use: server (the ports' own), "
+            "client_ca (verifies client certificates), redis_client (presented to Redis) or "
+            "redis_ca (verifies Redis' certificate).",
             ("use",),
             registry=registry,
         )
         self.reloads = Counter(
             "flambeau_tls_reloads",
-            "Times changed certificate files were read, by outcome: taken, or refused (the old "
-            "ones stay).",
+            "Reloads of changed certificate files, by outcome: taken, or refused (the old ones "
+            "stay in use).",
             ("outcome",),
             registry=registry,
         )
         self.handshake_failures = Counter(
             "flambeau_tls_handshake_failures",
-            "TLS handshakes that failed, as with a caller whose certificate is missing or "
-            "of a foreign authority.",
+            "Failed TLS handshakes, such as with a client whose certificate is missing or not "
+            "signed by a trusted authority.",
             registry=registry,
         )

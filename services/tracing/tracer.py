@@ -158,11 +158,11 @@ class Tracer:
                 self._facts.extendleft(reversed(taken))
                 if not self._is_away:
                     self._is_away = True
-                    logger.warning("the collector is out of reach", extra={"reason": str(error)})
+                    logger.warning("the collector is unreachable", extra={"reason": str(error)})
                 return
             except Exception as error:  # no response of a collector may end tracing
                 self._dropped.inc(len(taken))
-                logger.warning("the collector refuses spans", extra={"reason": str(error)})
+                logger.warning("the collector rejects spans", extra={"reason": str(error)})
 
 
 def ns_of(moment: float) -> int:

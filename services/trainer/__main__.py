@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         config = settings_from(
             given,
             TrainerConfig,
-            "Takes training jobs in over REST and gRPC, and runs them.",
+            "Accepts training jobs over REST and gRPC, and runs them.",
             "flambeau trainer",
         )
         if config.worker and config.executor == "local":

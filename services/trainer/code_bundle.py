@@ -149,7 +149,7 @@ def _zip_members(data: bytes, limits: BundleLimits) -> list[_Member]:
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise _refused(info.filename, "is a link or a device; pack plain files only")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise _refused(info.filename, "is compressed in a rare way; use 'deflate'")
+            raise _refused(info.filename, "has an unsupported compression; use 'deflate'")
         members.append(_Member(info.filename, info.is_dir(), partial(archive.open, info)))
     return members
 
@@ -171,7 +171,7 @@ def _tar_members(data: bytes, limits: BundleLimits) -> list[_Member]:
         if len(members) == limits.max_files:
             raise _too_many(limits)
         if len(archive.pax_headers) > MAX_SHARED_HEADERS:
-            raise _refused(info.name, "has headers for all files by the hundred; leave them out")
+            raise _refused(info.name, "has too many global headers; leave them out")
         if not (info.isreg() or info.isdir()):
             raise _refused(info.name, "is a link or a device; pack plain files only")
         members.append(_Member(info.name, info.isdir(), partial(_content, archive, info)))
@@ -202,7 +202,7 @@ def _write(members: list[_Member], folder: Path, limits: BundleLimits) -> None:
     for member in members:
         path = _checked(member.name)
         if path in paths and not (member.is_folder and paths[path].is_folder):
-            raise _refused(member.name, "is there twice")
+            raise _refused(member.name, "occurs twice")
         paths[path] = member
     for path in paths:
         for parent in path.parents:
@@ -230,7 +230,7 @@ def _checked(name: str) -> PurePosixPath:
         raise _refused(name, "leads out of it; give paths within the bundle")
     if not name.isprintable() or len(name) > LONGEST_NAME or len(path.parts) > DEEPEST:
         raise _refused(
-            name, f"is no name of {LONGEST_NAME} characters and {DEEPEST} folders at most"
+            name, f"is not a name of at most {LONGEST_NAME} characters and {DEEPEST} folders"
         )
     return path
 

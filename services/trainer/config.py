@@ -115,7 +115,7 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
             parts = split_target(target)
             if parts is None or parts[0].endswith(".py"):
                 raise ValueError(
-                    f"{target!r} is no target of an installed module; write package.module:Name"
+                    f"{target!r} is not a target of an installed module; write package.module:Name"
                 )
         return value
 

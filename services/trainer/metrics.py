@@ -41,36 +41,36 @@ class TrainerMetrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        Info("flambeau_build", "What runs.", registry=registry).info(
+        Info("flambeau_build", "Versions of flambeau and Python.", registry=registry).info(
             {"version": version, "python": platform.python_version()}
         )
         self._jobs = Gauge(
-            "flambeau_training_jobs", "Jobs by state, of all workers.", ["state"], registry=registry
+            "flambeau_training_jobs", "Jobs of all workers, by state.", ["state"], registry=registry
         )
         self.running = Gauge(
-            "flambeau_training_running_jobs", "Jobs that this worker runs.", registry=registry
+            "flambeau_training_running_jobs", "Jobs running on this worker.", registry=registry
         )
         self.finished = Counter(
             "flambeau_training_finished_jobs_total",
-            "Jobs that were over on this worker, by how.",
+            "Jobs that finished on this worker, by state.",
             ["state"],
             registry=registry,
         )
         self.takeovers = Counter(
             "flambeau_training_takeovers_total",
-            "Jobs found here whose worker was gone.",
+            "Jobs taken over by this worker because their own worker had died.",
             registry=registry,
         )
         self.attempt_seconds = Histogram(
             "flambeau_training_attempt_duration_seconds",
-            "From the begin of an attempt on this worker to its end, however it ended.",
+            "Seconds of one attempt on this worker, whatever its outcome.",
             buckets=ATTEMPT_SECONDS,
             registry=registry,
         )
         self.refusals = ClosedConnections(
             "flambeau_training_closed_connections",
-            "REST connections that limits ended, by reason: slow (a peer took too long to send or "
-            "to read) or full (one more came than max_connections).",
+            "REST connections closed by a limit, by reason: slow (a peer took too long to send or "
+            "to read) or full (max_connections was reached).",
             ("reason",),
             registry=registry,
         )

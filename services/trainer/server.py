@@ -196,4 +196,4 @@ async def forget_old(config: TrainerConfig, store: JobStore) -> None:
                 folder = config.runs_folder / job.id
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 await store.forget(job.id)
-                logger.info("forgot a job", extra={"job": job.id, "state": state})
+                logger.info("deleted an expired job", extra={"job": job.id, "state": state})

@@ -120,7 +120,7 @@ class TrainingJobService:
             )
         if (await self._store.counts())["queued"] >= self._config.max_queued_jobs:
             raise QueueFullError(
-                f"{self._config.max_queued_jobs} jobs wait already, the limit (max_queued_jobs); "
+                f"{self._config.max_queued_jobs} jobs are queued, the limit (max_queued_jobs); "
                 "retry later or add workers"
             )
         key = wanted.idempotency_key or secrets.token_hex(16)
@@ -243,8 +243,8 @@ class TrainingJobService:
             known = await self._store.find(job.id)
         if (known.recipe, known.bundle_sha256) != (job.recipe, job.bundle_sha256):
             raise ConflictError(
-                f"the idempotency key belongs to job '{known.id}', which is another one; "
-                "take another key"
+                f"the idempotency key belongs to job '{known.id}', which is different; use another "
+                "key"
             )
         return known
 

@@ -105,7 +105,7 @@ class TrainingWorker:
             try:
                 await look()
             except QueueUnavailableError as error:
-                logger.warning("jobs cannot be looked after", extra={"reason": str(error)})
+                logger.warning("jobs cannot be monitored", extra={"reason": str(error)})
             await asyncio.sleep(pause_s)
 
     async def _look_after_all(self) -> None:
@@ -129,7 +129,7 @@ class TrainingWorker:
                 if found is not None and await self._store.swap(*found):
                     return found[0]
         except QueueUnavailableError as error:
-            logger.warning("no jobs can be taken", extra={"reason": str(error)})
+            logger.warning("no jobs can be claimed", extra={"reason": str(error)})
         return None
 
     async def _look_after(self, job: TrainingJob, now: float) -> None:
@@ -140,10 +140,10 @@ class TrainingWorker:
             return
         told = {"job": job.id, "worker": job.worker, "state": found[0].state}
         if found[0].state == "running":
-            logger.info("a worker is silent", extra=told)
+            logger.info("a worker does not respond", extra=told)
         else:
             self._metrics.takeovers.inc()
-            logger.warning("a worker is gone", extra=told)
+            logger.warning("a worker died", extra=told)
 
     async def _attend(self, job: TrainingJob) -> None:
         """Runs one job."""
@@ -221,7 +221,7 @@ class TrainingWorker:
                 settled, mine = await change(self._store, job.id, at_now)
                 break
             except QueueUnavailableError as error:
-                logger.warning("a job cannot be settled yet", extra={"reason": str(error)})
+                logger.warning("a job's outcome cannot be stored yet", extra={"reason": str(error)})
                 end = keeping.result() if keeping.done() else None
                 if end == "lost" or (end == "silent" and self._stopping.is_set()):
                     return

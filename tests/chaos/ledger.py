@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 NAMED = {
     500: ("dead letters",),
-    503: ("out of reach", "at present", "not ready", "shutting down", "limit", "no memory left",
-          "by what was measured", "not served"),
-    504: ("ran out of time",),
+    503: ("unreachable", "at present", "not ready", "shutting down", "limit", "no memory left",
+          "would need", "estimated time", "not served"),
+    504: ("reached its deadline",),
 }  # fmt: skip
 """Errors allowed after a death: by HTTP status, required parts of the message."""
 

@@ -12,7 +12,7 @@ from flambeau.channel import MESSAGES, SERVICE
 from protos import open_inference_pb2 as pb
 
 Behaviour = Callable[[Any, Any], Any]
-"""What a method does with its request and its gRPC context; it returns the reply."""
+"""Function of a request and its gRPC context; returns the reply of a method."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ScriptedServer:
         self._server.stop(grace=None).wait()
 
     def attempts(self, method: str = "ModelInfer") -> int:
-        """How often a method was reached, retries counted."""
+        """Returns the number of calls of a method, with retries."""
         return sum(received.method == method for received in self.received)
 
     def hang(self, request: Any, context: Any) -> Any:

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def modules_after(statement: str) -> set[str]:
-    """What a fresh interpreter has loaded after a statement."""
+    """Returns the modules that a fresh interpreter has loaded after a statement."""
     script = f"import sys\n{statement}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True

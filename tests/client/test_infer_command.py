@@ -119,7 +119,10 @@ def test_json_that_does_not_fit_is_never_sent(
         (["image=1", "image=2"], "--input image is given twice"),
         (["image=missing.npy"], "input 'image': missing.npy: No such file or directory"),
         (["image=missing.json"], "input 'image': missing.json: No such file or directory"),
-        (["image=seven"], "input 'image': seven is no .npy file, .json file or JSON (Expecting"),
+        (
+            ["image=seven"],
+            "input 'image': seven is not a .npy file, a .json file or JSON (Expecting",
+        ),
     ],
 )
 def test_inputs_that_cannot_be_read_ask_nothing_of_the_server(

@@ -112,7 +112,7 @@ def test_metadata_that_is_no_signature_says_what_to_do(
     server.digits = reply
     with pytest.raises(ServerError, match=re.escape(message)) as caught:
         client.model("digits")
-    assert "call it by Client.infer" in str(caught.value)
+    assert "use Client.infer" in str(caught.value)
 
 
 def test_an_unknown_model_is_not_found(client: Client) -> None:

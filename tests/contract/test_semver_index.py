@@ -65,7 +65,7 @@ def test_less_than_what_must_is_refused_before_anything_is_written(
         publish(store, folder, "patch", weights=b"others")
     assert str(refused.value) == (
         "a patch version of 'digits' was asked for, and it takes a minor one after 1 (1.0.0): the "
-        "weights are others; set bump to minor, or leave it out"
+        "weights changed; set bump to minor, or leave it out"
     )
     other = draft_in(folder).signature.model_copy(update={"max_batch_size": 2})
     with pytest.raises(BumpTooSmallError, match="takes a major one"):

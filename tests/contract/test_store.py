@@ -150,7 +150,7 @@ def test_a_pipe_in_the_place_of_a_file_blocks_nobody(tmp_path: Path) -> None:
     manifest = Path(store.url, "digits", "1", "manifest.json")
     manifest.unlink()
     os.mkfifo(manifest)
-    with pytest.raises(StorageError, match="it is no file"):
+    with pytest.raises(StorageError, match="it is not a file"):
         store.manifest("digits", 1)
 
 
@@ -369,7 +369,7 @@ def test_a_publisher_who_always_comes_second_gives_up(
         raise ConflictError(f"{owner} came too late for {model}")
 
     monkeypatch.setattr(ModelStore, "claim", taken)
-    with pytest.raises(ConflictError, match="100 other publishers of 'digits' came first"):
+    with pytest.raises(ConflictError, match="100 other publishers of 'digits' were faster"):
         publish_in(store, folder)
     assert attempts == list(range(1, MAX_CLAIM_ATTEMPTS + 1))
 
@@ -449,7 +449,7 @@ def test_exactly_one_of_many_pointer_moves_wins(
     (only,) = store.history("digits")
     told.remove(only.why)
     assert len(told) == movers - 1
-    assert all("to generation 1 first; look at its history and try again" in e for e in told)
+    assert all("to generation 1 first; check its history and try again" in e for e in told)
 
 
 def test_a_rollback_never_undoes_a_move_it_has_not_seen(
@@ -468,7 +468,7 @@ def test_a_rollback_never_undoes_a_move_it_has_not_seen(
 
     with monkeypatch.context() as slow:
         slow.setattr(ModelStore, "history", look_then_wait)
-        with pytest.raises(ConflictError, match="somebody else moved a pointer"):
+        with pytest.raises(ConflictError, match="another process moved a pointer"):
             store.rollback("digits")
     assert [p.aliases["production"] for p in store.history("digits")] == [1, 2, 3]
 

@@ -1,4 +1,4 @@
-"""What a real Prometheus answers to every panel of a dashboard; without data it is a failure."""
+"""Answers of a real Prometheus to every panel of a dashboard; a panel without data is a failure."""
 
 import math
 import time
@@ -21,7 +21,7 @@ class Answer:
 
     @property
     def has_data(self) -> bool:
-        """Whether there is a number to draw; for what may be quiet, whether there is a line."""
+        """True if there is a number to draw; for a query that may be quiet, if there is a line."""
         if self.query.quiet:
             return bool(self.lines)
         return any(not math.isnan(value) for line in self.lines for _, value in line.points)

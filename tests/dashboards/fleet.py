@@ -1,4 +1,4 @@
-"""What the dashboards watch: Redis, gateway, worker, training service, callers, Prometheus, traces.
+"""The watched fleet: Redis, gateway, worker, training service, callers, Prometheus, traces.
 
 Callers are steady enough for a test of seconds, and lively enough for a picture of a minute: their
 number goes up and down, half of them ask for the old version, a few ask for what fails.
@@ -43,7 +43,7 @@ class Fleet:
     trainer: TrainerProcess
     prometheus: PrometheusProcess
     collector: Collector
-    """Of traces; only those are kept that their callers want kept."""
+    """Collector of traces; it keeps those that their callers sampled."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ MARGIN, GAP = 16, 5
 TOP = 64
 MAX_LEGEND = 4
 STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
-"""Where an axis may end."""
+"""Upper ends of an axis."""
 INK, FAINT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
 LINES = (
     "#c05621", "#3a6ea5", "#2f855a", "#97266d", "#b7791f", "#2c7a7b", "#9b2c2c", "#553c9a",

@@ -82,7 +82,7 @@ def test_a_key_is_given_out_used_and_taken_back(store: Path, tmp_path: Path) -> 
         right = file.read_text()
         write_atomically(file, right.replace("expires: '", "expires: 2027-02-30 # '"))
         fault = server.wait_for_log(
-            message="api_keys cannot be read: those from before stay in force"
+            message="api_keys cannot be read: the previous ones stay in force"
         )
         assert "day is out of range for month" in fault["reason"]
         assert status(server, key) == 200

@@ -71,7 +71,7 @@ def scraped(metrics: Metrics) -> Iterator[int]:
 
 
 def test_somebody_is_told(tmp_path: Path) -> None:
-    """Of what cannot wait on one way, of what can on the other."""
+    """Urgent alerts reach one receiver, others another."""
     program("prometheus")
     metrics = Metrics("test")
     # As if a version failed when first read: no scrape has seen these at 0.

@@ -217,7 +217,7 @@ def test_timeout_parameter_is_a_deadline_too(stub: Any, server: ServerProcess) -
     request.parameters["timeout"].int64_param = 200_000  # microseconds
     code, details = error_of(lambda: stub.ModelInfer(request, timeout=TIMEOUT_S))
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "ran out of time" in details
+    assert "reached its deadline" in details
     server.wait_for_log(request_id="impatient", code="DEADLINE_EXCEEDED")
     assert busy.finish() == 2, "the late request ran"
 

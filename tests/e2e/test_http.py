@@ -63,7 +63,7 @@ def test_chunked_upload(server: ServerProcess) -> None:
 
 
 def test_caller_that_waits_to_be_told_to_continue(server: ServerProcess) -> None:
-    """As curl does with a large body."""
+    """The behaviour of curl with a large body."""
     head = (
         f"POST {infer_path('linear')} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
         f"content-length: {len(INFER)}\r\nexpect: 100-continue\r\n\r\n"

@@ -185,7 +185,7 @@ def test_a_submission_that_is_sent_again_is_the_same_job(server: SplitServer) ->
     headers = {"idempotency-key": "the-same"}
     other = call(server, "POST", "/v2/models/linear/jobs", body, headers)
     assert other.status == 409
-    assert "asks for something else" in other.error()
+    assert "which is a different request" in other.error()
     call(server, "DELETE", f"/v2/jobs/{reply.json()['id']}")
 
 
@@ -218,8 +218,8 @@ def test_a_model_s_jobs_are_listed(server: SplitServer) -> None:
         ("POST", "/v2/models/unknown/jobs", b"{}", {}, 404, "not served"),
         ("POST", "/v2/models/linear/jobs", b"{}", {}, 400, "'inputs'"),
         ("POST", "/v2/models/linear/jobs", b'{"inputs":[]}', {}, 400, "x"),
-        ("GET", "/v2/jobs/linear.0123456789abcdef", b"", {}, 404, "there is no job"),
-        ("GET", "/v2/jobs/nonsense", b"", {}, 404, "no job's id"),
+        ("GET", "/v2/jobs/linear.0123456789abcdef", b"", {}, 404, "does not exist"),
+        ("GET", "/v2/jobs/nonsense", b"", {}, 404, "is not a job id"),
         ("GET", "/v2/jobs/linear.0123456789abcdef?wait=long", b"", {}, 400, "'wait'"),
         ("PUT", "/v2/jobs/linear.0123456789abcdef", b"", {}, 405, "use "),
     ],
@@ -327,7 +327,7 @@ def test_a_batch_of_files_goes_on_where_it_was(server: SplitServer, tmp_path: Pa
     assert (found == 2 * stack).all()
     results[3].unlink()
     printed = run(server, *arguments)
-    assert "9 of 10 are done already" in printed
+    assert "9 of 10 were done before" in printed
     assert "1 done" in printed
     assert len(list((tmp_path / "out").iterdir())) == 10
 
@@ -337,7 +337,7 @@ def test_a_stack_that_is_cut_otherwise_is_refused(server: SplitServer, tmp_path:
     arguments = ["batch", "linear", f"--input-dir={tmp_path / 'stack.npy'}"]
     arguments += [f"--output-dir={tmp_path / 'out'}"]
     run(server, *arguments, "--rows=10")
-    assert "holds rows 0 to 9" in run(server, *arguments, "--rows=5", code=1)
+    assert "has rows 0 to 9" in run(server, *arguments, "--rows=5", code=1)
 
 
 def test_what_cannot_be_read_does_not_stop_a_batch(server: SplitServer, tmp_path: Path) -> None:

@@ -185,10 +185,10 @@ def test_model_that_leaves_the_store_is_no_longer_served(
 
 
 def test_store_that_is_gone_changes_nothing(server: ServerProcess, store: ModelStore) -> None:
-    """As when a disk is unmounted for a while."""
+    """The folder disappears for a while, like a disk that is unmounted."""
     folder = Path(store.url)
     folder.rename(folder.with_name("elsewhere"))
-    server.wait_for_log(message="store is empty or gone; serving what is loaded")
+    server.wait_for_log(message="store is empty or deleted; serving the loaded versions")
     assert live_version(server) == 1
     folder.with_name("elsewhere").rename(folder)
     store.promote("linear", 2)

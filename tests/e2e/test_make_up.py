@@ -208,7 +208,7 @@ def test_sigterm_during_the_training_ends_it_too(tmp_path: Path) -> None:
         up.ask_to_stop()
         assert up.wait() == 128 + signal.SIGTERM
         assert not below.keys() & processes().keys()
-        assert up.errors.all()[-1] == "interrupted; the same command goes on from here"
+        assert up.errors.all()[-1] == "interrupted; the same command resumes from here"
     finally:
         up.process.kill()
         up.wait()
@@ -221,12 +221,12 @@ def test_up_again_goes_on_with_an_interrupted_training_and_says_so_at_once(tmp_p
         try:
             first = up.output.wait_for(lambda line: bool(line), TRAINED_S)
             assert "store is empty: training " in first
-            line = up.output.wait_for(lambda line: "resum" in line, TRAINED_S)
+            line = up.output.wait_for(lambda line: line.startswith(("resum", "nothing")), TRAINED_S)
             assert line.startswith("resuming after epoch " if resumed else "nothing to resume")
             up.output.wait_for(lambda line: line.startswith("training "), TRAINED_S)
             up.ask_to_stop(signal.SIGINT)
             assert up.wait() == 128 + signal.SIGINT
-            assert up.errors.all()[-1] == "interrupted; the same command goes on from here"
+            assert up.errors.all()[-1] == "interrupted; the same command resumes from here"
         finally:
             up.process.kill()
             up.wait()

@@ -125,7 +125,7 @@ def test_nan_is_an_answer_where_the_form_can_say_it(server: ServerProcess) -> No
     reply = infer(server, "nan", linear_input([1, TRIGGER, 2, 3]))
     assert reply.status == 400
     assert reply.error() == (
-        "output 'y' holds NaN or infinity, which JSON cannot say; "
+        "output 'y' holds NaN or infinity, which JSON cannot represent; "
         "ask for it as binary data (parameters.binary_data: true)"
     )
     assert is_doubled(ask(server, "nan", 5.0), 5.0)

@@ -49,7 +49,7 @@ def test_a_bucket_is_served_and_its_pointers_followed(bucket: str) -> None:
 def test_credentials_come_from_the_service_account_of_a_pod(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As EKS Pod Identity gives them: an agent on the node, asked with the pod's own token."""
+    """Credentials of EKS Pod Identity: from an agent on the node, by the pod's own token."""
     store, asked = f"{bucket}/identity", []
     publish(store, "m", linear(2))
     token = tmp_path / "token"

@@ -188,17 +188,17 @@ def test_a_redis_that_dies_is_told_at_once_and_all_heals_when_it_returns(
         wait_until_ready_is(worker, True)
         gateway = stack.enter_context(running_gateway(redis.url))
         redis.kill()
-        gateway.wait_for_log(message="the queue is out of reach")
+        gateway.wait_for_log(message="the queue is unreachable")
         reply = infer(gateway, "linear", linear_input(ROW))
         assert reply.status == 503
-        assert "out of reach" in reply.error()
+        assert "unreachable" in reply.error()
         assert reply.headers["retry-after"]
         assert call(gateway, "GET", "/v2/health/live").status == 200
         wait_until_ready_is(worker, False)
         assert worker_is(worker, "live")
         redis.start()
         wait_until_ready_is(worker, True)
-        gateway.wait_for_log(message="the queue answers")
+        gateway.wait_for_log(message="the queue is reachable")
         until_true(lambda: infer(gateway, "linear", linear_input(ROW)).status == 200)
 
 
@@ -323,7 +323,7 @@ def test_dead_letters_are_listed_shown_retried_and_dropped(
     retried = json.loads(_dead(redis, "retry", first, "--json", *written))
     assert retried == {"id": first, "state": "queued again"}
     assert _dead(redis, "drop", second, *written) == f"{second} is gone\n"
-    assert "no dead letter has the id" in _dead(redis, "drop", second, *written, code=1)
+    assert "there is no dead letter" in _dead(redis, "drop", second, *written, code=1)
     acts = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [(x["act"], x["target"], x["outcome"]) for x in acts] == [
         ("retry dead letter", first, "done"),
@@ -331,7 +331,7 @@ def test_dead_letters_are_listed_shown_retried_and_dropped(
         ("drop dead letter", second, "failed"),
     ]
     assert _dead(redis, "list") == "no dead letters\n"
-    assert "no dead letter has the id" in _dead(redis, "show", first, code=1)
+    assert "there is no dead letter" in _dead(redis, "show", first, code=1)
 
 
 async def _bury(redis: RedisProcess, *names: str) -> None:

@@ -57,7 +57,7 @@ def test_port_in_use_is_one_clear_line(tmp_path: Path, taken_port: int, setting:
             "'when_overloaded' is 'wait': write 'refuse' or 'degrade'",
         ),
         ("api_keys_file", "missing.yaml", "api_keys_file missing.yaml: "),
-        ("host", "0.0.0.0", "nobody is asked who they are. Give out keys (flambeau access add"),
+        ("host", "0.0.0.0", "it requires no credentials. Give out keys (flambeau access add"),
     ],
 )
 def test_setting_that_is_unknown_or_bad(
@@ -72,7 +72,7 @@ def test_setting_that_is_unknown_or_bad(
 def test_no_trainer_is_open_to_strangers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.trainer", "--host", "0.0.0.0"]
     for option, code, why in (
-        ((), 2, "nobody is asked who they are. Give out keys (flambeau access add"),
+        ((), 2, "it requires no credentials. Give out keys (flambeau access add"),
         (("--open-to-strangers", "true"), 2, "unknown option '--open-to-strangers'"),
     ):
         environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -147,9 +147,9 @@ def test_a_renewal_under_traffic_fails_no_call(locked: Locked) -> None:
     server = locked.server
     with calling(lambda: locked.rest(locked.ours)), calling(lambda: locked.grpc(locked.ours)):
         locked.authority.issue("server")
-        server.wait_for_log(message="took up a renewed certificate")
+        server.wait_for_log(message="using a renewed certificate")
         (locked.authority.file.parent / "server.key").write_text("nonsense")
-        server.wait_for_log(message="the renewed certificate cannot be used, the old one stays")
+        server.wait_for_log(message="the renewed certificate is invalid; the old one stays in use")
     assert server.metric("flambeau_tls_reloads_total", outcome="taken") == 1
     assert server.metric("flambeau_tls_reloads_total", outcome="refused") == 1
 

@@ -149,12 +149,13 @@ def test_a_job_outlives_its_workers(tmp_path: Path, tokens: str) -> None:
     assert (found["state"], found["version"], found["attempts"]) == ("succeeded", 1, 3)
     told = [event["text"].partition(" on trainer-")[0] for event in history if "state" in event]
     told = [text.partition("; warning")[0] for text in told]
-    assert [text for text in told if "handed back" not in text and "is gone" not in text] == [
+    assert [text for text in told if "returned to the queue" not in text and " "
+    "died; " not in text] == [
         "submitted by key:ann", "started", "resumed from its checkpoint",
         "resumed from its checkpoint", "published gated 1 → production",
     ]  # fmt: skip
-    assert sum("is gone; another takes over" in text for text in told) == 1
-    assert sum("handed back by" in text for text in told) == 1
+    assert sum("died; another takes over" in text for text in told) == 1
+    assert sum("returned to the queue by" in text for text in told) == 1
     assert [event["epoch"] for event in history if event["kind"] == "metric"] == [1, 2, 3, 4, 5]
     resumed = [text for event in history if "resuming after" in (text := event.get("text", ""))]
     assert len(resumed) == 2, "each of the others went on from a checkpoint"

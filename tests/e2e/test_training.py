@@ -306,7 +306,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
         assert seen[0].startswith("resuming after epoch 2 from ")
         assert epochs(seen) == [3]
         _, stderr, code = child.end(signal.SIGINT)
-        assert stderr == "interrupted; the same command goes on from here\n"
+        assert stderr == "interrupted; the same command resumes from here\n"
         assert code == 130
     assert killed.store.models() == []
 

@@ -14,7 +14,7 @@ from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.redis_setups import free_port
 from tests.fixtures.servers import Log, ServerProcess
 
-MESSAGE = "the queue is out of reach"
+MESSAGE = "the queue is unreachable"
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tests.gpu.closeness import assert_close
 
 @pytest.fixture(autouse=True)
 def provider(gpu: Device) -> None:
-    """What `onnxruntime-gpu` adds."""
+    """Skips without the provider of `onnxruntime-gpu`."""
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has no CUDA: onnxruntime-gpu is not installed")
 

@@ -1,4 +1,4 @@
-"""What learns on a GPU ends in the host's memory, and a resumed run has the same bits."""
+"""Weights trained on a GPU end in the host's memory, and a resumed run has the same bits."""
 
 import io
 from pathlib import Path

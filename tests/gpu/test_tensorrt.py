@@ -19,7 +19,7 @@ from tests.gpu.closeness import assert_close
 
 @pytest.fixture(autouse=True)
 def provider(gpu: Device) -> None:
-    """What `onnxruntime-gpu` and `tensorrt` add."""
+    """Skips without the provider of `onnxruntime-gpu` and `tensorrt`."""
     if TENSORRT not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has no TensorRT: onnxruntime-gpu is not installed")
     pytest.importorskip("tensorrt", reason="the package tensorrt is not installed")

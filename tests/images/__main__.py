@@ -24,9 +24,9 @@ WHEELS = ROOT / "var/image_wheels"
 LOCKS = ("build", "gateway-keys", "inference-onnx", "trainer")
 BASE = ROOT / "var/image_base"
 LIMITS_MB = {"gateway": 250, "inference": 1000, "trainer": None}
-"""What an image may have, its base included."""
+"""Largest size of an image, with its base."""
 BASE_MB = 130
-"""What the base image is said to have; with `--base` it is measured."""
+"""Documented size of the base image; `--base` measures it."""
 
 
 def main() -> int:

@@ -105,7 +105,7 @@ class CleanRoot:
         return subprocess.Popen(entered, stderr=subprocess.PIPE, text=True)
 
     def size_mb(self) -> float:
-        """What the image adds to its base, in megabytes (10^6)."""
+        """Returns the size that the image adds to its base, in megabytes (10^6)."""
         return size_mb(self.folder / "opt")
 
     def _copy(self, step: Step, others: Mapping[str, "CleanRoot"]) -> None:

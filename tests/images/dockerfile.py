@@ -13,7 +13,7 @@ from pathlib import Path
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 IGNORED = frozenset({"EXPOSE", "LABEL"})
-"""What changes nothing in the file system or the process."""
+"""Instructions that change neither the file system nor the process."""
 
 
 class DockerfileError(Exception):
@@ -29,7 +29,7 @@ class Step:
     text: str
     """A shell's command; or the words of COPY, variables replaced."""
     environment: dict[str, str]
-    """As the step finds it."""
+    """Environment variables at the start of the step."""
     folder: str
     """The working directory."""
     user: str

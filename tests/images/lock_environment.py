@@ -1,4 +1,4 @@
-"""What an image installs, in an environment of its own: its lock, and our wheel.
+"""The packages of an image in a separate environment: its lock, and our wheel.
 
 In: `deploy/requirements/*.txt`, and the index of pip or its cache. Out: an interpreter that finds
 what the image's would, and nothing of this project's environment. Environments stay in
@@ -91,7 +91,7 @@ def own_wheel(folder: Path) -> Path:
 
 
 def _install(folder: Path, name: str, text: str) -> None:
-    """As the Dockerfiles do it."""
+    """Installs a lock with the commands of the Dockerfiles."""
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     python = str(folder / "bin/python")
     pip = [

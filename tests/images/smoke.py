@@ -46,7 +46,7 @@ import importlib.util
 assert all(importlib.util.find_spec(name) is None for name in ("torch", "onnxruntime"))
 """
 CAN_TRACE = "import services.tracing.otlp\n"
-"""What the setting `trace_endpoint` imports."""
+"""Import of the setting `trace_endpoint`."""
 
 
 def check_all(images: Mapping[str, CleanRoot], folder: Path) -> None:

@@ -43,7 +43,7 @@ def pods(objects: list[Object]) -> list[Workload]:
 
 
 def test_a_pod_has_the_rights_of_the_restricted_profile(pods: list[Workload]) -> None:
-    """As https://kubernetes.io/docs/concepts/security/pod-security-standards lists them."""
+    """Source: https://kubernetes.io/docs/concepts/security/pod-security-standards."""
     for pod in pods:
         own, whole = pod.container["securityContext"], pod.spec.get("securityContext", {})
         both: dict[str, Any] = whole | own

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("services", "model_store", "training")
 KEPT = ROOT / "var" / "mutants"
 MAX_TESTS = 300
-"""Of those that run a line, the nearest ones. A line that thousands run is on everybody's way."""
+"""Limit on the tests of a line; the nearest are selected. Some lines are run by thousands."""
 TIMEOUT_S = 180
 """A change that makes a loop endless is noticed, too."""
 

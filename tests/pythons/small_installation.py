@@ -25,7 +25,7 @@ OWN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What one interpreter made of it; `fault` is empty where it serves."""
+    """Result of one interpreter; `fault` is empty if it serves."""
 
     seconds: float
     megabytes: float

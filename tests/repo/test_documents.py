@@ -44,7 +44,7 @@ DEFAULTS_IN_WORDS = {
     "payload_sample_store": "the model store",
     "trusted_keys": "those of flambeau keys trust",
 }
-"""What the table says of defaults that say nothing as they are."""
+"""Text of the table for defaults that mean nothing by themselves."""
 
 
 def settings_in_the_table() -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 VERSIONS = Path(sys.prefix) / "serving-versions.txt"
-"""What was installed for serving, before any tool; `make` writes it."""
+"""Versions installed for serving, before any tool; `make` writes the file."""
 TOOLS_OF_PYTHON = {"pip", "setuptools"}
 
 

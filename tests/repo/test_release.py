@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files_of_packages() -> set[str]:
-    """What git knows in them; generated or forgotten files are not among it."""
+    """Returns the files of the packages that git tracks."""
     done = subprocess.run(
         ["git", "ls-files", *PACKAGES], cwd=ROOT, check=True, capture_output=True, text=True
     )
@@ -77,7 +77,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_installed(environment: Path, program: str, *arguments: str) -> str:
-    """What a program of the environment prints, started outside of the repository."""
+    """Runs a program of the environment outside of the repository; returns its output."""
     done = subprocess.run(
         [environment / "bin" / program, *arguments],
         cwd=environment.parent,
@@ -103,7 +103,7 @@ def test_the_wheel_is_what_runs_once_it_is_installed(environment: Path) -> None:
 
 
 def test_the_changelog_is_kept() -> None:
-    """As https://keepachangelog.com/en/1.1.0/ has it: the newest first, each with its date."""
+    """Format of https://keepachangelog.com/en/1.1.0/: the newest first, each with its date."""
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     headings = [HEADING.fullmatch(line) for line in lines if line.startswith("## ")]
     assert all(headings), "a heading is no version"

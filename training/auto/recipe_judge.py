@@ -84,7 +84,7 @@ class RecipeJudge:
             raise TargetError(
                 f"{recipe.model.target} does not give the golden outputs of {manifest.model} "
                 f"{manifest.version} any more ({failure}); check out the commit it was made at, "
-                f"{manifest.lineage.git_commit or 'which nobody noted'}"
+                f"{manifest.lineage.git_commit or 'which was not recorded'}"
             )
         self._outputs = run_in_batches(run, self._test.inputs, size)
         self._sized = [(x, run(x)) for x in sized_inputs(golden.inputs, self._signature)]

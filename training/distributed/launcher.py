@@ -87,7 +87,7 @@ def run_together(
         else:
             raise TrainingError(
                 f"{recipe.train.processes} processes were lost {RESTARTS + 1} times{crash}; the "
-                "last checkpoint is kept: resume to go on"
+                "last checkpoint is kept: resume to continue"
             )
         if last["kind"] == "published":
             group.let_end()

@@ -187,7 +187,7 @@ def _sharded(model: nn.Module, ranks: Ranks) -> nn.Module:
     twin = copy.deepcopy(model)
     first = next(twin.parameters(), None)
     if first is None:
-        raise RecipeError("the model has no parameters, so train.parallel fsdp has none to share")
+        raise RecipeError("the model has no parameters, so train.parallel fsdp has none to shard")
     mesh = init_device_mesh(first.device.type, (ranks.world,))
     # Reshards right after the forward pass, so that the weights are sharded between steps.
     for part in [*blocks(twin), twin]:

@@ -27,7 +27,7 @@ class Row:
 
     inputs: dict[str, Array]
     label: Array
-    """As labels of `training.datasets.Split`."""
+    """Label in the form of `training.datasets.Split.labels`."""
 
 
 class RowJoiner:

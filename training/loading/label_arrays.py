@@ -53,7 +53,7 @@ def label_arrays(found: object, where: str, loss: LossPart) -> dict[str, LabelAr
         checked = _checked(array_of(arrays[term.labels], which), which, term)
         before = labels.setdefault(term.labels, checked)
         if before.dtype != checked.dtype or not np.array_equal(before, checked, equal_nan=True):
-            raise DataError(f"{which}: two losses of the sum want different things of them")
+            raise DataError(f"{which}: two losses of the sum need different labels")
         if len(checked) != len(labels[LABELS]):
             raise DataError(f"{which} are {len(checked)}, and there are {len(labels[LABELS])} rows")
     return labels

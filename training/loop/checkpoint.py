@@ -141,7 +141,7 @@ class CheckpointFolder:
                 temporary.unlink(missing_ok=True)
             raise CheckpointError(
                 f"cannot write a checkpoint to {self.path}: {error}; free space there, or move the "
-                "run's folder, and go on with --resume: the checkpoint before this one is whole"
+                "run's folder, and continue with --resume: the previous checkpoint is intact"
             ) from error
 
     def load(
@@ -166,12 +166,12 @@ class CheckpointFolder:
             )
         except Exception as error:  # torch raises several unrelated types for a damaged file
             raise CheckpointError(
-                f"cannot read {self._state_path}: {error}; train without --resume to start anew"
+                f"cannot read {self._state_path}: {error}; train without --resume to start over"
             ) from error
         if document.get("format") != FORMAT:
             raise CheckpointError(
                 f"{self._state_path} has format {document.get('format')}; this program reads "
-                f"{FORMAT}, so train without --resume to start anew"
+                f"{FORMAT}, so train without --resume to start over"
             )
         self._check_weights(document["weights_sha256"])
         state = TrainState(**document["state"])
@@ -183,7 +183,7 @@ class CheckpointFolder:
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.path} does not fit the model, whose code has changed since: {error}; "
-                "train without --resume to start anew"
+                "train without --resume to start over"
             ) from error
         restore_random_state(document["random"])
         return state
@@ -195,7 +195,7 @@ class CheckpointFolder:
             if found != expected:
                 raise CheckpointError(
                     f"{path}: sha256 is not the one in state.pt (expected {expected[:12]}…, found "
-                    f"{found[:12]}…); train without --resume to start anew"
+                    f"{found[:12]}…); train without --resume to start over"
                 )
 
 

@@ -87,7 +87,7 @@ def _check_some_learn(
     if not learning:
         raise RecipeError(
             f"no parameter of the model is left to train: all {len(parameters)} have "
-            "requires_grad=False; leave that to model.freeze, which knows what is to learn later"
+            "requires_grad=False; use model.freeze instead, which can unfreeze them later"
         )
     if set(learning) - set(frozen):
         return

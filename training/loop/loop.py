@@ -343,7 +343,7 @@ def _run_epochs(phase: _Phase, parts: _Parts, state: TrainState) -> TrainState:
             if ranks.is_first:
                 phase.watcher.end_epoch(state.epoch, metrics)
             if stopping and not state.finished:
-                raise StoppedError(f"stopped after epoch {state.epoch}; resume to go on")
+                raise StoppedError(f"stopped after epoch {state.epoch}; resume to continue")
     return state
 
 

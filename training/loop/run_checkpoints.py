@@ -76,7 +76,7 @@ class RunCheckpoints:
             self._save(within_epoch(state, in_epoch))
         if stopping:
             raise StoppedError(
-                f"stopped after step {in_epoch} of epoch {state.epoch + 1}; resume to go on"
+                f"stopped after step {in_epoch} of epoch {state.epoch + 1}; resume to continue"
             )
 
     def end_epoch(self, state: TrainState) -> bool:
@@ -114,7 +114,7 @@ class RunCheckpoints:
             say(console, _where(state, path))
             return state
         if resume:
-            say(console, f"nothing to resume in {path}; starting anew")
+            say(console, f"nothing to resume in {path}; starting over")
         self.checkpoints.clear()
         return TrainState()
 

@@ -86,8 +86,8 @@ def after_epoch(
 def _what_to_do(recipe: Recipe) -> str:
     optim = recipe.optim
     return (
-        f"lower optim.{optim.choice}.lr ({optim.chosen.lr:g}), and look at what the model does "
-        "with large numbers, and at statistics that only evaluation uses, as of batch norms"
+        f"lower optim.{optim.choice}.lr ({optim.chosen.lr:g}), and check how the model handles "
+        "large numbers, and statistics that only evaluation uses, such as those of batch norms"
     )
 
 

@@ -29,9 +29,9 @@ class Tally:
 
     task: Task = "classes"
     sums: Sums = field(default_factory=lambda: np.zeros(0))
-    """Of `classes`: labels, right ones, rows of T labels, right rows; then by class how often it
-    is the label, how often the answer, and how often both. Of `multi_label`: labels, right ones,
-    rows, right rows, ones in labels and answers together, ones in both. Of numbers, by column:
+    """For `classes`: labels, right ones, rows of T labels, right rows; then by class how often it
+    is the label, how often the answer, and how often both. For `multi_label`: labels, right ones,
+    rows, right rows, ones in labels and answers together, ones in both. For numbers, by column:
     labels, errors, squared errors, labels' sum and their squares'. Empty before the first row."""
 
     def __add__(self, other: "Tally") -> Self:

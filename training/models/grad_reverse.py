@@ -44,7 +44,7 @@ class GradReverse(nn.Module):
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
         if not scale > 0:
-            raise ValueError(f"scale is {scale}; give a number above 0, for less is no reversal")
+            raise ValueError(f"scale is {scale}; give a number above 0")
         self.scale = scale
 
     def forward(self, features: Tensor) -> Tensor:

@@ -41,8 +41,8 @@ def build_model(recipe: Recipe, input_names: Sequence[str] = ()) -> nn.Module:
     """
     if isinstance(load_target(recipe.model.target, "model.target"), nn.Module):
         raise TargetError(
-            f"model.target {recipe.model.target} is a network that is made already; name its "
-            "class, or a function that makes it, so that every process can make its own"
+            f"model.target {recipe.model.target} is a network, not a factory; name its class, or a "
+            "function that returns it, so that every process can create its own"
         )
     model = call_target(recipe.model.target, recipe.model.args, "model")
     if not isinstance(model, nn.Module):
@@ -160,7 +160,7 @@ def _check_sizes_known(model: nn.Module, target: str) -> None:
     lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
     if lazy:
         raise TargetError(
-            f"model.target {target} has lazy layers, whose sizes nobody knows before they run "
+            f"model.target {target} has lazy layers, whose sizes are unknown before they run "
             f"({', '.join(lazy[:3])}); give their sizes, such as nn.Linear(4, 3) in place of "
             "nn.LazyLinear(3)"
         )

@@ -60,8 +60,8 @@ class NetworkTrial:
         for name, before, after in zip(inputs, inputs.values(), given, strict=True):
             if not np.array_equal(before, after.numpy(), equal_nan=before.dtype.kind == "f"):
                 raise TargetError(
-                    f"{self._named} changes its input '{name}' in place, and whoever calls it may "
-                    "still need it; let forward work on a copy, as in x = x + 1 in place of x += 1"
+                    f"{self._named} changes its input '{name}' in place, and its caller may still "
+                    "need it; let forward work on a copy, as in x = x + 1 in place of x += 1"
                 )
         arrays = [self._array(place, tensor) for place, tensor in enumerate(tensors)]
         if len(arrays) != len(self.outputs):
@@ -106,10 +106,10 @@ class NetworkTrial:
         for name, one, other in zip(self.outputs, first, second, strict=True):
             if (difference := _difference(one, other)) is not None:
                 raise TargetError(
-                    f"{self._named} answers the same rows otherwise the second time (output "
-                    f"'{name}'{difference}), and a server gives a row one answer; let forward draw "
-                    "random numbers in training only (if self.training), and keep nothing from "
-                    "one call to the next"
+                    f"{self._named} gives different outputs for the same rows the second time "
+                    f"(output '{name}'{difference}), and a served model must be deterministic; let "
+                    "forward draw random numbers in training only (if self.training), and keep "
+                    "nothing from one call to the next"
                 )
 
     @property
@@ -178,8 +178,8 @@ def row_fault(shapes: Mapping[int, tuple[int, ...]], varying: int | None = None)
                 return f"{told}let forward put that axis first, as y.transpose(0, {axis})"
         if len(shapes) > len({shape[0] for shape in shapes.values()}) == 1:
             return (
-                f"{told}leave out of forward what is no answer to a row, or give it to each row, "
-                "as y.expand(len(x), -1)"
+                f"{told}remove outputs that do not belong to a row from forward, or repeat them "
+                "for each row, as y.expand(len(x), -1)"
             )
         return f"{told}let forward keep every row, and mark those that count by a mask"
     rests = {
@@ -187,7 +187,7 @@ def row_fault(shapes: Mapping[int, tuple[int, ...]], varying: int | None = None)
         for shape in shapes.values()
     }
     if len(rests) > 1:
-        return f"{told}let a row have the same shape among however many others"
+        return f"{told}let a row have the same shape in every batch"
     return None
 
 

@@ -167,6 +167,6 @@ def _file(step: PythonStep) -> tuple[str, str]:
             raise TargetError(f"{WHERE}.target: cannot import {place!r}: {error}") from error
         path = None if spec is None else spec.origin
     if path is None or not path.endswith(".py"):
-        what = f"{WHERE}.target: {place!r} is no module with a file of Python"
+        what = f"{WHERE}.target: {place!r} is not a module with a Python file"
         raise TargetError(f"{what}{hidden_by(place)}")
     return path, name

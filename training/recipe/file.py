@@ -39,7 +39,7 @@ def _unique_mapping(loader: _RecipeLoader, node: yaml.MappingNode) -> dict[Any, 
         if isinstance(key, Hashable):  # construct_mapping reports unhashable keys itself
             if key in found:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key '{key}' is there twice; keep one", node.start_mark
+                    None, None, f"key '{key}' occurs twice; keep one", node.start_mark
                 )
             found.add(key)
     return loader.construct_mapping(node)

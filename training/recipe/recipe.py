@@ -221,12 +221,12 @@ class Recipe(RecipePart):
             raise ValueError("export has method: qat, and the recipe no qat; add qat: {epochs: 3}")
         if self.qat is not None and taught:
             raise ValueError(
-                "qat trains the exported network, which cannot be told answers; "
+                "qat trains the exported network, which takes no targets; "
                 "drop qat or train.teacher_forcing"
             )
         if self.prune is not None and self.prune.structured and taught:
             raise ValueError(
-                "prune.structured cannot follow a network that is told answers; "
+                "prune.structured cannot follow a network that takes targets; "
                 "take structured: false, or drop train.teacher_forcing"
             )
         return self

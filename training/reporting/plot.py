@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 620, 300
 DOT = 4
 LOG_TICKS = 5
 SMALLEST_VALUE = 1e-9
-"""Where a logarithmic axis begins; smaller values are drawn there."""
+"""Start of a logarithmic axis; smaller values are drawn there."""
 DIGITS = 9
 """Digits of a drawn value: pygal never ends if a step of its axis is lost in rounding."""
 

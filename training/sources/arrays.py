@@ -118,7 +118,7 @@ def _npz(file: Path, path: str, reach: DataReach) -> Mapping[str, Callable[[], A
             names = [name for name in archive.namelist() if name.endswith(NPY)]
     except (zipfile.BadZipFile, OSError) as error:
         raise DataError(
-            f"data: {path} is no .npz file ({error}); give one, or a folder of .npy files"
+            f"data: {path} is not a .npz file ({error}); give one, or a folder of .npy files"
         ) from error
     return {name.removesuffix(NPY): reader(name) for name in names}
 
@@ -153,7 +153,7 @@ def _npy(stream: IO[bytes], size_bytes: int, where: str) -> Array:
         shape, in_columns, dtype = readers[version](stream)
         begin = stream.tell()
     except (ValueError, EOFError) as error:
-        raise DataError(f"data: {where} is no array of NumPy: {error}") from error
+        raise DataError(f"data: {where} is not a NumPy array: {error}") from error
     if dtype.kind not in "biufSU":
         raise DataError(
             f"data: {where} holds {dtype}; Python objects are never opened: give numbers, or text "
@@ -194,4 +194,4 @@ def _safetensors(file: Path, path: str) -> Mapping[str, Callable[[], Array]]:
         with safe_open(file, framework="numpy") as opened:
             return {name: reader(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError) as error:
-        raise DataError(f"data: {path} is no safetensors file: {error}") from error
+        raise DataError(f"data: {path} is not a safetensors file: {error}") from error

@@ -79,7 +79,7 @@ class DataFiles:
         """
         found = self.place(path)
         if not found.is_file():
-            raise DataError(f"data: {path} is no file; {_what_it_is(found)}")
+            raise DataError(f"data: {path} is not a file; {_what_it_is(found)}")
         size = found.stat().st_size
         self.reach.check_size(size, f"data: {path}")
         self._noted[path] = DataFile(path=path, sha256=file_sha256(found), size_bytes=size)
@@ -93,14 +93,14 @@ class DataFiles:
         """
         found = self.place(path)
         if not found.is_dir():
-            raise DataError(f"data: {path} is no folder; {_what_it_is(found)}")
+            raise DataError(f"data: {path} is not a folder; {_what_it_is(found)}")
         names = self._files_in(found, path)
         digest, size = hashlib.sha256(), 0
         for name in names:
             file = found / name
             self._check_inside(file, f"{path}/{name}")
             if not file.is_file():
-                raise DataError(f"data: {path}/{name} is no plain file; remove it")
+                raise DataError(f"data: {path}/{name} is not a regular file; remove it")
             size += file.stat().st_size
             self.reach.check_size(size, f"data: {path}")
             digest.update(f"{file_sha256(file)}  {name}\n".encode("utf-8", "surrogateescape"))
@@ -153,8 +153,8 @@ class DataFiles:
         real = found.resolve()
         if not any(real.is_relative_to(folder.resolve()) for folder in self.reach.folders):
             raise DataError(
-                f"data: {path} leads out of what this run may read; put the data into the code "
-                "bundle, or have the operator add its folder (data_folders of the service)"
+                f"data: {path} is outside the folders that this run may read; put the data into "
+                "the code bundle, or have the operator add its folder (data_folders of the service)"
             )
 
 

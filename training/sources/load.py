@@ -107,7 +107,7 @@ def _check_finite(array: Array, rows: Rows, what: str) -> None:
     row = int(np.flatnonzero(wrong.any(axis=1))[0])
     value = array.reshape(len(array), -1)[row][wrong[row]][0]
     raise DataError(
-        f"data: {rows.place(row)}: {what} has {value}, which is no number; correct it, or leave "
+        f"data: {rows.place(row)}: {what} has {value}, which is not a number; correct it, or leave "
         "the row out"
     )
 

@@ -75,9 +75,9 @@ def _check_classes(rows: Rows, names: tuple[str, ...], least: int) -> None:
     if len(found) < classes:
         gap = next(n for n, label in enumerate([*found.tolist(), -1]) if n != label)
         raise DataError(
-            f"data: {_class(gap, names)} has no row to learn from, and classes go to {classes - 1}"
-            "; number them from 0 without gaps, have `labels` name those there are, or take a loss "
-            "for numbers if they are no classes"
+            f"data: {_class(gap, names)} has no row to learn from, and classes go to "
+            f"{classes - 1}; number them from 0 without gaps, have `labels` name those there are, "
+            "or take a loss for numbers if they are not classes"
         )
     if counts.min() < least:
         rare = int(counts.argmin())

@@ -270,7 +270,7 @@ def _cast(cells: Any, target: Any, name: str, place: Place) -> Any:
     except pa.ArrowException:
         row = _first_that_fails(cells, target)
         raise DataError(
-            f"data: {place(row)}: column '{name}' has {str(cells[row])[:80]!r}, which is no "
+            f"data: {place(row)}: column '{name}' has {str(cells[row])[:80]!r}, which is not a "
             f"{'whole number' if pa.types.is_integer(target) else 'number'}; correct it, leave the "
             "column out of inputs, or take another dtype"
         ) from None

@@ -355,7 +355,7 @@ def _publish(
     if before and (before.trial, before.store, before.model) == (best.number, store_url, model):
         say(console, f"trial {best.number} is published already, as {model} {before.version}")
         return before
-    say(console, f"exporting, proving and publishing trial {best.number} as {model}")
+    say(console, f"exporting, verifying and publishing trial {best.number} as {model}")
     manifest = run(
         recipe,
         store_url,
@@ -371,9 +371,9 @@ def _publish(
 def _nothing_done(record: SweepRecord, folder: Path) -> str:
     reasons = [trial.reason for trial in record.trials if trial.state == "failed"]
     if not reasons:
-        return "no trial is done; run the same command again, which goes on"
+        return "no trial is done; run the same command again to continue"
     different = list(dict.fromkeys(reasons))
     return (
         f"no trial is done: {len(reasons)} of {len(record.trials)} failed, as by: "
-        f"{'; '.join(map(str, different[:3]))}; what they printed is in {folder / LOGS}"
+        f"{'; '.join(map(str, different[:3]))}; their output is in {folder / LOGS}"
     )

@@ -50,7 +50,7 @@ def replay_files(draft: Draft, folder: Path, step: Step | None, limits: ExportLi
         failure = f"the artifacts do not run any more: {error}"
     if failure is not None:
         raise NothingProvenError(
-            f"the files of '{draft.model}' are not what was proven, so nothing is published "
+            f"the files of '{draft.model}' differ from what was verified, so nothing is published "
             f"({failure}); train again with --resume, and report it if it happens again: the disk "
             f"below {folder} is damaged, or flambeau wrote a file wrongly"
         )

@@ -118,7 +118,7 @@ def too_much_worse(
         labels: labels of the test split.
     """
     if before is None or after is None:
-        return "the test split: the answers are no numbers"
+        return "the test split: the outputs are not numbers"
     texts = figure_texts(before.name, before.value, after.value)
     if before.better == "higher":
         limit = entry.tolerance.max_metric_drop

@@ -149,7 +149,7 @@ def _check_comparable(manifest: Manifest, signature: Signature, step: Step | Non
         None if step is None else (step.source_sha256(), step.name, step.args),
     )
     if steps[0] != steps[1]:
-        raise _NotComparableError("its Python step is another")
+        raise _NotComparableError("its Python step differs")
     pairs = (
         ("takes", manifest.artifact_inputs(), signature.inputs),
         ("gives", manifest.signature.outputs, signature.outputs),
@@ -162,7 +162,7 @@ def _check_comparable(manifest: Manifest, signature: Signature, step: Step | Non
             ]
             raise _NotComparableError(f"it {verb} {texts[0]}, and the new version {texts[1]}")
     if manifest.signature.labels != signature.labels:
-        raise _NotComparableError("the names of its classes are others")
+        raise _NotComparableError("the names of its classes differ")
 
 
 def _nearest_to_checkpoint(manifest: Manifest, store_is_local: bool) -> Artifact:

@@ -132,8 +132,9 @@ def reference(
         measured = _measured(found, outputs)
         if measured is None:
             raise TargetError(
-                "the trained model's answers to the test split are no numbers, so nothing can be "
-                "held to them; train it with a lower learning rate, or for fewer epochs"
+                "the trained model's outputs for the test split are not numbers, so no artifact "
+                "can be verified against them; train it with a lower learning rate, or for fewer "
+                "epochs"
             )
     return found, measured
 

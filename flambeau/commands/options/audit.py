@@ -13,7 +13,7 @@ AuditLog = Annotated[
     typer.Option(
         "--audit-log",
         metavar="FILE",
-        help="File that the line about this act is appended to; standard error unless given.",
+        help="File to append the audit line of this command to; standard error unless given.",
     ),
 ]
 COMMAND_LINE = "command line"

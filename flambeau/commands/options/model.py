@@ -50,7 +50,7 @@ def parse_version(text: str) -> int:
     if text.isdecimal() and text.isascii() and len(text) < MAX_DIGITS and int(text) > 0:
         return int(text)
     raise typer.BadParameter(
-        f"'{text}' is no number of a version, such as 2; flambeau models list shows them"
+        f"'{text}' is not a version number, such as 2; flambeau models list shows them"
     )
 
 
@@ -89,6 +89,6 @@ VersionOrDefault = Annotated[
     typer.Argument(
         metavar="[VERSION]",
         parser=parse_version,
-        help="Unless given, the one in production, else the newest.",
+        help="Version; unless given, the one in production, else the newest.",
     ),
 ]

@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 UseTls = Annotated[
     bool,
-    typer.Option("--tls", help="Call servers in TLS, trusting public authorities."),
+    typer.Option("--tls", help="Use TLS, and trust public certificate authorities."),
 ]
 CaFile = Annotated[
     Path | None,
-    typer.Option(help="Call servers in TLS, trusting the authorities in this PEM file."),
+    typer.Option(help="Use TLS, and trust the certificate authorities in this PEM file."),
 ]
 CertificateFile = Annotated[
     Path | None,
-    typer.Option(help="Our certificate (PEM), for servers that ask for one."),
+    typer.Option(help="Client certificate (PEM), for servers that require one."),
 ]
-KeyFile = Annotated[Path | None, typer.Option(help="Its private key (PEM).")]
+KeyFile = Annotated[Path | None, typer.Option(help="Private key of the client certificate (PEM).")]
 
 _chosen: ContextVar["Tls | None"] = ContextVar("tls", default=None)
 

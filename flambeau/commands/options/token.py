@@ -8,7 +8,7 @@ import typer
 TokenFile = Annotated[
     Path | None,
     typer.Option(
-        help="File with your API key or token, where the server asks for one.",
+        help="File with your API key or token, if the server requires one.",
         exists=True,
         dir_okay=False,
     ),

@@ -30,7 +30,7 @@ def _lines(listening: Listening) -> list[str]:
     if found.fault:
         lines.append(f"NOT serving: {found.fault}")
     elif not listening.served and not found.missing:
-        lines.append("nothing to serve yet; a model is served as soon as it is published")
+        lines.append("nothing to serve yet; models are served once published")
     lines += [f"warning: {listening.warning}"] if listening.warning else []
     lines += [f"  store    {listening.store}"] if listening.store else []
     lines += [

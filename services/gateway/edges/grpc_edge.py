@@ -122,7 +122,7 @@ class GrpcEdge:
         head.open = Call
         head.takes_little = True
         head.refusal = head.refusal or UnsupportedError(
-            f"there is no method '{head.path[:200]}' here; reflection lists those there are"
+            f"unknown method '{head.path[:200]}'; reflection lists the methods"
         )
 
     def _all_routes(self) -> dict[str, Route]:

@@ -55,7 +55,7 @@ class GrpcHealth:
         """
         service = parsed(pb.HealthCheckRequest, message).service
         if service not in self._services:
-            raise NotFoundError(f"no service '{service[:128]}' is here")
+            raise NotFoundError(f"unknown service '{service[:128]}'")
         call.reply(self._status(service))
 
     def watch(self, connection: CallConnection, head: GrpcHead, stream: int) -> "_Watch":

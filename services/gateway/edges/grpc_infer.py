@@ -116,7 +116,7 @@ class InferenceCall(UnaryCall):
         if allowed_s is not None:
             late_s = allowed_s * (1 - TIMEOUT_ROUNDING) - NETWORK_DELAY_S
             if time.monotonic() >= self._opened + late_s:
-                late = "the caller's time ran out before the reply"
+                late = "the deadline passed before the response"
                 inference.cancel("DEADLINE_EXCEEDED", DeadlineExceededError(late))
                 return
         inference.cancel("CANCELLED", ServingError("the caller cancelled the call"))

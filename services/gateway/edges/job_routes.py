@@ -176,7 +176,7 @@ class JobRoutes:
             body = await self._encoded(job.outcome, form, request)
         except InvalidRequestError as error:
             raise InvalidRequestError(
-                f"the result of job '{job.id}' cannot be said in JSON alone; ask for it with the "
+                f"the result of job '{job.id}' cannot be represented in JSON; ask for it with the "
                 f"header 'Accept: {_OCTETS}' ({error})"
             ) from None
         response = _PartsResponse(body.parts, media_type=_OCTETS if in_binary else _JSON)

@@ -43,9 +43,9 @@ def _server_paths() -> dict[str, Any]:
     ready = _responses("ServerReady", {"503": "Starting, draining, or a model was refused"})
     return {
         "/v2": {"get": _operation("serverMetadata", "Server metadata", "ServerMetadata")},
-        "/v2/health/live": {"get": _operation("serverLive", "Is the process up?", "ServerLive")},
+        "/v2/health/live": {"get": _operation("serverLive", "Server liveness", "ServerLive")},
         "/v2/health/ready": {
-            "get": {"operationId": "serverReady", "summary": "Send traffic?", "responses": ready}
+            "get": {"operationId": "serverReady", "summary": "Server readiness", "responses": ready}
         },
     }
 
@@ -56,20 +56,20 @@ def _versioned_paths() -> dict[str, Any]:
 
 def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
     suffix = "Version" if middle else ""
-    parameters = [_path_parameter("model", "The model's name."), *extra]
+    parameters = [_path_parameter("model", "Name of the model."), *extra]
     errors = {
         "404": "Unknown model or version",
-        "503": "Not ready, or overloaded; the body says why, Retry-After when to try again",
+        "503": "Not ready, or overloaded; the body has the reason, Retry-After the delay",
     }
     base = f"/v2/models/{{model}}{middle}"
     infer_errors = {
-        "400": "The request contradicts itself or the model's signature",
-        "408": "The body did not arrive in time",
+        "400": "The request is inconsistent, or does not match the model's signature",
+        "408": "The body did not arrive within the timeout",
         "413": "The body is over the limit",
         "431": "The URL and headers are over the limit",
         **errors,
         "500": "The model failed",
-        "501": "An extension this server does not offer",
+        "501": "The server does not support the extension",
         "504": "The deadline passed",
     }
     return {
@@ -85,7 +85,7 @@ def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
             "parameters": parameters,
             "get": {
                 "operationId": f"modelReady{suffix}",
-                "summary": "Is it loaded and proven here?",
+                "summary": "Model readiness",
                 "responses": _responses("ModelReady", errors),
             },
         },
@@ -93,7 +93,7 @@ def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
             "parameters": parameters,
             "post": {
                 "operationId": f"modelInfer{suffix}",
-                "summary": "Run the model",
+                "summary": "Run inference",
                 "parameters": [*_INFER_HEADERS],
                 "requestBody": {"required": True, "content": _content("InferRequest")},
                 "responses": _responses("InferResponse", infer_errors, binary=True),
@@ -103,13 +103,13 @@ def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _job_paths() -> dict[str, Any]:
-    number = _path_parameter("id", "As the submission's answer gave it.")
-    unknown = {"404": "No such job, or it was forgotten", "501": "This server keeps no jobs"}
+    number = _path_parameter("id", "Id from the response to the submission.")
+    unknown = {"404": "Unknown or expired job", "501": "The server does not support jobs"}
     refused = {
-        "400": "The request contradicts itself or the model's signature",
+        "400": "The request is inconsistent, or does not match the model's signature",
         "409": "The idempotency key belongs to another job",
         **unknown,
-        "503": "Too many wait, or the queue is out of reach",
+        "503": "The queue is full or unreachable",
     }
     return {
         **_job_submission("", [], refused, unknown),
@@ -118,12 +118,12 @@ def _job_paths() -> dict[str, Any]:
             "parameters": [number],
             "get": {
                 "operationId": "getJob",
-                "summary": "What is known of a job, once it is over if `wait` says so",
+                "summary": "State of a job; `wait` blocks until it has finished",
                 "parameters": [
                     {
                         "name": "wait",
                         "in": "query",
-                        "description": "How long to wait, such as 30s or 500ms; a minute at most.",
+                        "description": "Longest wait, such as 30s or 500ms; a minute at most.",
                         "schema": {"type": "string"},
                     }
                 ],
@@ -131,7 +131,7 @@ def _job_paths() -> dict[str, Any]:
             },
             "delete": {
                 "operationId": "cancelJob",
-                "summary": "End a job that is not over",
+                "summary": "Cancel a job that has not finished",
                 "responses": _responses("Job", unknown),
             },
         },
@@ -139,10 +139,10 @@ def _job_paths() -> dict[str, Any]:
             "parameters": [number],
             "get": {
                 "operationId": "jobResult",
-                "summary": "What an inference would have answered",
+                "summary": "Result of a job, in the form of an inference response",
                 "responses": _responses(
                     "InferResponse",
-                    {**unknown, "409": "It is not over, or was cancelled", "500": "It failed"},
+                    {**unknown, "409": "Not finished, or cancelled", "500": "The job failed"},
                     binary=True,
                 ),
             },
@@ -159,12 +159,12 @@ def _job_submission(
     """Describes the submission of a model's jobs, and their list if `unknown` is given."""
     suffix = "Version" if middle else ""
     accepted = _responses("Job", refused)
-    accepted["202"] = {**accepted["200"], "description": "Taken in; 200 is for one that had been"}
+    accepted["202"] = {**accepted["200"], "description": "Accepted; 200 if it was submitted before"}
     path: dict[str, Any] = {
-        "parameters": [_path_parameter("model", "The model's name."), *extra],
+        "parameters": [_path_parameter("model", "Name of the model."), *extra],
         "post": {
             "operationId": f"submitJob{suffix}",
-            "summary": "Hand in work nobody waits for",
+            "summary": "Submit an asynchronous inference job",
             "parameters": [*_INFER_HEADERS, *_JOB_HEADERS],
             "requestBody": {"required": True, "content": _content("InferRequest")},
             "responses": accepted,
@@ -173,7 +173,7 @@ def _job_submission(
     if unknown is not None:
         path["get"] = {
             "operationId": "listJobs",
-            "summary": "The model's newest jobs, without their results",
+            "summary": "List the model's newest jobs, without results",
             "responses": _responses("Jobs", unknown),
         }
     return {f"/v2/models/{{model}}{middle}/jobs": path}
@@ -203,7 +203,7 @@ def _reference(schema: str) -> dict[str, str]:
 
 
 def _version_parameter() -> dict[str, Any]:
-    return _path_parameter("version", "A version's number, such as 3.")
+    return _path_parameter("version", "Number of the version, such as 3.")
 
 
 def _path_parameter(name: str, description: str) -> dict[str, Any]:
@@ -235,14 +235,14 @@ _INFER_HEADERS = (
     ),
     _header(
         "X-Request-Timeout-Ms",
-        "Milliseconds, whole or decimal, from the last byte of the request; after them the answer "
-        "is 504. The parameter `timeout` (microseconds) says the same; the smaller one counts.",
+        "Timeout in milliseconds, whole or decimal, from the last byte of the request; then the "
+        "response is 504. The parameter `timeout` is the same in microseconds; the smaller counts.",
         type="number",
         exclusiveMinimum=0,
     ),
     _header(
         "X-Request-Id",
-        "Comes back in the answer and is in the log; without it, or the body's `id`, one is made.",
+        "Returned in the response and logged; generated without it and the body's `id`.",
         type="string",
         maxLength=128,
     ),
@@ -252,13 +252,13 @@ _INFER_HEADERS = (
 _JOB_HEADERS = (
     _header(
         "Idempotency-Key",
-        "A submission with the same key is the same job.",
+        "Submissions with the same key create one job.",
         type="string",
         maxLength=255,
     ),
     _header(
         "Webhook-Url",
-        "Called when the job is over, if its host is among the server's `webhook_hosts`.",
+        "Called when the job has finished, if its host is among the server's `webhook_hosts`.",
         type="string",
         maxLength=2048,
     ),
@@ -277,22 +277,22 @@ _WISHES: dict[str, Any] = {
     "timeout": {
         "type": "integer",
         "minimum": 0,
-        "description": "Microseconds the caller waits; 0 for no limit of its own.",
+        "description": "Timeout in microseconds; 0 for none of its own.",
     },
     "priority": {
         "type": "integer",
         "minimum": 0,
         "maximum": LOWEST_PRIORITY,
-        "description": "1 is served first; 0 for the default.",
+        "description": "1 is the highest priority; 0 for the default.",
     },
     "artifact": {
         "type": "string",
-        "description": "Name of the loaded artifact that is to answer.",
+        "description": "Name of the loaded artifact that must run the request.",
     },
     "accuracy": {
         "type": "string",
         "enum": list(ACCURACIES),
-        "description": "The fastest loaded artifact that gives this is to answer.",
+        "description": "Least accuracy: the fastest loaded artifact that has it runs the request.",
     },
 }
 """Request parameters of its timeout, priority and artifact."""
@@ -307,7 +307,7 @@ def _schemas() -> dict[str, Any]:
         "type": "object",
         "additionalProperties": {"type": ["string", "number", "boolean"]},
     }
-    data = {"type": "array", "items": {}, "description": "Nested as the shape, or flat row-major."}
+    data = {"type": "array", "items": {}, "description": "Nested by shape, or flat (row-major)."}
     tensor = {"name": text, "shape": shape, "datatype": datatype, "parameters": parameters}
     return {
         "Error": _object(["error"], error=text),

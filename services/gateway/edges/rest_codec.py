@@ -253,7 +253,7 @@ def _decode_raw_body(
     spec = signature.inputs[0]
     shape = [1, *spec.shape[1:]]
     if shape.count(-1) > 1:
-        raise InvalidRequestError(f"a raw body cannot tell the shape of {list(spec.shape)}")
+        raise InvalidRequestError(f"a raw body does not determine the shape of {list(spec.shape)}")
     if -1 in shape:
         unit = DATATYPES[spec.datatype].itemsize * math.prod(d for d in shape if d != -1)
         shape[shape.index(-1)] = len(body) // unit if unit else 0

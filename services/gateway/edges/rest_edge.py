@@ -251,16 +251,14 @@ async def _serving_error(_: Request, error: Exception) -> Response:
 
 async def _our_bug(_: Request, __: Exception) -> Response:
     """Answers an unexpected error; the traceback is in the log, not in the response."""
-    return _error_response(ServingError("internal error; the server's log says more"))
+    return _error_response(ServingError("internal error; see the server's log"))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Answers the router's two refusals, 404 and 405, in the protocol's form."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"]  # `request.url` is partly the caller's Host header
-    refusal: ServingError = UnknownPathError(
-        f"there is nothing at {path[:200]}; see /docs for what there is"
-    )
+    refusal: ServingError = UnknownPathError(f"unknown path {path[:200]}; see /docs for the API")
     if error.status_code == 405:
         refusal = _not_allowed(request.method, path, (error.headers or {}).get("Allow", ""))
     response = _error_response(refusal)

@@ -174,7 +174,7 @@ class InferExchange(HttpInference):
         if not reply.is_last:
             only_one(reply)
         if (
-            request.usual
+            request.is_simple
             and len(reply.outputs) == 1
             and not self._route.encoding
             and not reply.artifact

@@ -109,7 +109,7 @@ def check_job(principal: Principal, job_id: str) -> None:
     """
     caller = principal.caller
     if caller is not None and not caller.may("infer", job_id.rpartition(".")[0]):
-        raise UnknownJobError(f"there is no job '{job_id}', or it was forgotten")
+        raise UnknownJobError(f"job '{job_id}' does not exist, or has expired")
 
 
 def _own_key(call: InferCall, key: str) -> str:

@@ -55,7 +55,7 @@ def read_secret(file: str) -> bytes:
         SecretError: the file cannot be read, or holds less than 24 bytes.
     """
     if not file:
-        raise SecretError("webhook_hosts are named: name webhook_secret_file too, to sign with")
+        raise SecretError("webhook_hosts is set: set webhook_secret_file too, to sign with")
     try:
         secret = Path(file).read_bytes().strip()
     except OSError as error:
@@ -64,7 +64,7 @@ def read_secret(file: str) -> bytes:
         try:
             secret = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
         except ValueError as error:
-            raise SecretError(f"webhook_secret_file {file}: no base64 ({error})") from error
+            raise SecretError(f"webhook_secret_file {file}: not base64 ({error})") from error
     if len(secret) < 24:
         raise SecretError(f"webhook_secret_file {file} holds {len(secret)} bytes; give 24 or more")
     return secret
@@ -135,14 +135,14 @@ class Webhooks:
         if 200 <= status < 300:
             logger.info("webhook told", extra=facts)
         elif status and not telling.is_last:
-            logger.warning("webhook not heard; trying again later", extra=facts)
+            logger.warning("webhook failed; trying again later", extra=facts)
             return
         else:
-            logger.error("webhook given up", extra=facts)
+            logger.error("webhook aborted", extra=facts)
         try:
             await self._queue.told(telling)
         except RedisError:
-            logger.warning("a webhook may be told twice", extra=facts)
+            logger.warning("a webhook may be called twice", extra=facts)
 
     def _post(self, job: Job, telling: Telling) -> int:
         """Calls once. Returns the status, or 1 without a response."""

@@ -308,7 +308,7 @@ class PayloadSampler:
                     line = taken.line()
                 except Exception:  # an odd output must not end all sampling
                     self._dropped["failed"].inc()
-                    logger.exception("a sample could not be written down")
+                    logger.exception("a sample could not be written")
                     continue
                 lines.setdefault(taken.lane.default, []).append(line)
                 size += len(line)
@@ -341,4 +341,4 @@ class PayloadSampler:
         """Logs a line when the store begins to fail; counters cover the rest."""
         if not self._is_failing:
             self._is_failing = True
-            logger.warning("samples cannot be kept", extra={"reason": str(error)})
+            logger.warning("samples cannot be stored", extra={"reason": str(error)})

@@ -213,7 +213,7 @@ class ChunkedBody:
         else:
             self._trailer_left -= len(line)
             if self._trailer_left < 0 or not _TRAILER.fullmatch(line):
-                raise InvalidRequestError("the trailers behind the chunks are broken or too long")
+                raise InvalidRequestError("the trailers after the chunks are invalid or too long")
 
     def _begin_chunk(self, line: bytes) -> None:
         found = _SIZE.fullmatch(line)

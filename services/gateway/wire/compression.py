@@ -50,7 +50,7 @@ _INPUT_BYTES = 64 * 1024
 _OUTPUT_BYTES = 64 * 1024
 """Output of one zlib call: small enough that the allocator reuses its memory for the next."""
 
-_UNWANTED = ServingError("the caller has gone")
+_UNWANTED = ServingError("the caller has disconnected")
 """Outcome of an abandoned body, which is never delivered."""
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Inflation:
     def __init__(self, body: Body, encoding: str, max_bytes: int) -> None:
         if encoding not in _WINDOWS:
             raise InvalidRequestError(
-                f"Content-Encoding '{encoding[:40]}' is not understood; use gzip, deflate or none"
+                f"Content-Encoding '{encoding[:40]}' is not supported; use gzip, deflate or none"
             )
         self._body = memoryview(body)
         self._encoding, self._max_bytes = encoding, max_bytes
@@ -128,9 +128,7 @@ class Inflation:
                 out = stream.decompress(piece, min(enough - self.size, _OUTPUT_BYTES))
                 self._add(out)
                 if at_end and not out and not stream.unconsumed_tail and not stream.eof:
-                    raise InvalidRequestError(
-                        f"the {self._encoding} data of the body ends too early"
-                    )
+                    raise InvalidRequestError(f"the {self._encoding} data of the body is truncated")
         except zlib.error as error:
             raise InvalidRequestError(
                 f"the body is not valid {self._encoding} data: {error}"
@@ -140,7 +138,7 @@ class Inflation:
         if stream.eof:
             if stream.unused_data or self._position < len(body):
                 raise InvalidRequestError(
-                    f"the body goes on after its {self._encoding} data ends; send one stream"
+                    f"the body continues after its {self._encoding} data ends; send one stream"
                 )
             self.is_over = True
 
@@ -348,4 +346,4 @@ def _plain_or_error(body: Body, encoding: str, max_bytes: int) -> Body | Serving
 
 
 def _no_memory(error: Exception) -> BufferFullError:
-    return BufferFullError(f"the system has no memory for the plain body: {error}")
+    return BufferFullError(f"the system has no memory for the decompressed body: {error}")

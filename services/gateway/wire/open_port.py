@@ -146,10 +146,10 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
 
     @abc.abstractmethod
     def shed(self, error: BufferFullError) -> None:
-        """As `byte_budget.Holder`."""
+        """See `byte_budget.Holder`."""
 
     def pace(self, now: float) -> float | None:
-        """As `byte_budget.Holder`."""
+        """See `byte_budget.Holder`."""
         waited_s = now - self._waits_since
         if waited_s < self._budget.grace_s:
             return None

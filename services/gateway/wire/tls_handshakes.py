@@ -101,7 +101,7 @@ class TlsHandshakes:
         taken.setblocking(False)
         if len(self._silent) + len(self._ready) >= self._max_waiting:
             oldest = next(iter(self._silent.values())) if self._silent else self._ready[0]
-            self._give_up(oldest, "another needs its place")
+            self._give_up(oldest, "a newer connection needs its place")
         self._silent[taken] = _Peer(taken)
         self._wait_for(taken, _RECORD_HEAD_BYTES + _MESSAGE_HEAD_BYTES)
         asyncio.get_running_loop().add_reader(taken, self._look, taken)
@@ -113,7 +113,7 @@ class TlsHandshakes:
         late = [peer for peer in waiting if now - peer.since > LONGEST_S]
         late += [peer for peer in self._running.values() if now - peer.since > LONGEST_S]
         for peer in late:
-            self._give_up(peer, "it takes too long")
+            self._give_up(peer, "it took too long")
         self._ask_turn()
 
     async def stop(self, grace_s: float) -> None:
@@ -152,7 +152,7 @@ class TlsHandshakes:
             else:
                 self._wait_for(taken, peer.size)
         else:
-            self._give_up(peer, "its first bytes are no ClientHello in one record")
+            self._give_up(peer, "it did not begin with a ClientHello in one record")
 
     def _begin_later(self, peer: _Peer) -> None:
         self._stop_looking(peer)
@@ -166,7 +166,7 @@ class TlsHandshakes:
             self._turn_asked = True
             asyncio.get_running_loop().call_soon(self._turn)
             return
-        self._give_up(next(iter(self._running.values())), "another needs its place")
+        self._give_up(next(iter(self._running.values())), "a newer connection needs its place")
 
     def _turn(self) -> None:
         """Begins one handshake."""
@@ -196,7 +196,7 @@ class TlsHandshakes:
         del self._running[running]
         self._budget.held_bytes -= HANDSHAKE_BYTES
         if not running.cancelled() and (error := running.exception()) is not None:
-            self._refused(TlsHandshakeError(f"a handshake of TLS failed: {error}"))
+            self._refused(TlsHandshakeError(f"a TLS handshake failed: {error}"))
         self._ask_turn()
 
     def _give_up(self, peer: _Peer, why: str) -> None:
@@ -204,7 +204,7 @@ class TlsHandshakes:
             with contextlib.suppress(OSError):  # its handshake fails, and is counted then
                 peer.taken.shutdown(socket.SHUT_RDWR)
             return
-        self._refused(TlsHandshakeError(f"a peer is given up: {why}"))
+        self._refused(TlsHandshakeError(f"a TLS handshake was aborted: {why}"))
         with contextlib.suppress(OSError):
             peer.taken.recv(_MAX_RECORD_BYTES)  # or the system resets the connection
             peer.taken.send(_ALERT)

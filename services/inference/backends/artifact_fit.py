@@ -61,13 +61,13 @@ def _check_compiled_for(artifact: Artifact, torch_here: str, here: Collection[st
     torch_there = made.libraries.get("torch")
     if torch_there is None or _release(torch_there) != _release(torch_here):
         raise UnfitArtifactError(
-            f"it was compiled by torch {torch_there or 'of a version nobody noted'}, and torch "
+            f"it was compiled by torch {torch_there or 'of an unrecorded version'}, and torch "
             f"{torch_here} is installed here; install that version, or publish the model anew"
         )
     if missing := [feature for feature in made.cpu_features if feature not in here]:
         raise UnfitArtifactError(
             f"it was compiled for a processor with {', '.join(missing)}, which this one lacks "
-            f"(it has {', '.join(here) or 'none that are known'}); compile it on this kind of "
+            f"(it has {', '.join(here) or 'no known ones'}); compile it on this kind of "
             "machine, or serve another artifact"
         )
 

@@ -54,16 +54,16 @@ class IsolatedBackend(Backend):
 
     Args:
         name: name of the artifact, for messages.
-        gently: True for a process of permanently low priority.
+        low_priority: True for a process of permanently low priority.
         module: module of the worker process.
     """
 
-    def __init__(self, name: str, *, gently: bool = False, module: str = _WORKER) -> None:
+    def __init__(self, name: str, *, low_priority: bool = False, module: str = _WORKER) -> None:
         self.platform = ""
         self._name = name
         start = partial(_start, module)
         # A process inherits the priority of the thread that starts it, from its first import on.
-        self._process, self._channel = run_at_low_priority(start) if gently else start()
+        self._process, self._channel = run_at_low_priority(start) if low_priority else start()
         self._inputs, self._outputs = TensorWriter(self._channel), TensorReader()
         self._killed = False
 
@@ -207,12 +207,12 @@ def open_isolated_backend(
     artifact: VerifiedArtifact,
     options: OpenOptions,
     *,
-    gently: bool = False,
+    low_priority: bool = False,
     memory_limit_bytes: int = 0,
 ) -> IsolatedBackend:
     """Starts a worker process and opens an artifact in it, as `open_backend` does.
 
-    It has the same arguments; `gently`: True for a process of permanently low priority, see
+    It has the same arguments; `low_priority`: True for a process of permanently low priority, see
     `low_priority_thread.py`; `memory_limit_bytes`: the most that it may allocate, 0 for no limit.
 
     Raises:
@@ -220,7 +220,7 @@ def open_isolated_backend(
         DeviceError: the device is missing, or opening took longer than `OPEN_TIMEOUT_S`.
         WorkerProcessDiedError: the process ended while it opened the artifact.
     """
-    backend, code = IsolatedBackend(artifact.entry.name, gently=gently), artifact.code
+    backend, code = IsolatedBackend(artifact.entry.name, low_priority=low_priority), artifact.code
     try:
         backend.open(
             artifact.data,
@@ -230,7 +230,7 @@ def open_isolated_backend(
                 "data_bytes": len(artifact.data),
                 "weights_bytes": len(artifact.weights),
                 "python_step": None if code is None else code.step.model_dump(mode="json"),
-                "gently": gently,
+                "low_priority": low_priority,
                 "memory_limit_bytes": memory_limit_bytes,
                 "artifact": artifact.entry.model_dump(mode="json"),
                 "signature": artifact.signature.model_dump(mode="json"),

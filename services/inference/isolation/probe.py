@@ -37,7 +37,7 @@ class ProbeLimits:
 
     memory_bytes: int
     cpu_s: float
-    gently: bool = False
+    low_priority: bool = False
     """True for the lowest priority; otherwise just below the event loop, as for models."""
 
 
@@ -105,7 +105,7 @@ class ProbeHosts:
             "options": asdict(replace(options, device=CPU, threads=1)),
             "memory_bytes": limits.memory_bytes,
             "cpu_s": limits.cpu_s,
-            "gently": limits.gently,
+            "low_priority": limits.low_priority,
             "runs": options.device == CPU,
         }
         package = SERVED_KINDS[artifact.kind].package
@@ -114,7 +114,7 @@ class ProbeHosts:
                 outcome = _outcome(channel, how, parts, limits)
             if outcome is not None:
                 return outcome
-        raise DeviceError(f"no process for trying artifacts of {artifact.kind} gets ready")
+        raise DeviceError(f"no process to try artifacts of {artifact.kind} becomes ready")
 
     def close(self) -> None:
         """Ends the processes."""
@@ -193,7 +193,7 @@ def _outcome(
     except ChannelClosedError:
         if time.monotonic() - started >= limits.cpu_s:
             return Probed(over_time=True)
-        ended = "its process ended while it was opened or ran: it crashed, or memory was short"
+        ended = "its process exited while it was opened or ran: it crashed, or memory was short"
         return Probed(crashed=True, fault=ended)
     if kind == "needs":
         return Probed(peak_bytes=content["peak_bytes"])

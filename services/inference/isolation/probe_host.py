@@ -88,7 +88,7 @@ def _probe(channel: Channel) -> None:
     _, how, descriptor = channel.receive()
     assert descriptor is not None
     limit_memory(how["memory_bytes"])
-    if how["gently"]:
+    if how["low_priority"]:
         lower_priority_below(os.getppid(), NICENESS)
     for timer, number, factor in (
         (signal.ITIMER_PROF, signal.SIGPROF, 1.0),

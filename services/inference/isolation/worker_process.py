@@ -87,7 +87,7 @@ def _open(channel: Channel) -> tuple[Backend, int] | None:
     limit_bytes = content["memory_limit_bytes"]
     if limit_bytes:
         limit_memory(limit_bytes)
-    lower_priority_below(os.getppid(), NICENESS if content["gently"] else STEPS_BELOW_LOOP)
+    lower_priority_below(os.getppid(), NICENESS if content["low_priority"] else STEPS_BELOW_LOOP)
     try:
         with open(descriptor, "rb") as file:
             artifact = VerifiedArtifact(

@@ -173,7 +173,7 @@ class ArtifactNeeds:
         used, total = device_memory_bytes(CPU)
         free = max(int((total - used) * SHARE_OF_FREE), MEBIBYTE)
         full = ProbeLimits(
-            memory_bytes=min(case.allowed_bytes, free), cpu_s=self._limit_s, gently=True
+            memory_bytes=min(case.allowed_bytes, free), cpu_s=self._limit_s, low_priority=True
         )
         quick = ProbeLimits(
             memory_bytes=min(full.memory_bytes, QUICK_BYTES, free // (2 * self._cores)),

@@ -76,7 +76,7 @@ class BackgroundChoice:
             self._lanes.set_chosen(lane)
             if self._spent_s >= MOST_MEASURING_S:
                 logger.warning(
-                    "artifact not chosen: enough time was spent measuring since the start",
+                    "artifact not chosen: the time budget for measurements is spent",
                     extra={"model": lane.model, "version": lane.version},
                 )
                 continue
@@ -165,7 +165,7 @@ def measure(
     backend = open_isolated_backend(
         read_artifact(store, manifest, artifact, options),
         options.backend,
-        gently=True,
+        low_priority=True,
         memory_limit_bytes=memory_limit_bytes(artifact, options),
     )
     own_time = options.backend.runs_in_the_calling_thread

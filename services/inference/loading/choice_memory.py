@@ -90,7 +90,7 @@ class ChoiceMemory:
             write_atomically(self._path, json.dumps(contents, indent=1))
         except OSError as error:
             logger.warning(
-                "the choice of artifacts is not remembered; see the setting choice_file",
+                "the choice of artifacts cannot be stored; see the setting choice_file",
                 extra={"file": str(self._path), "reason": str(error)},
             )
 

@@ -6,16 +6,15 @@ Rules: a version is announced as ready only when its worker accepts requests; a 
 not fit into memory is refused with the figures, or evicts the least recently used idle version
 (`when_memory_full`); an unloaded version answers its remaining requests before its backends close.
 
-If another artifact proves faster here, its lane switches to that artifact while it serves
-(`exchange`). Each further artifact of `keep_artifacts` has its own lane, which evicts nothing and
-never affects the default lane.
+If another artifact proves faster here, its lane switches to it while it serves (`exchange`). Each
+further artifact of `keep_artifacts` has a lane that evicts nothing and never affects the default.
 """
 
 import asyncio
-import dataclasses
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from model_store.manifest import Artifact, Manifest
@@ -101,20 +100,22 @@ class Lanes:
             if not lane.artifact and (not model or lane.model == model)
         ]
 
-    async def load(self, lane: Lane, tasks: asyncio.TaskGroup, *, gently: bool = True) -> None:
+    async def load(
+        self, lane: Lane, tasks: asyncio.TaskGroup, *, low_priority: bool = True
+    ) -> None:
         """Loads a version and starts its worker.
 
         Args:
             lane: default lane of the version.
             tasks: task group of its worker.
-            gently: True if other models are served meanwhile, which have priority.
+            low_priority: True if other models are served meanwhile, which have priority.
 
         Raises:
             LoadError: no artifact of it can be served here, or it does not fit.
             StoreError: its files are invalid or unavailable.
         """
         policy = self._policy.lane_of(lane.model)
-        policy = dataclasses.replace(policy, load=dataclasses.replace(policy.load, gently=gently))
+        policy = replace(policy, load=replace(policy.load, low_priority=low_priority))
         manifest = await in_thread(self._store.manifest, lane.model, lane.version)
         log_unknown(manifest, policy.load.keep)
         file_bytes = min(size_bytes(artifact) for artifact in manifest.artifacts)
@@ -155,7 +156,7 @@ class Lanes:
             except UnprobedError as error:
                 assert policy.load.needs is not None
                 await policy.load.needs.find_out(error.case)
-        raise LoadError(f"what its artifacts take is not known after {MAX_TRIES} tries")
+        raise LoadError(f"the needs of its artifacts are unknown after {MAX_TRIES} tries")
 
     def next_unchosen(self) -> Lane | None:
         """Returns a version whose artifacts have not been compared by measuring, if any."""
@@ -164,13 +165,13 @@ class Lanes:
 
     def set_chosen(self, lane: Lane) -> None:
         """Marks a version as measured until it is loaded again."""
-        self._loaded[lane] = dataclasses.replace(self._loaded[lane], is_chosen=True)
+        self._loaded[lane] = replace(self._loaded[lane], is_chosen=True)
 
     def plan_of(self, lane: Lane) -> tuple[Manifest, LoadOptions]:
         """Returns the manifest of a loaded version, and the options that it runs with."""
         loaded, load = self._loaded[lane], self._policy.lane_of(lane.model).load
         room_bytes = self._memory[loaded.device].room_bytes(lane)
-        return loaded.manifest, dataclasses.replace(load, room_bytes=room_bytes)
+        return loaded.manifest, replace(load, room_bytes=room_bytes)
 
     async def exchange(
         self, lane: Lane, artifact: str, row_ms: Mapping[str, float], tasks: asyncio.TaskGroup
@@ -192,7 +193,7 @@ class Lanes:
         loaded = self._loaded.get(lane)
         if loaded is None:  # it was unloaded meanwhile
             return False
-        self._loaded[lane] = loaded = dataclasses.replace(loaded, row_ms=row_ms)
+        self._loaded[lane] = loaded = replace(loaded, row_ms=row_ms)
         if loaded.facts.name == artifact:
             return False
         further = lane._replace(artifact=artifact)
@@ -236,7 +237,7 @@ class Lanes:
             # Memory that is freed during the load would be subtracted from this version's.
             await asyncio.wait(leaving)
             await self._memory_in_use(device)
-        options = dataclasses.replace(policy.load, room_bytes=memory.room_bytes(lane))
+        options = replace(policy.load, room_bytes=memory.room_bytes(lane))
         version, taken = await self._open(load, manifest, options)
         try:
             self._make_room(memory, lane, taken)
@@ -297,9 +298,7 @@ class Lanes:
         if loaded is None:  # it was unloaded meanwhile
             return None
         memory = self._memory[loaded.device]
-        options = dataclasses.replace(
-            policy.load, artifact=lane.artifact, room_bytes=memory.room_bytes(lane)
-        )
+        options = replace(policy.load, artifact=lane.artifact, room_bytes=memory.room_bytes(lane))
         version = None
         try:
             memory.to_unload(lane, memory.expected_bytes(lane, load.file_bytes), ())
@@ -329,7 +328,7 @@ class Lanes:
         loaded.worker.go_over_to(
             version.backends, version.reopen, version.latency_s, version.row_elements
         )
-        self._loaded[lane] = dataclasses.replace(
+        self._loaded[lane] = replace(
             loaded,
             facts=served_facts(version, lane),
             platform=version.backends[0].platform,

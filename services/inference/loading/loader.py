@@ -86,7 +86,7 @@ class LoadOptions:
     """Required signatures and trusted keys."""
     needs: ArtifactNeeds | None = None
     """Known memory and time needs; None opens artifacts without a probe."""
-    gently: bool = True
+    low_priority: bool = True
     """True to load at low priority, because the server is serving meanwhile."""
 
 
@@ -360,7 +360,8 @@ def _open_and_prove(
             raise
         return _Proven(backend, parity, with_certificate(latency_s, artifact.latency_ms))
 
-    return run_at_low_priority(open_and_prove) if alone and options.gently else open_and_prove()
+    low_priority = alone and options.low_priority
+    return run_at_low_priority(open_and_prove) if low_priority else open_and_prove()
 
 
 def prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact) -> Parity:

@@ -58,7 +58,9 @@ class NeedsMemory:
             try:
                 self._path = Path(path).expanduser()
             except RuntimeError:  # a user without a home folder
-                logger.warning("what artifacts need is not remembered; see the setting needs_file")
+                logger.warning(
+                    "the needs of artifacts cannot be stored; see the setting needs_file"
+                )
         self._known = self._read()
 
     def recall(self, key: str) -> Need | None:
@@ -91,7 +93,7 @@ class NeedsMemory:
             write_atomically(self._path, json.dumps({"schema": 1, "needs": needs}, indent=1))
         except OSError as error:
             logger.warning(
-                "what artifacts need is not remembered; see the setting needs_file",
+                "the needs of artifacts cannot be stored; see the setting needs_file",
                 extra={"file": str(self._path), "reason": str(error)},
             )
             self._path = None

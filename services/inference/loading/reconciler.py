@@ -132,13 +132,15 @@ class Reconciler:
         try:
             listings = await in_thread(self._store.listing)
         except Exception as error:
-            self._complain("store", "is out of reach; serving what is loaded", told(error))
+            self._complain("store", "is unreachable; serving the loaded versions", told(error))
             if not self.converged_once:
                 self.look = Look(started=False, fault=told(error))
             return
         if self._lanes.loaded() and not listings:
             # An unmounted folder looks like an empty one, and a store is not emptied on purpose.
-            self._complain("store", "is empty or gone; serving what is loaded", self._store.url)
+            self._complain(
+                "store", "is empty or deleted; serving the loaded versions", self._store.url
+            )
             return
         self._complaints.pop("store", None)
         self._listings = listings
@@ -184,7 +186,7 @@ class Reconciler:
         unknown = missing_models(tuple(self._policy.by_model), listings, self._store.url)
         for name in unknown.keys() - self._unknown.keys():
             reason = f"model_settings: {unknown[name]}"
-            logger.warning("settings for no model", extra={"model": name, "reason": reason})
+            logger.warning("settings for an unknown model", extra={"model": name, "reason": reason})
         self._unknown = unknown
 
     async def _look(self) -> Look:
@@ -239,7 +241,7 @@ class Reconciler:
                 raise StorageError(listing.unreadable)
             await self._converge(name, listing, workers)
         except Exception as error:
-            fault = "cannot be looked at; serving what is loaded"
+            fault = "cannot be read; serving the loaded versions"
             bug = None if is_expected(error) else error
             self._complain(_topic(name), fault, told(error), bug)
         else:
@@ -290,7 +292,7 @@ class Reconciler:
         if failed_at is None:
             self._directory.announce(ServedVersion(lane=lane, state="loading"))
         try:
-            await self._lanes.load(lane, workers, gently=self.converged_once)
+            await self._lanes.load(lane, workers, low_priority=self.converged_once)
         except Exception as error:
             model.failed_at[lane.version] = time.monotonic()
             self._announce_failure(model, lane, error)

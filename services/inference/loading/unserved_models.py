@@ -47,11 +47,11 @@ def refusal(
         is_served = any(served.state == "ready" for served in versions.values())
         return "" if is_served else listing.unreadable
     if pointers is None and listing.generations:
-        return "its pointers are unreadable, so that nobody knows which version is in production"
+        return "its pointers are unreadable, so its production version is unknown"
     target = pointers.aliases.get(PRODUCTION) if pointers else None
     if target is not None:
         if target not in listing.versions:
-            return f"production names version {target}, which the store does not have"
+            return f"production points to version {target}, which the store does not have"
         versions = {number: one for number, one in versions.items() if number == target}
     if not versions or any(served.state != "failed" for served in versions.values()):
         return ""

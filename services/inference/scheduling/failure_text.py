@@ -16,7 +16,7 @@ def plain_line(text: str) -> str:
     """Returns the error at the end of a traceback, or the first line of any other text."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
-        return "it did not say why"
+        return "no reason was given"
     line = lines[0]
     if any(one.startswith("Traceback ") for one in lines):
         line = next((one for one in reversed(lines) if _ERROR.match(one)), lines[-1])

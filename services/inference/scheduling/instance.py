@@ -249,7 +249,7 @@ class Instance:
 
     def _run_alone(self, entry: Entry, batch: Batch) -> Result:
         if entry.dead or self.abandoned:
-            return BackendError("nobody waits for this answer any more")
+            return BackendError("the request was cancelled or has expired")
         try:
             return self._run(self._rules.alone(entry, batch))[0]
         except BaseException as error:  # as above
@@ -271,7 +271,7 @@ class Instance:
             self._backend.close()
             self._backend = self._reopen()
         except Exception:
-            logger.exception("the worker process could not be started anew")
+            logger.exception("the worker process could not be restarted")
             return False
         finally:
             self.started_at, self._opening = time.monotonic(), False

@@ -195,7 +195,7 @@ class InstancePool:
         batch = instance.batch
         assert batch is not None
         logger.error(
-            "backend blocks; giving its thread up and starting another",
+            "backend blocks; abandoning its thread and starting another",
             extra={**self._facts, "requests": len(batch.entries),
                    "execution_timeout_s": self._timeout_s},
         )  # fmt: skip

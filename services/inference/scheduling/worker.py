@@ -32,7 +32,7 @@ from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.worker")
 
-DOUBT_EVERY_S = 1.0
+DECAY_EVERY_S = 1.0
 """Shortest interval at which an idle lane that refuses a request lowers its estimate by a tenth:
 a caller that retries many times a second must not make an estimate worthless."""
 ANSWERS_AT_ONCE = 32
@@ -106,7 +106,7 @@ class Worker:
         and the thread, and does not use the device."""
         self._closing = False
         self._emptied = asyncio.Event()
-        self._doubted_at = 0.0
+        self._decayed_at = 0.0
         """Time of the last decay of an estimate; a `time.monotonic()` second."""
         self.last_used_at = time.monotonic()
         """Arrival of the last request; a `time.monotonic()` second."""
@@ -127,7 +127,7 @@ class Worker:
         return (self._instances + 1) * self._max_rows
 
     @property
-    def spare_capacity(self) -> int:
+    def background_capacity(self) -> int:
         """Most jobs to hold here: `capacity`, or 0 while requests wait for the device."""
         return 0 if self._batcher.waiting or self._turns.wanted else self.capacity
 
@@ -330,14 +330,14 @@ class Worker:
         need = run_s + self._free_in(now, run_s)
         if need <= slack:
             return False
-        if slack > 0 and self.idle and now - self._doubted_at > DOUBT_EVERY_S:
-            self._doubted_at = now
+        if slack > 0 and self.idle and now - self._decayed_at > DECAY_EVERY_S:
+            self._decayed_at = now
             self._batcher.decay_estimate(entry.request)
         entry.refuse(
             WouldMissDeadlineError(
-                f"model {self._lane} would need {need * 1000:.1f} ms for this request, by what "
-                f"was measured, and its deadline leaves {max(slack, 0) * 1000:.1f} ms; give it "
-                "more time, retry later or add servers"
+                f"model {self._lane} would need an estimated {need * 1000:.1f} ms for this "
+                f"request, and its deadline leaves {max(slack, 0) * 1000:.1f} ms; give it more "
+                "time, retry later or add servers"
             )
         )
         return True

@@ -99,13 +99,13 @@ class ClientCertificates:
                 raise
             self._count("refused")
             logger.error(
-                "the renewed certificate for Redis cannot be used, the old one stays",
+                "the renewed certificate for Redis is invalid; the old one stays in use",
                 extra={"reason": openssl_words(error)},
             )
             return self._context
         if self._context is not None:
             self._count("taken")
-            logger.info("took up a renewed certificate for Redis")
+            logger.info("using a renewed certificate for Redis")
         self._context = context
         return context
 

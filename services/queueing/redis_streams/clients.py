@@ -206,7 +206,7 @@ class RedisClients:
                 await cluster.initialize()
             node = cluster.get_random_node()
         except TimeoutError as error:
-            raise RedisTimeoutError("the cluster does not say who belongs to it") from error
+            raise RedisTimeoutError("the cluster does not list its nodes") from error
         finally:
             await cluster.aclose()
         parts = urlsplit(self._plain_url)

@@ -66,7 +66,9 @@ class DeadLetters:
         async for lane in self._lanes():
             for letter in await self._read(lane, letter_id, letter_id):
                 return letter
-        raise NoSuchLetterError(f"no dead letter has the id '{letter_id}'; list shows them")
+        raise NoSuchLetterError(
+            f"there is no dead letter '{letter_id}'; `flambeau queue dead list` shows them"
+        )
 
     async def request(self, letter: DeadLetter) -> InferRequest:
         """Returns the request of a letter.

@@ -19,10 +19,10 @@ from services.telemetry.metrics import Metrics
 
 GONE_AFTER_LOOKS = 3
 CLOGGED_BYTES = 64 * 2**20
-"""Of outcomes that wait to be handed over. With more, nothing is taken; where they are large and
-travel in pieces, nothing of lanes that have any."""
+"""Limit on outcomes that wait for delivery. Above it, no request is taken; if they are large and
+travel in pieces, none of the lanes that have any."""
 LARGE_PAYLOAD_BYTES = 144 * 2**20
-"""Of large payloads and outcomes that a worker holds before it fetches more, over all its lanes. A
+"""Limit on large payloads and outcomes that a worker holds while it fetches, over all its lanes. A
 lane has room for one of the largest requests, two lanes for one each."""
 
 

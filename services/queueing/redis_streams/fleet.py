@@ -39,7 +39,7 @@ class AnnouncedArtifact(msgspec.Struct, frozen=True, array_like=True):
     is_default: bool
     """True if it answers requests without an artifact."""
     row_s: float = 0.0
-    """Of one that is not the default, as in `AnnouncedVersion`."""
+    """The value of `AnnouncedVersion`, for an artifact that is not the default."""
 
 
 class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +50,7 @@ class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
     state: State
     reason: str
     signature: str
-    """As JSON; empty while it is not known."""
+    """JSON text; empty while the signature is unknown."""
     platform: str
     artifact: str
     row_s: float
@@ -81,7 +81,7 @@ class FleetView:
     versions: dict[Lane, ServedVersion]
     live: dict[str, int]
     row_s: dict[Lane, float]
-    """As in `AnnouncedVersion`, with all workers at it."""
+    """The value of `AnnouncedVersion`, of all workers together."""
     started: bool
     """True if any worker is started."""
     faults: tuple[str, ...] = ()

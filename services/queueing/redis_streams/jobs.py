@@ -66,7 +66,7 @@ LISTED_AT_ONCE = 100
 LOOKS_AT_ONCE = 32
 """Each takes a connection, and many may wait for their jobs."""
 REMEMBERED = 1000
-"""Of a model's jobs, the newest that a list looks among; the others are known by their ids."""
+"""Number of a model's newest jobs that a list considers; others are found only by their ids."""
 _DIGITS = re.compile("[0-9a-f]{16}")
 _LISTED = (b"version", b"state", b"created", b"deadline", b"entry", b"finished", b"webhook")
 LONGEST_ID = 256
@@ -156,7 +156,7 @@ class Jobs:
         if became == b"conflict":
             raise ConflictError(
                 f"the idempotency key '{idempotency_key[:128]}' belongs to job '{job_id}', which "
-                "asks for something else; take another key"
+                "is a different request; use another key"
             )
         return job_id, became == b"new"
 
@@ -200,7 +200,7 @@ class Jobs:
         with _in_reach():
             time_us, flat = await self._look("HGETALL", JobKeys(model).job(number))
             if not flat:
-                raise UnknownJobError(f"there is no job '{job_id}', or it was forgotten")
+                raise UnknownJobError(f"job '{job_id}' does not exist, or has expired")
             return await self._job(job_id, flat, time_us, reserve)
 
     async def wait(self, job_id: str, timeout_s: float, reserve: Reserve = int) -> Job:
@@ -337,7 +337,7 @@ class Jobs:
         async with self._reading.of(await length_of(self._redis, key)):
             outcome = await load_outcome(self._redis, key, lane, reserve)
         if outcome is None:
-            raise UnknownJobError(f"the result of job '{job_id}' was forgotten")
+            raise UnknownJobError(f"the result of job '{job_id}' has expired")
         return outcome
 
     async def _state(self, lane: Lane, fields: dict[bytes, bytes], time_us: int) -> State:
@@ -369,9 +369,7 @@ def _parts(job_id: str) -> tuple[str, int]:
     """The model and the number in a job's id."""
     model, dot, digits = job_id.rpartition(".")
     if not dot or len(job_id) > LONGEST_ID or not _DIGITS.fullmatch(digits):
-        raise UnknownJobError(
-            f"'{job_id[:200]}' is no job's id; one looks like MODEL.0123456789abcdef"
-        )
+        raise UnknownJobError(f"'{job_id[:200]}' is not a job id, such as MODEL.0123456789abcdef")
     return model, int(digits, 16)
 
 

@@ -44,7 +44,7 @@ class Outage:
         self.why = unreachable_reason(self._url, error)
         if self._answers is not False or self._failed_at - self._told_at >= AGAIN_S:
             self._answers, self._told_at = False, self._failed_at
-            logger.error("the queue is out of reach", extra={"reason": self.why})
+            logger.error("the queue is unreachable", extra={"reason": self.why})
 
     def answered(self) -> None:
         """Records that Redis answered."""
@@ -52,7 +52,7 @@ class Outage:
             return
         if self._answers is None or self._clock() - self._failed_at >= QUIET_S:
             self._answers, self.why = True, ""
-            logger.info("the queue answers", extra={"queue": self._url})
+            logger.info("the queue is reachable", extra={"queue": self._url})
 
 
 def unreachable_reason(url: str, error: Exception) -> str:

@@ -52,7 +52,7 @@ from services.queueing.redis_streams.wire import (
 REPLIES_LIVE_S = 60
 """Expiry of outcomes that no gateway fetches."""
 LARGE_REPLIES_BYTES = 128 * 2**20
-"""Of large outcomes that one gateway has not fetched."""
+"""Limit on large outcomes that one gateway has not fetched."""
 FETCHED_WITHIN_S = 10.0
 LOOK_FOR_ROOM_S = 0.05
 JOB_OUTCOMES_LIVE_S = 3600

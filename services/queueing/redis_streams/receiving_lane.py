@@ -45,8 +45,8 @@ LOWEST_FIRST_EVERY = 8
 COUNTS_FOR_S = 5
 """Time without a heartbeat after which a worker is dead."""
 ABANDONED_S = COUNTS_FOR_S + 1
-"""What its worker has not mentioned for so long is another's. A worker that died counts as dead by
-then, so that what was lost on its way to a living one can be told from it."""
+"""Time without renewal after which another worker claims a request. A worker that died counts as
+dead by then, so its requests differ from those lost on their way to a live worker."""
 MENTION_AFTER_S = 1.0
 """Age from which a held request is renewed in Redis."""
 TAKE_OVER_AT_ONCE = 16
@@ -245,7 +245,7 @@ class ReceivingLane:
         downlink = self._downlink
         if downlink.is_clogged or (self._answering and downlink.leaving_bytes > CLOGGED_BYTES):
             return 0
-        capacity = intake.spare_capacity if self.keys.jobs else intake.capacity
+        capacity = intake.background_capacity if self.keys.jobs else intake.capacity
         return capacity - len(self._held)
 
     def _heard_time(self, now_us: bytes) -> None:
@@ -302,7 +302,9 @@ class ReceivingLane:
         if downlink.is_gone(held.gateway):
             self._finish(held, None)
         elif deadline <= held.taken_at:
-            self._finish(held, DeadlineExceededError("it ran out of time before a worker had room"))
+            self._finish(
+                held, DeadlineExceededError("it reached its deadline before a worker had capacity")
+            )
         else:
             self._submit(held, fields[b"payload"], deadline)
 
@@ -424,7 +426,7 @@ class ReceivingLane:
     async def _bury(self, stream: int, stream_id: bytes, fields: dict[bytes, bytes]) -> None:
         error = DeadLetterError(
             f"this request to model {self.lane} was running when two workers died, the second "
-            "time alone; it is kept among the dead letters (flambeau queue dead list)"
+            "time alone; it was moved to the dead letters (flambeau queue dead list)"
         )
         keys = [self.streams[stream - 1], self.keys.dead]
         with contextlib.suppress(WireError):
@@ -438,7 +440,7 @@ class ReceivingLane:
         self._downlink.metrics.dead_letters.labels(self.lane.model, str(self.lane.version)).inc()
         held = self._hold(stream, stream_id, fields, suspect=False)
         logger.error(
-            "a request ended two workers",
+            "a request crashed two workers",
             extra={"model": self.lane.model, "version": self.lane.version,
                    "gateway": held.gateway, "stream_id": stream_id.decode()},
         )  # fmt: skip
@@ -484,7 +486,10 @@ class ReceivingLane:
                     self._downlink.redis, self.streams, GROUP, HANDED_BACK, *names
                 )
         except RedisError as error:  # they are taken over a little later
-            logger.error("what was not done could not be handed back", extra={"reason": str(error)})
+            logger.error(
+                "unfinished requests could not be returned to the queue",
+                extra={"reason": str(error)},
+            )
 
 
 def _fields(flat: list[bytes]) -> dict[bytes, bytes]:

@@ -86,7 +86,7 @@ class FleetWatch:
                 fleet_view([announcement])
                 announcements.append(announcement)
             except (msgspec.MsgspecError, ValueError) as error:  # it may be newer than this
-                logger.error("a worker cannot be understood", extra={"reason": str(error)})
+                logger.error("an announcement of a worker is invalid", extra={"reason": str(error)})
         self._changed(fleet_view(announcements))
 
 

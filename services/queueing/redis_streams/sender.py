@@ -63,7 +63,7 @@ class RedisSender:
             gateway=gateway,
             max_depth=max_depth,
             heard=self._heard,
-            refusal=unreachable("it has not been asked yet"),
+            refusal=unreachable("it has not been contacted yet"),
         )
         self.reached = asyncio.Event()
         """Set at the first answer of Redis."""
@@ -108,7 +108,7 @@ class RedisSender:
         self._uplink.refusal = unreachable(str(error))
         self._outage.failed(error)
         if not self.reached.is_set():
-            self._unreached(f"the queue is out of reach: {self._outage.why}")
+            self._unreached(f"the queue is unreachable: {self._outage.why}")
 
     async def _receive(self) -> None:
         while True:

@@ -127,9 +127,9 @@ class SendingLane:
         self._lost: deque[Entry] = deque()
         """Accepted requests that Redis lost, until the next check."""
         self._again: deque[_Packet] = deque()
-        """Of that, what is to be sent now."""
+        """Packets of lost requests, to be sent again now."""
         self._leaving: set[asyncio.Task[None]] = set()
-        """Of large payloads that are on their way."""
+        """Tasks that send large payloads."""
         self._sent: dict[Entry, Sent] = {}
         self._withdrawn: list[Sent] = []
         self._read: set[Entry] = set()
@@ -439,9 +439,9 @@ class SendingLane:
             )
         if result == b"late":
             return WouldMissDeadlineError(
-                f"what waits for model {lane} takes longer, by what was measured, than the "
-                f"deadline of request '{entry.request.request_id}' leaves; give it more time, "
-                "retry later or add workers"
+                f"the estimated time to drain the queue of model {lane} exceeds the deadline of "
+                f"request '{entry.request.request_id}'; give it more time, retry later or add "
+                "workers"
             )
         if isinstance(result, OutOfMemoryError):
             return QueueFullError(
@@ -458,4 +458,4 @@ def _is_unsure(result: object) -> bool:
 
 def unreachable(reason: str) -> QueueUnavailableError:
     """Returns the error of requests while Redis is unreachable."""
-    return QueueUnavailableError(f"the queue is out of reach ({reason}); retry later")
+    return QueueUnavailableError(f"the queue is unreachable ({reason}); retry later")

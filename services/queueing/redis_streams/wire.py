@@ -89,7 +89,7 @@ UNREADABLE = (msgspec.MsgspecError, TensorError, UnicodeDecodeError)
 """Exceptions of decoding; msgspec has no error for text that is not UTF-8."""
 
 INLINE_BYTES = 256 * 1024
-"""Of tensors; larger ones travel in pieces."""
+"""Largest size of tensors sent inline; larger ones travel in pieces."""
 INLINE_TEXTS = 2048
 """Elements of BYTES; to write and to read each takes some 0.6 µs."""
 PIECE_BYTES = 256 * 1024

@@ -126,7 +126,7 @@ class TrainingCalls:
             except Exception:
                 logger.exception("a call failed")
                 await context.abort(
-                    grpc.StatusCode.INTERNAL, "internal error; the service's log says more"
+                    grpc.StatusCode.INTERNAL, "internal error; see the service's log"
                 )
             raise AssertionError("abort raises")
 

@@ -32,7 +32,7 @@ def read_message(kind: type[M], data: bytes) -> M:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise InvalidRequestError(f"this is no {kind.DESCRIPTOR.name}: {error}") from error
+        raise InvalidRequestError(f"this is not a {kind.DESCRIPTOR.name}: {error}") from error
 
 
 def _has_more_fields(data: bytes, most: int) -> bool:

@@ -269,13 +269,13 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "it is registered for these"
     if error.status_code == 405:
         wrong: ServingError = MethodNotAllowedError(
-            f"{request.method} does not fit {request.url.path}"
+            f"{request.method} is not allowed on {request.url.path}"
         )
     else:
-        wrong = UnknownPathError(f"there is no {request.url.path}; jobs are at /v1/jobs")
+        wrong = UnknownPathError(f"unknown path {request.url.path}; jobs are at /v1/jobs")
     return _json({"error": str(wrong)}, wrong.http_status)
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:
     logger.error("a call failed", exc_info=error, extra={"path": request.url.path[:200]})
-    return _json({"error": "internal error; the service's log says more"}, 500)
+    return _json({"error": "internal error; see the service's log"}, 500)

@@ -74,7 +74,7 @@ async def read_submission(body: bytearray, idempotency_key: str) -> Submission:
         wanted = msgspec.json.decode(body, type=_Body)
         recipe, overrides = _recipe_of(wanted.recipe), _overrides_of(wanted.overrides)
     except _WRONG as error:
-        raise InvalidRequestError(f"the body is no job: {error}; {_FORM}") from error
+        raise InvalidRequestError(f"the body is not a job: {error}; {_FORM}") from error
     if mark and wanted.bundle_base64 != mark:
         raise InvalidRequestError(f"'bundle_base64' must be a key of the body itself; {_FORM}")
     if not mark:
@@ -150,7 +150,7 @@ async def _decoded(text: bytes | bytearray, start: int) -> tuple[bytes, int]:
             if end < 0 and (cut := piece.rfind(b"\\", 1 - _LONGEST_ESCAPE)) > 0:
                 piece = piece[:cut]  # the escape may continue in the next piece
             if end < 0 and not piece:
-                raise InvalidRequestError("the body is no job: bundle_base64 does not end")
+                raise InvalidRequestError("the body is not a job: bundle_base64 does not end")
             position += len(piece)
             if b"\\" in piece:
                 piece = orjson.loads(b'"%b"' % piece).encode()

@@ -81,8 +81,8 @@ class KubeflowExecutor:
                     return story.outcome
                 if polls_after_end > GRACE_POLLS:
                     return Failed(
-                        f"the TrainJob {name} is complete and told of no version in {events.path}; "
-                        "is runs_dir the same volume here and in its pods?"
+                        f"the TrainJob {name} is complete and reported no version in "
+                        f"{events.path}; is runs_dir the same volume here and in its pods?"
                     )
             await self._pause(stopping)
         return Stopped()

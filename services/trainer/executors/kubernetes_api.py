@@ -147,9 +147,9 @@ class TrainJobApi:
                 error.code,
             ) from error
         except (OSError, ValueError) as error:
-            raise KubernetesError(f"no answer of Kubernetes at {self._url}: {error}") from error
+            raise KubernetesError(f"no response from Kubernetes at {self._url}: {error}") from error
         if not isinstance(found, dict):
-            raise KubernetesError(f"Kubernetes at {self._url} answered with no object")
+            raise KubernetesError(f"Kubernetes at {self._url} did not answer with an object")
         return found
 
     def _read(self, name: str) -> str:

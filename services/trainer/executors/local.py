@@ -110,4 +110,4 @@ def _obituary(code: int, last_line: str) -> str:
         name = signal.Signals(-code).name
         hint = " (out of memory?)" if -code == signal.SIGKILL else ""
         return f"its process was ended by {name}{hint}{words}"
-    return f"its process ended with status {code} and published nothing{words}"
+    return f"its process exited with status {code} and published nothing{words}"

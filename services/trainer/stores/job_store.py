@@ -150,5 +150,5 @@ async def change(
 def no_such_job(job_id: str) -> UnknownJobError:
     """Returns the error for a job that does not exist."""
     return UnknownJobError(
-        f"there is no job '{job_id[:80]}', or it was forgotten; `flambeau train list` shows them"
+        f"job '{job_id[:80]}' does not exist, or has expired; `flambeau train list` shows them"
     )

@@ -175,5 +175,5 @@ def _in_reach() -> Iterator[None]:
         yield
     except RedisError as error:
         raise QueueUnavailableError(
-            f"the Redis that keeps the jobs is out of reach ({error}); retry later"
+            f"the Redis of the jobs is unreachable ({error}); retry later"
         ) from error

@@ -104,7 +104,7 @@ def stopped(job: TrainingJob, holder: str, now: float) -> Change | None:
         return None
     if job.cancel_asked:
         return _stopped_for_good(job, now, "cancelled")
-    return _requeued(job, now, f"handed back by {job.worker}; it waits for a worker", job.deaths)
+    return _requeued(job, now, f"returned to the queue by {job.worker}", job.deaths)
 
 
 def abandoned(job: TrainingJob, now: float, takeovers: int, grace_s: float) -> Change | None:
@@ -121,10 +121,10 @@ def abandoned(job: TrainingJob, now: float, takeovers: int, grace_s: float) -> C
     if not job.last_call:
         return _changed(job, lease_until=now + grace_s, last_call=True), []
     if job.cancel_asked:
-        return _stopped_for_good(job, now, "cancelled; its worker was gone")
+        return _stopped_for_good(job, now, "cancelled; its worker had died")
     deaths = job.deaths + 1
     if deaths <= takeovers:
-        return _requeued(job, now, f"worker {job.worker} is gone; another takes over", deaths)
+        return _requeued(job, now, f"worker {job.worker} died; another takes over", deaths)
     error = (
         f"its worker died {deaths} times while it ran, the last time {job.worker} in attempt "
         f"{job.attempts}; look for what ends workers (memory?), then resume it"

@@ -100,7 +100,9 @@ def test_a_key_is_good_for_its_grants(tmp_path: Path) -> None:
     assert caller.name == "key:ci"
     caller.require("infer", "digits")
     caller.require("manage", "staging-x")
-    with pytest.raises(ForbiddenError, match="key:ci has not the scope 'manage' on model 'digits'"):
+    with pytest.raises(
+        ForbiddenError, match="key:ci does not have the scope 'manage' on model 'digits'"
+    ):
         caller.require("manage", "digits")
     with pytest.raises(UnknownModelError, match=r"^model 'other' is not served$"):
         caller.require("infer", "other")
@@ -135,7 +137,7 @@ NOW = time.time()
     ("wrong", "why"),
     [
         (lambda: "", "no credential"),
-        (lambda: "flb_wrong", "nobody has this key"),
+        (lambda: "flb_wrong", "unknown key"),
         (token_without_signature, "algorithm is 'none'"),
         (token_signed_by_the_public_key, "algorithm is 'HS256'"),
         (lambda: token(aud="another"), "InvalidAudienceError"),
@@ -145,12 +147,12 @@ NOW = time.time()
         (lambda: token(iat=int(NOW) + 600), "ImmatureSignatureError"),
         (lambda: token(exp=None), "MissingRequiredClaimError"),
         (lambda: token(aud=None), "MissingRequiredClaimError"),
-        (lambda: token(kid="two"), "nobody knows its key 'two'"),
+        (lambda: token(kid="two"), "its key is unknown: 'two'"),
         (lambda: token(key=signing_key("two")), "InvalidSignatureError"),
         (lambda: token()[:-4] + "AAAA", "InvalidSignatureError"),
         (lambda: "a.b.c", "DecodeError"),
         (lambda: f"{'W1tb' * 1500}.b.c", "DecodeError"),
-        (lambda: token("x" * 9000), "may have 8192"),
+        (lambda: token("x" * 9000), "more than 8192"),
     ],
 )
 def test_who_is_refused_learns_nothing_and_the_log_all(
@@ -250,7 +252,7 @@ def test_what_is_no_file_in_its_place_is_told_and_the_watch_goes_on(
         asyncio.run(place.authenticator.look())
         assert place.value("source_stale", source=source) == 1
         assert place.authenticator.admit(KEY) is caller
-    assert any("it is no plain file" in getattr(r, "reason", "") for r in caplog.records)
+    assert any("it is not a regular file" in getattr(r, "reason", "") for r in caplog.records)
     file.unlink()
     file.write_bytes(good)
     asyncio.run(place.authenticator.look())

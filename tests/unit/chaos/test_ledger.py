@@ -19,7 +19,7 @@ def test_one_right_answer_breaks_nothing(ledger: Ledger) -> None:
 
 
 def test_a_named_error_breaks_nothing(ledger: Ledger) -> None:
-    ledger.refused("a", 503, "the queue is out of reach (it hangs); retry later")
+    ledger.refused("a", 503, "the queue is unreachable (it hangs); retry later")
     assert ledger.broken() == []
     assert dict(ledger.counts()) == {"503": 1}
 
@@ -36,7 +36,7 @@ def test_a_second_answer_is_found(ledger: Ledger) -> None:
 
 def test_an_error_after_an_answer_is_found(ledger: Ledger) -> None:
     ledger.answered("a", 2.0)
-    ledger.refused("a", 504, "request 'a' ran out of time")
+    ledger.refused("a", 504, "request 'a' reached its deadline")
     assert ledger.broken() == ["'a': answered 2 times"]
 
 

@@ -126,7 +126,7 @@ def test_an_interrupted_training_tells_the_command_that_goes_on(
     folders = ["--store", str(tmp_path / "store"), "--runs-dir", str(tmp_path / "runs")]
     done = CliRunner().invoke(app, ["train", str(ROOT / DIGITS), *folders, *options])
     assert done.exit_code == 130
-    assert done.stderr == f"interrupted; the same command{told} goes on from here\n"
+    assert done.stderr == f"interrupted; the same command{told} resumes from here\n"
 
 
 def test_ctrl_c_while_the_command_line_is_imported_ends_it_with_one_line() -> None:
@@ -222,7 +222,7 @@ def test_nothing_is_trained_into_what_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "resnet" / "config.pbtxt").touch()
     found = CliRunner().invoke(app, ["up", "--store", str(tmp_path), "--recipe", "missing.yaml"])
     assert found.exit_code == 1
-    assert "error: nothing is trained into what is there" in found.stderr
+    assert "error: nothing is trained into this store" in found.stderr
     assert "looks like a Triton model repository" in found.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["resnet"]
 

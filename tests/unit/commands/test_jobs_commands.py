@@ -110,7 +110,7 @@ def test_rows_cut_otherwise_are_refused_and_the_same_are_not(tmp_path: Any) -> N
     write_arrays(tmp_path / f"{names[0]}.npz", INPUTS)
     check_folder(tmp_path, source, frozenset(names))
     other = frozenset(item.name for item in read_items(source, "x", 5))
-    with pytest.raises(InvalidRequestError, match="holds rows 0 to 9"):
+    with pytest.raises(InvalidRequestError, match="has rows 0 to 9"):
         check_folder(tmp_path, source, other)
 
 
@@ -132,12 +132,12 @@ def test_a_file_of_another_kind_is_named_without_numpys_advice(tmp_path: Path, n
     (tmp_path / name).write_text("1 2 3\n")
     (item,) = read_items(tmp_path, "x", 8)
     with pytest.raises(
-        InvalidRequestError, match=rf"b\{name[1:]} cannot be read: it is no \{name[1:]} file"
+        InvalidRequestError, match=rf"b\{name[1:]} cannot be read: not a \{name[1:]} file"
     ) as found:
         item.read()
     assert "pickle" not in str(found.value)
     if name == "b.npy":
-        with pytest.raises(InvalidRequestError, match=r"it is no \.npy file"):
+        with pytest.raises(InvalidRequestError, match=r"not a \.npy file"):
             list(read_items(tmp_path / name, "x", 8))
 
 

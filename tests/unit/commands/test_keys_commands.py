@@ -33,7 +33,7 @@ def test_a_key_is_made_trusted_and_listed(run: Run, keys: Path) -> None:
     name, public, advice = made.stdout.splitlines()
     fingerprint = name.removeprefix("key default, fingerprint ")
     assert len(fingerprint) == 64
-    assert public == f"public half, to hand out: {keys}/public/default.pem"
+    assert public == f"public half, to distribute: {keys}/public/default.pem"
     assert run("list").stdout.splitlines() == [
         f"{'NAME':<9}{'SIGNS':<7}{'TRUSTED':<9}FINGERPRINT",
         f"{'default':<9}{'yes':<7}{'-':<9}{fingerprint}",

@@ -78,7 +78,7 @@ def test_a_verb_without_its_extra_ends_in_one_line_with_the_command(
 def test_a_demo_of_a_filled_store_names_what_its_test_images_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after `pip install flambeau[serve]`, beside a store that somebody else has filled."""
+    """The state after `pip install flambeau[serve]`, with a store filled elsewhere."""
     publish(str(tmp_path / "store"), "digits", linear(), recipe=(ROOT / RECIPE).read_text())
     of_training = "torch,sklearn,onnx,onnxscript,torchao"
     command = [sys.executable, "-c", PROGRAM, of_training, "flambeau", "demo", "--store=store"]

@@ -291,7 +291,7 @@ def test_verify_says_who_signed(run: Run, store: ModelStore, folder: Path, tmp_p
     changed = manifest.model_copy(update={"files": ()})
     Path(store.url, "digits/1/manifest.json").write_bytes(changed.to_json())
     result = run("models", "verify", "digits", 1, "--keys", keys)
-    assert error(result).startswith("1 of 3 files of digits 1 are not what was published")
+    assert error(result).startswith("1 of 3 files of digits 1 differ from what was published")
     assert "manifest.json has sha256" in result.stdout.splitlines()[-1]
 
 
@@ -303,7 +303,7 @@ def test_verify_names_every_bad_file(run: Run, store: ModelStore, folder: Path) 
     Path(store.url, "digits/2/report.json").unlink()
     result = run("models", "verify", "digits", 2)
     assert error(result) == (
-        "2 of 4 files of digits 2 are not what was published and will be refused; "
+        "2 of 4 files of digits 2 differ from what was published and will be refused; "
         "production stays at 1"
     )
     model, golden, report, _ = result.stdout.splitlines()
@@ -400,7 +400,7 @@ def test_every_failure_is_one_line(
 def test_a_version_that_is_not_written_as_one(run: Run, name: str) -> None:
     result = run("push", name, "--to", "unused")
     assert result.exit_code == 2
-    assert "Give MODEL/VERSION" in result.stderr or "is no number of a version" in result.stderr
+    assert "Give MODEL/VERSION" in result.stderr or "is not a version number" in result.stderr
 
 
 def test_a_version_is_named_by_one_word_or_by_two(
@@ -417,10 +417,10 @@ def test_a_version_is_named_by_one_word_or_by_two(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["promote", "digits", "two"], "'two' is no number of a version, such as 2"),
-        (["promote", "digits/two"], "'two' is no number of a version, such as 2"),
+        (["promote", "digits", "two"], "'two' is not a version number, such as 2"),
+        (["promote", "digits/two"], "'two' is not a version number, such as 2"),
         (["promote", "digits"], "which version of 'digits'? Give MODEL/VERSION"),
-        (["show", "digits", "0"], "'0' is no number of a version"),
+        (["show", "digits", "0"], "'0' is not a version number"),
         (["show", "digits/1", "2"], "'digits/1' and 2: give one version"),
     ],
 )

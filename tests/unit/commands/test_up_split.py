@@ -43,7 +43,7 @@ def test_a_setting_goes_to_those_that_know_it() -> None:
         ({"max_queue_dept": 3}, "did you mean 'max_queue_depth'"),
         ({"http_port": "many"}, "'http_port' is 'many'"),
         ({"http_port": 65_530}, "'http_port' is 65540"),
-        ({"queue": "redis://other"}, "'queue' is not to be set"),
+        ({"queue": "redis://other"}, "'queue' cannot be set"),
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_starts(

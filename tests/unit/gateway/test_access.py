@@ -350,7 +350,7 @@ async def test_what_is_in_flight_is_shared(make_place: Make) -> None:
     assert len(place.worker.held) == 7
     wires[1].send(request("/v2/models/digits/infer", BODY, x_api_key=KEY))
     (answer,) = wires[1].answers()
-    assert (answer.status, b"your part of 8" in answer.body) == (503, True)
+    assert (answer.status, b"your share of 8" in answer.body) == (503, True)
     for entry in place.worker.held[:-1]:
         entry.finish(DeviceError("lost"))
     for wire in waiting[:4]:

@@ -1,4 +1,4 @@
-"""How much to simulate, and how to see a failure again."""
+"""Options of the simulation: number of requests, and the seed that replays a failure."""
 
 import pytest
 

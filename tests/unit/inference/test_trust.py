@@ -115,7 +115,7 @@ def test_a_folder_of_keys_that_is_not_there_is_named(
 ) -> None:
     manifest = scripted(store, tmp_path / "draft", tmp_path / "ada")
     with pytest.raises(
-        KeyFileError, match=r"trusted_keys is .*nowhere/trusted, which is no folder"
+        KeyFileError, match=r"trusted_keys is .*nowhere/trusted, which is not a folder"
     ):
         trusting(tmp_path / "nowhere").check(store, manifest, manifest.artifacts[0])
 

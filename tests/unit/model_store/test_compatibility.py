@@ -46,8 +46,8 @@ def test_the_same_weights_exported_anew_are_a_patch() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"inputs": (IMAGE,)}, "input 'mask' is gone"),
-        ({"inputs": (MASK, IMAGE)}, "the inputs have another order"),
+        ({"inputs": (IMAGE,)}, "input 'mask' is removed"),
+        ({"inputs": (MASK, IMAGE)}, "the inputs are in a different order"),
         (
             {"inputs": (IMAGE.model_copy(update={"datatype": "UINT8"}), MASK)},
             "input 'image' changes from FP32 [-1, 1, 8, 8] to UINT8 [-1, 1, 8, 8]",
@@ -68,13 +68,13 @@ def test_another_signature_is_major(changes: dict[str, Any], reason: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"weights": {"checkpoint.safetensors": "9" * 64}}, "the weights are others"),
+        ({"weights": {"checkpoint.safetensors": "9" * 64}}, "the weights changed"),
         (
             {"weights": {**OLD.weights, "checkpoint.qat.safetensors": "9" * 64}},
-            "the weights are others",
+            "the weights changed",
         ),
-        ({"network_sha256": "9" * 64}, "the network is another one"),
-        ({"python_step": STEP}, "the python step is another one"),
+        ({"network_sha256": "9" * 64}, "the network changed"),
+        ({"python_step": STEP}, "the python step changed"),
         ({"signature": signature(max_batch_size=16)}, "max_batch_size rises from 8 to 16"),
     ],
 )

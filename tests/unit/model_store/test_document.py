@@ -61,7 +61,7 @@ def test_values_are_counted_before_anything_is_parsed() -> None:
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 def test_depth_ends_in_an_error(opening: bytes) -> None:
     limits = DocumentLimits(2**21, 2**21)
-    expected = f"more than {MAX_DEPTH} lists and objects are within each other"
+    expected = f"more than {MAX_DEPTH} lists and objects are nested"
     assert expected in refusal(opening * 200_000, limits)
     closing = b"]" if opening == b"[" else b"}"
     whole = opening * (MAX_DEPTH - 1) + b"1" + closing * (MAX_DEPTH - 1)

@@ -26,7 +26,7 @@ from tests.fixtures.onnx_models import linear, publish
         (["cats/samples/1.jpg"], "holds cats, and no model"),
         ([f"{name}/x" for name in "abcdefg"], "holds a, b, c, d, e and 2 more, and no model"),
         (["1/manifest.json", "pointers/00000001.json"], "give the URL of the store, the folder"),
-        (["My Model/1/manifest.json"], "'My Model' in the store s3://b is no name of a model"),
+        (["My Model/1/manifest.json"], "'My Model' in the store s3://b is not a model name"),
         (["store/digits/1/manifest.json"], "but its folder 'store' is: give s3://b/store"),
         (["a/b/digits/1/manifest.json"], "but its folder 'a/b' is: give s3://b/a/b"),
     ],

@@ -229,7 +229,7 @@ def test_any_bytes_are_refused_or_let_through(data: bytes) -> None:
 
 @given(st.data())
 def test_whatever_is_changed_no_other_file_is_ever_read(data: st.DataObject) -> None:
-    """What protobuf still understands as a tensor in another file is refused after any change."""
+    """After any change, a file that protobuf reads as a tensor in another file is refused."""
     model = linear()
     model.graph.initializer.append(elsewhere())
     octets = bytearray(model.SerializeToString())

@@ -22,7 +22,7 @@ from math import sqrt
 from training.process.isolated_run import run_isolated
 print(run_isolated(sqrt, 9.0, time_limit_s=60, memory_limit_bytes=2**30))
 """
-"""As the program `flambeau` does, its process looks into the working directory for nothing."""
+"""A program whose process imports nothing from the working directory, like `flambeau`."""
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def version_of(folder: Path, rows: GoldenRows) -> Any:
 
 
 def test_weights_of_any_strides_come_back(tmp_path: Path) -> None:
-    """What checkpoints are written with makes copies of its own."""
+    """The writer of checkpoints makes contiguous copies itself."""
     model = nn.Module()
     turned = torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
     model.kernel = nn.Parameter(turned)

@@ -29,8 +29,8 @@ def test_what_is_right_is_read() -> None:
         ("- x\n" * (MAX_MARKS + 1), "up to 50,001 values, and at most 50,000 are read"),
         ("a: " + "1:" * MAX_MARKS, "up to 50,001 values"),
         (BOMB, "write out what is meant"),
-        ("&a [*a]", "an alias stands for what it is part of"),
-        ("&a {b: {c: *a}}", "an alias stands for what it is part of"),
+        ("&a [*a]", "an alias refers to a value that contains it"),
+        ("&a {b: {c: *a}}", "an alias refers to a value that contains it"),
     ],
 )
 def test_what_is_wrong_is_one_error(text: str | bytes, told: str) -> None:

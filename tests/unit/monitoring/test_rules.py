@@ -98,7 +98,7 @@ def test_it_ends_soon_after_the_failures_and_few_failures_wake_nobody(tmp_path: 
 
 
 def test_each_model_is_held_to_its_own_promises(tmp_path: Path) -> None:
-    """As are models whose names would mean something else in a regular expression."""
+    """Names of models that contain characters of regular expressions are quoted."""
     strict = Slo(availability=0.9999, latency_ms=10)
     lax, slow = "FlambeauErrorBudgetBurn", "FlambeauLatencyBudgetBurn"
     series = {
@@ -172,7 +172,7 @@ def test_an_alert_links_to_its_runbook_by_an_absolute_url(pattern: str) -> None:
 
 
 def test_the_panel_that_an_alert_links_to_is_its_runbook() -> None:
-    """As `docs/runbooks` has it, with the words of its links and nothing else."""
+    """The text is that of `docs/runbooks`, with links reduced to their text."""
     texts = read_runbooks(ROOT)
     panels = dashboard_json(runbook_dashboard(texts))["panels"]
     by_number = {str(panel["id"]): panel for panel in panels}

@@ -20,12 +20,12 @@ def test_an_outage_is_told_once_then_now_and_then_and_when_it_is_over(
             outage.failed(ConnectionError("refused"))
             outage.answered()  # another server of the cluster
             now_s += 0.25
-        assert [record.message for record in caplog.records] == ["the queue is out of reach"] * 3
+        assert [record.message for record in caplog.records] == ["the queue is unreachable"] * 3
         caplog.clear()
         now_s += QUIET_S
         outage.answered()
         outage.answered()
-    assert [record.message for record in caplog.records] == ["the queue answers"]
+    assert [record.message for record in caplog.records] == ["the queue is reachable"]
     assert outage.why == ""
 
 

@@ -331,17 +331,17 @@ async def test_jobs_over_rest(place: Place) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "error"),
     [
-        ("POST", "/v1/jobs", b"{", 400, "the body is no job"),
+        ("POST", "/v1/jobs", b"{", 400, "the body is not a job"),
         ("POST", "/v1/jobs", b'{"recipe": "", "x": 1}', 400, "unknown field `x`"),
         ("POST", "/v1/jobs", b'{"recipe": {"a":%b%b}}' % (b"[" * 9999, b"]" * 9999), 400, "depth"),
         ("POST", "/v1/jobs", b'{"recipe": "", "bundle_base64": "*"}', 400, "is not base64"),
         ("POST", "/v1/jobs", b'{"recipe": "nmae: x"}', 400, "unknown key 'nmae'"),
         ("GET", "/v1/jobs?limit=-1", b"", 400, "'limit' must be a whole number"),
         ("GET", "/v1/jobs?state=x", b"", 400, "there is no state 'x'"),
-        ("GET", "/v1/jobs/x/events", b"", 404, "there is no job 'x'"),
-        ("POST", "/v1/jobs/0123456789abcdef/cancel", b"", 404, "there is no job"),
+        ("GET", "/v1/jobs/x/events", b"", 404, "job 'x' does not exist"),
+        ("POST", "/v1/jobs/0123456789abcdef/cancel", b"", 404, "does not exist"),
         ("GET", "/v2/jobs", b"", 404, "jobs are at /v1/jobs"),
-        ("DELETE", "/v1/jobs/x", b"", 405, "DELETE does not fit"),
+        ("DELETE", "/v1/jobs/x", b"", 405, "DELETE is not allowed on"),
     ],
 )
 async def test_what_rest_refuses(

@@ -311,7 +311,7 @@ async def test_outages_longer_than_a_lease_cost_a_job_no_life(
         found = await w.is_in("a", "succeeded", "failed", "queued")
         assert (found.state, found.version, found.deaths) == ("succeeded", 7, 0)
         events = [x.text for x in await store.events("a", 0, 100)]
-        assert events.count("handed back by w; it waits for a worker") == 2
+        assert events.count("returned to the queue by w") == 2
         assert w.metrics.registry.get_sample_value("flambeau_training_takeovers_total") == 0
 
 

@@ -67,7 +67,7 @@ class Misbehaving(nn.Module):
         return logits
 
     def die(self) -> None:
-        """As a crash of native code would."""
+        """Kills the process, like a crash of native code."""
         print("last words", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -82,7 +82,7 @@ def test_a_condition_is_read_and_written(text: str, expected: Condition) -> None
         ("test/accuracy >= liev", "compare with live, guess or a number, not with 'liev'"),
         ("test/accuracy >= 90", "never reaches 90; write 0.9 or 90%"),
         ("test/accuracy >= -0.1", "never reaches -0.1"),
-        ("test/rmse <= 2%", "'%' is no unit of test/rmse; give a plain number"),
+        ("test/rmse <= 2%", "'%' is not a unit of test/rmse; give a plain number"),
         ("test/accuracy <= 0.9", "test/accuracy is better when higher; write >= or >"),
         ("test/loss < guess", "a guess has no loss"),
         ("test/accuracy >= 0.9 - 0.1", "or with a number, such as test/accuracy >= 90%"),
@@ -91,8 +91,11 @@ def test_a_condition_is_read_and_written(text: str, expected: Condition) -> None
         ("always and test/accuracy >= 0.9", "always says nothing beside other conditions"),
         ("first and test/accuracy >= live", "'test/accuracy >= live' and 'first' do not go"),
         ("test/loss <= live and test/accuracy >= live", "do not go together; keep one"),
-        ("test/accuracy >= live - 5%", "'%' is no unit of test/accuracy; give percentage points"),
-        ("test/loss <= live + 1pp", "'pp' is no unit of test/loss; give none"),
+        (
+            "test/accuracy >= live - 5%",
+            "'%' is not a unit of test/accuracy; give percentage points",
+        ),
+        ("test/loss <= live + 1pp", "'pp' is not a unit of test/loss; give none"),
         ("test/accuracy >= live - 101pp", "a margin of 101pp is more than everything"),
         ("test/accuracy >= live - 5", "a margin of 500pp is more than everything"),
     ],
@@ -309,7 +312,7 @@ def test_a_conflict_is_passed_on_when_the_version_must_go_live(
     first = place.publish()
     at_the_same_moment(place, monkeypatch, lambda: place.store.promote("small", first.version))
     always: dict[str, Any] = {"if": "always"}
-    with pytest.raises(ConflictError, match="look at its history"):
+    with pytest.raises(ConflictError, match="check its history"):
         place.train(**always)
 
 
@@ -428,7 +431,7 @@ def test_without_a_live_version_nothing_is_run(compared: Compared) -> None:
             {"inputs": (SIGNATURE.inputs[0].model_copy(update={"name": "picture"}),)},
             "it takes image FP32 [-1, 1, 8, 8], and the new version picture FP32 [-1, 1, 8, 8]",
         ),
-        ({"labels": {"logits": tuple("abcdefghij")}}, "the names of its classes are others"),
+        ({"labels": {"logits": tuple("abcdefghij")}}, "the names of its classes differ"),
     ],
 )
 def test_a_live_version_with_another_signature_is_not_compared(

@@ -162,7 +162,7 @@ class Stepper:
             return
         learning = [p.detach() for p in self._parameters if p.requires_grad]
         if not math.isfinite(_number(_total_norm(learning))):
-            lost = "the weights are no numbers any more"
+            lost = "the weights are no longer finite"
             raise self._diverged(lost, *self._last, BY_ANOMALY)
 
     def state(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class Stepper:
                     if not (torch.is_anomaly_enabled() and isinstance(error, RuntimeError)):
                         self._tell(error, step)
                     self._values(losses, window, step, rate)
-                    lost = "a gradient is no number"
+                    lost = "a gradient is not finite"
                     raise self._diverged(lost, batch.rows, step, rate, str(error)) from error
         # Reading a number waits for the device, so it comes after all work is submitted.
         return sum(self._values(losses, window, step, rate))

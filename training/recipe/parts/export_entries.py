@@ -1,4 +1,4 @@
-"""What the entries of a recipe's `export` list have in common: tolerances, names and files.
+"""Common parts of the entries of a recipe's `export` list: tolerances, names and files.
 
 Pure rules. Each entry determines the name and the file of its artifact, so one recipe makes at most
 one of each. The entries themselves are in `training/recipe/kinds/`.
@@ -13,20 +13,20 @@ from model_store.artifact_kinds import STORED_KINDS, ArtifactKind
 from model_store.manifest import Precision
 from training.recipe.parts.recipe_part import RecipePart
 
-KIND = Field(description="Which kind of artifact this entry makes.")
-PRECISION = Field(description="What it computes in.")
+KIND = Field(description="Kind of the artifact.")
+PRECISION = Field(description="Precision of its arithmetic.")
 TOLERANCE = Field(
-    description="Limits it must keep to be published. Change them only knowing what a changed "
-    "answer costs."
+    description="Limits on its deviation from the checkpoint; an artifact beyond them is not "
+    "published. Change them only if you know the cost of a changed output."
 )
 CALIBRATION_ROWS = Field(
     ge=1,
-    description="Training rows that show the range of every activation. Raise it when agreement "
-    "is low.",
+    description="Training rows that calibrate the range of every activation. Raise it when "
+    "agreement is low.",
 )
 PT2E_METHOD = Field(
-    description="What becomes 8 bits wide: weights and activations, or `weights` of linear layers "
-    "alone, which makes the file smaller and saves no time."
+    description="Parts quantized to 8 bits: weights and activations, or only the `weights` of "
+    "linear layers, which makes the file smaller and not faster."
 )
 Difference = Annotated[
     float,
@@ -43,7 +43,7 @@ Agreement = Annotated[
         le=1,
         description="Share of rows whose top class is the checkpoint's, in each output [rows, "
         "classes]; classes that rounding alone tells apart are equal. Lower it when rows often "
-        "tie; raise it when a changed answer is expensive.",
+        "tie; raise it when a changed output is expensive.",
     ),
 ]
 ProbabilityShift = Annotated[
@@ -51,8 +51,8 @@ ProbabilityShift = Annotated[
     Field(
         ge=0,
         le=1,
-        description="Largest change of the probability of any class. Widen it when nobody looks "
-        "at probabilities.",
+        description="Largest change of the probability of any class. Widen it when probabilities "
+        "are not used.",
     ),
 ]
 MetricDrop = Annotated[

@@ -16,11 +16,11 @@ class PlainSampler(RecipePart):
 
 
 class BalancedSampler(RecipePart):
-    """As many draws as there are rows, with replacement, all classes equally often."""
+    """One draw per row, with replacement, all classes equally often."""
 
 
 class WeightedSampler(RecipePart):
-    """As many draws as there are rows, with replacement, in proportion to the rows' weights."""
+    """One draw per row, with replacement, in proportion to the rows' weights."""
 
     target: str
     """`path/file.py:Name` or `package.module:Name`: a function `f(inputs, labels, **args)` of all

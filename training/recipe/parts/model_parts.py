@@ -113,5 +113,5 @@ class ModelPart(FreezePart):
     @classmethod
     def _unique_outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) != len(value):
-            raise ValueError("every output needs a name of its own")
+            raise ValueError("every output needs a unique name")
         return value

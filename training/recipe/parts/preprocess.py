@@ -87,7 +87,7 @@ class Lookup(OneInput):
     def _each_once(cls, value: str | tuple[int, ...]) -> str | tuple[int, ...]:
         if len(set(value)) != len(value):
             twice = next(each for each in value if list(value).count(each) > 1)
-            raise ValueError(f"{twice!r} is there twice; keep one")
+            raise ValueError(f"{twice!r} occurs twice; keep one")
         return value
 
     @property

@@ -208,7 +208,7 @@ def _number(found: "re.Match[str]") -> float:
     value, metric = float(found["number"]), found["metric"]
     share = is_share(metric)
     if found["percent"] and not share:
-        raise ValueError(f"'%' is no unit of {metric}; give a plain number")
+        raise ValueError(f"'%' is not a unit of {metric}; give a plain number")
     value = value / POINTS if found["percent"] else value
     if share and not 0 <= value <= 1:
         raise ValueError(
@@ -225,7 +225,7 @@ def _margin(found: "re.Match[str]") -> float:
     share = is_share(found["metric"])
     if unit not in ("", "pp") or (unit and not share):
         units = "give percentage points (0.5pp) or a share (0.005)" if share else "give none"
-        raise ValueError(f"'{unit}' is no unit of {found['metric']}; {units}")
+        raise ValueError(f"'{unit}' is not a unit of {found['metric']}; {units}")
     value = value / POINTS if unit else value
     if share and value > 1:
         raise ValueError(f"a margin of {value * POINTS:g}pp is more than everything; {EXAMPLE}")

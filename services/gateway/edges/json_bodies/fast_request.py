@@ -113,7 +113,7 @@ def read_fast(head: Buffer, binary: memoryview) -> RestRequest:
     if position != len(binary):
         raise TensorError("binary data that no input claims, or too little of it")
     if not document.outputs and document.parameters is _NOTHING:
-        return RestRequest(id=document.id, inputs=inputs, usual=not document.id)
+        return RestRequest(id=document.id, inputs=inputs, is_simple=not document.id)
     return _with_wishes(document, inputs)
 
 

@@ -40,7 +40,7 @@ class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """1 (first) to 10 (last); 0 for the default."""
     preference: ArtifactPreference | None = None
     """The requested artifact; None for the default one."""
-    usual: bool = False
+    is_simple: bool = False
     """True for a request without an id or a choice of outputs or of their form."""
 
 

@@ -131,7 +131,7 @@ def to_json(name: str, datatype: str, array: Array) -> bytes:
     text = orjson.dumps(array.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)
     # NaN and infinity are written as null, the only token among numbers with an "n".
     if b"n" in text and array.dtype.kind == "f":
-        raise _needs_binary(name, "holds NaN or infinity, which JSON cannot say")
+        raise _needs_binary(name, "holds NaN or infinity, which JSON cannot represent")
     return text
 
 

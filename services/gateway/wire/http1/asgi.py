@@ -132,7 +132,7 @@ class _AsgiExchange(Exchange):
             self.stream.break_off()  # it was not ended
             return
         if not self._status:
-            self.respond_error(ServingError("internal error; the server's log says more"))
+            self.respond_error(ServingError("internal error; see the server's log"))
             return
         encoding = ""
         if sum(map(len, self._parts)) >= MIN_COMPRESSED_BYTES:

@@ -148,7 +148,7 @@ class Exchange:
             ServingError: the exchange is over; the memory would never be released.
         """
         if self.response is not None:
-            raise ServingError("the caller has gone")
+            raise ServingError("the caller has disconnected")
         self._connection.port.budget.reserve(size)
         self.held_bytes += size
 

@@ -145,7 +145,9 @@ def parse_head(data: bytes) -> Head:
             f"the request line is over {MAX_TARGET_BYTES} bytes, the limit; send a shorter URL"
         )
     if not request_line.endswith((b" HTTP/1.1", b" HTTP/1.0")):
-        raise InvalidRequestError("the request line names no version this server speaks: HTTP/1.1")
+        raise InvalidRequestError(
+            "the request line names no HTTP version that this server supports: HTTP/1.1"
+        )
     version = request_line[-3:].decode()
     by_name = dict(reversed(collector.headers))
     _refuse_doubtful(collector.headers, by_name, version)
@@ -194,7 +196,7 @@ def _refuse_doubtful(
     headers: list[tuple[bytes, bytes]], by_name: Mapping[bytes, bytes], version: str
 ) -> None:
     if version == "1.1" and b"host" not in by_name:
-        raise InvalidRequestError("the Host header is missing; HTTP/1.1 asks for one")
+        raise InvalidRequestError("the Host header is missing; HTTP/1.1 requires it")
     if len(by_name) != len(headers):
         names = [name for name, _ in headers]
         for name in _ONCE:
@@ -203,7 +205,7 @@ def _refuse_doubtful(
     coding = by_name.get(b"transfer-encoding", b"chunked")
     if coding.lower() != b"chunked":
         raise UnsupportedError(
-            f"Transfer-Encoding '{coding[:40].decode('latin-1')}' is not understood; use chunked"
+            f"Transfer-Encoding '{coding[:40].decode('latin-1')}' is not supported; use chunked"
         )
     if version == "1.0" and b"transfer-encoding" in by_name:
         raise InvalidRequestError("HTTP/1.0 has no Transfer-Encoding; give a Content-Length")

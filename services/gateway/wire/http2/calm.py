@@ -18,13 +18,13 @@ A_SECOND = 32_768
 8,192: such a call costs two, and small window updates come beside."""
 AN_ANSWER = 8
 FAULT_COST = 8
-"""Of a frame that breaks a rule of streams, and of a header block that begins no call: no client
-sends many, and each takes the event loop as long as a call. At 2, and 20,000 a second, such a flood
-went on for 20 s."""
+"""Cost of a frame that breaks a rule of streams, and of a header block that begins no call: no
+client sends many, and each takes the event loop as long as a call. At 2, a flood of 20,000 a second
+lasted 20 s."""
 SETTINGS_COST, WAITING_A_FRAME = 8, 8
 """In frames; and calls that wait, of which each is looked at again, that count as one more."""
 MAX_SETTINGS_BYTES = 32 * 6
-"""Of a SETTINGS frame: each setting has its meaning once. nghttp2 has the same limit."""
+"""Largest SETTINGS frame, of 32 settings; each has its meaning once. nghttp2 has the same limit."""
 ANSWER_FRAMES = 8
 """A frame that is answered by another takes as much more of a turn: a write of its own."""
 SMALL_DATA_BYTES = 16

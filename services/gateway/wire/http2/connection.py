@@ -80,7 +80,7 @@ MAX_HELD_BYTES = READ_BYTES_LATE
 """Read by a connection that waits for its turn; with as many nothing more is read. libuv repeats a
 read that fills its buffer up to 32 times: 200 connections made turns of 36 ms."""
 FIRST_TABLE_BYTES = 4096
-"""Of the table of header fields that each side has until the other says less (RFC 7541, 6.5.2)."""
+"""Size of each side's table of header fields until the peer reduces it (RFC 7541, 6.5.2)."""
 PARTING = b"flambeau"
 """The PING whose answer says that the peer has read our first GOAWAY."""
 
@@ -299,9 +299,9 @@ class Http2Connection(OpenConnection):
         if not self._greeted and (kind != SETTINGS or flags & ACK):
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "SETTINGS must come first")
         if (kind == CONTINUATION) != bool(self._block_of[0]):
-            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "CONTINUATION out of its place")
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "CONTINUATION out of order")
         if len(payload) != _SIZES.get(kind, len(payload)):
-            raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, f"a frame of kind {kind}, misshapen")
+            raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, f"a frame of kind {kind}, malformed")
         if kind in (SETTINGS, PING, GOAWAY) and stream:
             raise ConnectionFaultError(Fault.PROTOCOL_ERROR, f"kind {kind} on stream {stream}")
         if kind == CONTINUATION:

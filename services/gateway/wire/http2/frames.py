@@ -81,13 +81,13 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
         ConnectionFaultError: it is no list of settings, or a value is outside its range.
     """
     if len(payload) % _SETTING.size:
-        raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, "SETTINGS of a broken length")
+        raise ConnectionFaultError(Fault.FRAME_SIZE_ERROR, "SETTINGS of an invalid length")
     found = list(_SETTING.iter_unpack(payload))
     for name, value in found:
         if name == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
             raise ConnectionFaultError(Fault.FLOW_CONTROL_ERROR, "a window over 2^31-1")
         if name == MAX_FRAME_SIZE and not FIRST_FRAME_BYTES <= value < 1 << 24:
-            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE of no sense")
+            raise ConnectionFaultError(Fault.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE out of range")
     return found
 
 

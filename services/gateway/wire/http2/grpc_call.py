@@ -381,7 +381,7 @@ class UnaryCall(Call):
     def take(self, message: Body) -> None:
         """Stores the message until the end of the input, unless it has come."""
         if self._message is not None:
-            raise InvalidRequestError("a second message in a call that takes one")
+            raise InvalidRequestError("a second message in a unary call")
         self._message = message
         if not self.has_ended:
             # Until then it costs us what a message in pieces does.
@@ -414,7 +414,7 @@ class UnaryCall(Call):
             ServingError: the call is over; the memory would never be released.
         """
         if self.is_over:
-            raise ServingError("the caller has gone")
+            raise ServingError("the caller has disconnected")
         self.connection.port.budget.reserve(size)
         self.held_bytes += size
 

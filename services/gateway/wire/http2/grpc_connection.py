@@ -38,8 +38,8 @@ from services.gateway.wire.http2.sending import Sender
 from services.gateway.wire.loop_turns import READ_BYTES
 
 UNFINISHED_MESSAGES = 4
-"""Of the largest size, that a connection may hold in pieces, within its share of the budget; and as
-many bytes of answers that its caller does not take, before its next calls are refused."""
+"""Number of messages of the largest size that a connection may hold in pieces, within its share of
+the budget; also the limit on bytes of unread responses, above which its next calls are refused."""
 MAX_SHED_CALLS = 32
 """Calls refused one by one to make room; a connection with more of them is closed."""
 CALL_BYTES = 8 * 1024
@@ -148,9 +148,9 @@ class GrpcConnection(Http2Connection):
         if self.unfinished_bytes > limit:
             call.refuse(
                 OverloadedError(
-                    f"this connection has sent {limit} bytes of messages that are not whole, the "
-                    f"limit ({UNFINISHED_MESSAGES} x max_request_bytes, max_buffered_bytes / "
-                    f"{SHARES}); finish them first"
+                    f"this connection has sent {limit} bytes of incomplete messages, the limit "
+                    f"({UNFINISHED_MESSAGES} x max_request_bytes, max_buffered_bytes / {SHARES}); "
+                    "finish them first"
                 )
             )
 
@@ -429,4 +429,6 @@ class GrpcConnection(Http2Connection):
             self._leave_now()
             grace_s = self.port.limits.grace_s
             if grace_s and now - self._left_at > grace_s and not self._closing:
-                self.end(Fault.NO_ERROR, "the connection is too old, and so are its calls")
+                self.end(
+                    Fault.NO_ERROR, "the connection and its calls have reached their age limit"
+                )

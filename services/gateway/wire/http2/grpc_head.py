@@ -151,6 +151,6 @@ def _encoding(value: str) -> str:
         return ""
     if value not in _ENCODINGS:
         raise UnsupportedError(
-            f"grpc-encoding '{value[:40]}' is not understood; use gzip, deflate or identity"
+            f"grpc-encoding '{value[:40]}' is not supported; use gzip, deflate or identity"
         )
     return value

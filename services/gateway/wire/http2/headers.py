@@ -12,11 +12,11 @@ from hpack.table import HeaderTable
 from services.gateway.wire.http2.frames import ConnectionFaultError, Fault
 
 MAX_FIELDS_BYTES = 16 * 1024
-"""Of one call's fields together, which callers are told; a token of an identity provider may take
-half of it. Calls with more are refused with a message."""
+"""Limit on the fields of one call together, sent to clients; a token of an identity provider may
+take half of it. Calls with more are refused with a message."""
 MAX_BLOCK_BYTES = 64 * 1024
-"""Of one call's fields, before and after they are read; beyond it the connection ends, for a
-table of which a part was not read is of no use. The limit that callers are told is lower."""
+"""Limit on the fields of one call, before and after decoding; beyond it the connection is closed,
+because a table that was decoded in part is useless. The limit sent to clients is lower."""
 STATUS_200 = b"\x88"
 """`:status: 200`, by its place in the static table."""
 EMPTY_TABLE = b"\x20"
@@ -26,7 +26,7 @@ Fields = Sequence[tuple[bytes, bytes]]
 
 
 _MAX_RESIZES = 2
-"""Of the table, that a block may begin with (RFC 7541, 4.2)."""
+"""Maximum number of resizes of the table at the start of a block (RFC 7541, 4.2)."""
 
 
 class _WatchedTable(HeaderTable):
@@ -46,7 +46,7 @@ class _WatchedTable(HeaderTable):
 
     @property
     def maxsize(self) -> int:
-        """Of the table; less than before drops its oldest fields."""
+        """Size of the table; a smaller size drops its oldest fields."""
         return self._maxsize
 
     @maxsize.setter

@@ -34,5 +34,5 @@ def device_error(error: Exception) -> DeviceError:
     """Returns the error to raise for such a fault, with the first line of the runtime's message."""
     reason = str(error).strip().splitlines()[0]
     return DeviceError(
-        f"the device failed, not the input: {reason}; if it goes on failing, restart the server"
+        f"the device failed, not the input: {reason}; if it keeps failing, restart the server"
     )

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
 -- Announces the versions that a worker serves.
 --
--- KEYS[1]  sorted set: the fleet's workers, each with the microsecond until which it counts
--- KEYS[2]  hash: what each of them serves; its field '' changes with every change
--- ARGV[1]  the worker
--- ARGV[2]  microseconds from now until it counts no more; 0 if it leaves
--- ARGV[3]  what it serves
+-- KEYS[1]  sorted set: the fleet's workers, by the microsecond at which they expire
+-- KEYS[2]  hash: announcement of each worker; the field '' is the microsecond of the last change
+-- ARGV[1]  id of the worker
+-- ARGV[2]  microseconds until the announcement expires; 0 if the worker leaves
+-- ARGV[3]  the announcement
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
--- Sends outcomes to a gateway, and removes their requests. Allowed if memory is short: it is
--- what makes room.
+-- Sends outcomes to a gateway, and removes their requests. Allowed if memory is short, because
+-- it frees memory.
 --
 -- KEYS[1]    list: the gateway's outcomes
--- KEYS[2..]  the streams that requests leave, one each. None where these may be in another slot of
---            a cluster than the gateway's list
--- ARGV[1]    seconds after which outcomes that nobody fetches are forgotten
+-- KEYS[2..]  streams: of each request to remove, the stream that holds it; none if they may be in
+--            another slot of a cluster than the gateway's list
+-- ARGV[1]    seconds until outcomes that are not fetched expire
 -- ARGV[2]    the consumer group
--- ARGV[3]    how many outcomes there are
--- ARGV[4..]  each outcome, or the key under which it lies; then of each request that leaves, its id
+-- ARGV[3]    number of outcomes
+-- ARGV[4..]  each outcome, or the key that stores it; then the id of each request to remove
 
 local seconds, group, outcomes = ARGV[1], ARGV[2], tonumber(ARGV[3])
 for i = 4, outcomes + 3 do

@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
 -- Moves a request to the dead letters of its lane.
 --
--- KEYS[1]  stream: where it is
+-- KEYS[1]  stream: holds the request
 -- KEYS[2]  stream: the dead letters
--- KEYS[3]  where its payload lies, if it is large: kept as long as a letter may wait
+-- KEYS[3]  the payload, if it is large; its expiry is set to that of the letter
 -- ARGV[1]  the consumer group
--- ARGV[2]  its id
--- ARGV[3]  why
--- ARGV[4]  the most dead letters to keep; the oldest go
--- ARGV[5]  seconds a letter may wait
--- Returns  its id among the dead letters, or false if it was gone
+-- ARGV[2]  id of the request in KEYS[1]
+-- ARGV[3]  the reason
+-- ARGV[4]  maximum number of dead letters; the oldest are deleted
+-- ARGV[5]  seconds until a letter expires
+-- Returns  its id among the dead letters, or false if the request is not in KEYS[1]
 
 local found = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])
 if not found[1] then

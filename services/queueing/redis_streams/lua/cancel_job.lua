@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
--- Cancels a job that is not over.
+-- Cancels a job that has not finished.
 --
 -- KEYS[1]  hash: the job
 -- KEYS[2]  stream: the jobs of its lane
 -- KEYS[3]  stream: due webhook deliveries
 -- KEYS[4]  string: its payload, if it is large
 -- ARGV[1]  the job's number, in hexadecimal digits
--- ARGV[2]  the channel that names jobs that are over
--- ARGV[3]  the channel on which workers receive cancelled requests
+-- ARGV[2]  channel that announces finished jobs
+-- ARGV[3]  channel that announces cancelled requests to workers
 -- ARGV[4]  its return address
--- Returns  1, or 0 if the job was over or is forgotten
+-- Returns  1, or 0 if the job had finished or expired
 
 if redis.call('HGET', KEYS[1], 'state') ~= 'queued' then
     return 0

@@ -1,14 +1,14 @@
 -- Appends requests to a lane's streams, up to its limit.
 --
--- KEYS[1]    sorted set: the lane's workers, each with the microsecond until which it counts
+-- KEYS[1]    sorted set: the lane's workers, by the microsecond at which they expire
 -- KEYS[2..]  streams: the lane's requests by priority, the highest first
--- ARGV[1]    the most requests the streams may hold together
--- ARGV[2]    microseconds by which each request delays the one behind it; 0 if nobody knows
--- ARGV[3..]  of each request: the number of its stream (1 is KEYS[2]), the microseconds it has
---            left, its return address, its payload, and 1 if it had been accepted before, so that
---            nothing may refuse it, else 0
--- Returns    for each request its id in the stream, or why it has none: 'closed' (no worker
---            serves the lane), 'full', or 'late' (it would run out of time behind the others)
+-- ARGV[1]    maximum number of requests in all streams together
+-- ARGV[2]    microseconds by which each request delays the next one; 0 if unknown
+-- ARGV[3..]  of each request: the number of its stream (1 is KEYS[2]), the microseconds to
+--            its deadline, its return address, its payload, and 1 if it was accepted before and
+--            must not be refused, else 0
+-- Returns    for each request its id in the stream, or the reason of its refusal: 'closed' (no
+--            worker serves the lane), 'full', or 'late' (its deadline would pass in the queue)
 --
 -- A deadline is a microsecond of Redis' own clock: other machines need not agree on the time.
 

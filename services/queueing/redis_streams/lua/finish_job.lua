@@ -3,16 +3,16 @@
 --
 -- KEYS[1]  hash: the job
 -- KEYS[2]  stream: due webhook deliveries
--- KEYS[3]  stream: the jobs that wait or run
--- KEYS[4]  where its payload lies, if it is large
--- KEYS[5]  where its outcome lies, if it is large
+-- KEYS[3]  stream: waiting and running jobs
+-- KEYS[4]  the payload, if it is large
+-- KEYS[5]  the outcome, if it is large
 -- ARGV[1]  the job's number, in hexadecimal digits
--- ARGV[2]  the state it is in from now on: 'done', 'failed' or 'expired'
+-- ARGV[2]  its new state: 'done', 'failed' or 'expired'
 -- ARGV[3]  the outcome, or KEYS[5] as the queue writes it
--- ARGV[4]  the channel that names jobs that are over
+-- ARGV[4]  channel that announces finished jobs
 -- ARGV[5]  the consumer group
 -- ARGV[6]  the job's id in KEYS[3]
--- Returns  1, or 0 if the job was over or is forgotten
+-- Returns  1, or 0 if the job had finished or expired
 
 redis.call('XACK', KEYS[3], ARGV[5], ARGV[6])
 redis.call('XDEL', KEYS[3], ARGV[6])

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
 -- Returns the workers' announcements, if they have changed.
 --
--- KEYS[1]  sorted set: the fleet's workers, each with the microsecond until which it counts
--- KEYS[2]  hash: what each of them serves; its field '' changes with every change
--- ARGV[1]  the last change the caller knows, or ''
--- Returns  how many workers fell silent since anybody last looked; the last change, or '' if there
---          never was one; then, if the caller does not know it, what each worker serves
+-- KEYS[1]  sorted set: the fleet's workers, by the microsecond at which they expire
+-- KEYS[2]  hash: announcement of each worker; the field '' is the microsecond of the last change
+-- ARGV[1]  the last change known to the caller, or ''
+-- Returns  the number of workers that expired since the last call of any process; the last change,
+--          or '' if there is none; then, if it is new to the caller, the announcements
 
 local time = redis.call('TIME')
 local now = string.format('%.0f', time[1] * 1000000 + time[2])

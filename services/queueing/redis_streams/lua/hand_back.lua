@@ -2,7 +2,7 @@
 --
 -- KEYS       streams: the lane's requests by priority
 -- ARGV[1]    the consumer group
--- ARGV[2]    the consumer that holds what was handed back
+-- ARGV[2]    the consumer that holds returned requests
 -- ARGV[3..]  of each request: the number of its stream (1 is KEYS[1]) and its id
 
 for i = 3, #ARGV, 2 do

@@ -1,23 +1,23 @@
 #!lua flags=allow-oom
 -- Renews a worker's lane and the requests that it holds, and claims abandoned requests.
 --
--- KEYS[1]    sorted set: the lane's workers, each with the microsecond until which it counts
--- KEYS[2..]  streams: the lane's requests by priority; made with their group if they are not there
+-- KEYS[1]    sorted set: the lane's workers, by the microsecond at which they expire
+-- KEYS[2..]  streams: the lane's requests by priority; created with their group if missing
 -- ARGV[1]    the consumer group
--- ARGV[2]    the worker
--- ARGV[3]    microseconds from now until it counts as dead; 0 if it is leaving
--- ARGV[4]    milliseconds after which a request that nobody has mentioned may be taken over
--- ARGV[5]    the consumer that holds what was handed back
--- ARGV[6]    the most requests to take over
--- ARGV[7]    how many of them may be suspects: their worker died while it held them
--- ARGV[8]    seconds after which a lane that nobody serves is forgotten
+-- ARGV[2]    id of the worker
+-- ARGV[3]    microseconds until it counts as dead; 0 if it is leaving
+-- ARGV[4]    milliseconds after which a request that no worker has renewed is abandoned
+-- ARGV[5]    the consumer that holds returned requests
+-- ARGV[6]    maximum number of requests to claim
+-- ARGV[7]    maximum number of suspects among them: their worker died while it held them
+-- ARGV[8]    seconds until a lane without workers expires
 -- ARGV[9..]  of each request the worker holds: the number of its stream (1 is KEYS[2]) and its id
--- Returns    the present microsecond; the requests in the streams, and how many of them workers
---            hold; the id of the oldest, or ''; then of each request taken over: the number of its
---            stream, its id, its fields, and 0 (nothing speaks against it), 1 (a suspect), or 2
---            (it was a suspect, and its worker died again: it must not run)
+-- Returns    the present microsecond; the number of requests in the streams, and of those that
+--            workers hold; the id of the oldest, or ''; then of each claimed request: the number of
+--            its stream, its id, its fields, and 0 (not suspected), 1 (a suspect), or 2 (it was a
+--            suspect, and its worker died again: it must not run)
 --
--- The delivery count of an entry is one more than the workers it may have ended.
+-- The delivery count of an entry is one more than the number of workers it may have crashed.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 -- Removes a worker from a lane; also the lane, if no worker and no request remains.
 --
--- KEYS[1]    sorted set: the lane's workers, each with the microsecond until which it counts
+-- KEYS[1]    sorted set: the lane's workers, by the microsecond at which they expire
 -- KEYS[2..]  streams: the lane's requests by priority
--- ARGV[1]    the worker
+-- ARGV[1]    id of the worker
 -- Returns    the workers that remain, and the requests in the streams
 
 local time = redis.call('TIME')

@@ -1,13 +1,13 @@
--- Puts a dead letter back on the stream it came from, as if it had never run.
+-- Moves a dead letter back to its former stream, as if it had never run.
 --
 -- KEYS[1]  stream: the dead letters
--- KEYS[2]  stream: where it came from
--- KEYS[3]  hash: the job that it is, if it is one
+-- KEYS[2]  stream: held the request before
+-- KEYS[3]  hash: the job, if the letter is one
 -- ARGV[1]  its id among the dead letters
--- ARGV[2]  microseconds it has from now on
+-- ARGV[2]  microseconds to its new deadline
 -- ARGV[3]  its return address
 -- ARGV[4]  its payload
--- Returns  1, or 0 if it was gone
+-- Returns  1, or 0 if there is no such letter
 
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then
     return 0

@@ -1,21 +1,21 @@
 -- Submits a job, unless it was submitted before.
 --
 -- KEYS[1]  hash: the job
--- KEYS[2]  string: which job was submitted with the idempotency key
+-- KEYS[2]  string: the job that was submitted with the idempotency key
 -- KEYS[3]  stream: the jobs of the lane
--- KEYS[4]  sorted set: the model's jobs, by the microsecond in which they were made
+-- KEYS[4]  sorted set: the model's jobs, by the microsecond of their creation
 -- ARGV[1]  the job's number, in hexadecimal digits
 -- ARGV[2]  digest of the request
--- ARGV[3]  microseconds it has
+-- ARGV[3]  microseconds to its deadline
 -- ARGV[4]  return address
 -- ARGV[5]  payload
 -- ARGV[6]  URL of the webhook, or ''
--- ARGV[7]  version of the model, perhaps with '@' and an artifact's name
--- ARGV[8]  seconds its result is kept
--- ARGV[9]  the most jobs that may wait in the lane
--- ARGV[10] the most jobs of the model that are listed
--- Returns  what became of it, and the number of the job: 'new'; 'same' (it had been taken in);
---          'conflict' (the key was used for something else); 'full'
+-- ARGV[7]  version of the model, followed by '@' and an artifact's name if one is named
+-- ARGV[8]  seconds until its result expires
+-- ARGV[9]  maximum number of jobs that wait in the lane
+-- ARGV[10] maximum number of listed jobs of the model
+-- Returns  the outcome, and the number of the job: 'new'; 'same' (it was submitted before);
+--          'conflict' (the key belongs to a different request); 'full'
 
 local known = redis.call('GET', KEYS[2])
 if known then

@@ -1,10 +1,10 @@
 -- Assigns a worker the requests that have waited longest, stream by stream.
 --
--- KEYS     streams of a lane, in the order in which to take from them
+-- KEYS     streams of a lane, in the order in which they are read
 -- ARGV[1]  the consumer group
--- ARGV[2]  the worker
--- ARGV[3]  the most requests it wants
--- Returns  the present microsecond of Redis' clock; then of each stream that gave any: its number
+-- ARGV[2]  id of the worker
+-- ARGV[3]  maximum number of requests
+-- Returns  the present microsecond of Redis' clock; then of each stream with any: its number
 --          (1 is KEYS[1]) and its entries
 
 local time = redis.call('TIME')

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- Reserves room for a large outcome among those that a gateway has not fetched.
+-- Reserves space for a large outcome among those that a gateway has not fetched.
 --
--- KEYS[1]  sorted set: their keys, each with its bytes
--- KEYS[2]  list: where the outcome is going to lie; an empty piece says that it is on its way
--- ARGV[1]  its bytes
--- ARGV[2]  the most bytes of all together; a larger one is kept alone
--- ARGV[3]  seconds after which they are forgotten
--- Returns  1, or 0 if there is no room at present
+-- KEYS[1]  sorted set: keys of the unfetched outcomes, by their bytes
+-- KEYS[2]  list: pieces of the outcome; an empty piece marks the reservation
+-- ARGV[1]  bytes of the outcome
+-- ARGV[2]  maximum bytes of all together; a larger outcome is stored alone
+-- ARGV[3]  seconds until they expire
+-- Returns  1, or 0 if there is no space at present
 
 local size, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 local kept, total = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), 0

@@ -211,7 +211,7 @@ def test_what_is_no_inference(path: str) -> None:
         edge.post(path)
         await settle()
         assert edge.one().status == 404
-        assert "there is nothing at" in error_of(edge.one())
+        assert "unknown path" in error_of(edge.one())
         assert edge.admission.entries == []
 
     on_loop(test)
@@ -338,7 +338,7 @@ def test_fault_of_our_own_fails_one_request(later: bool, caplog: pytest.LogCaptu
             edge.entry.answered(object())  # type: ignore[arg-type]
         answer = edge.one()
         assert answer.status == 500
-        assert "log says more" in error_of(answer)
+        assert "see the server's log" in error_of(answer)
         assert edge.counted() == {"500": 1}
 
     with caplog.at_level(logging.ERROR):

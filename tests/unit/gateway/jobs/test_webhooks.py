@@ -113,7 +113,7 @@ def test_a_secret_may_be_any_bytes(tmp_path: Path) -> None:
     assert read_secret(str(tmp_path / "secret")) == b"\xff" * 32
 
 
-@pytest.mark.parametrize(("file", "says"), [("", "name webhook_secret_file"), ("/none", "No such")])
+@pytest.mark.parametrize(("file", "says"), [("", "set webhook_secret_file"), ("/none", "No such")])
 def test_a_secret_that_is_not_there_is_named(file: str, says: str) -> None:
     with pytest.raises(SecretError, match=says):
         read_secret(file)

@@ -283,7 +283,7 @@ def test_a_store_that_fails_costs_samples_and_no_answers(
             pass
     assert len(place.answers) == 2
     assert place.dropped("store_failed") == 2
-    assert [record.message for record in caplog.records] == ["samples cannot be kept"]
+    assert [record.message for record in caplog.records] == ["samples cannot be stored"]
     (Path(place.storage.url) / "digits").unlink()
     place.ask(reply())
     assert len(place.kept()) == 1
@@ -311,7 +311,7 @@ def test_the_caller_comes_first_and_an_odd_request_harms_nobody(
     assert len(place.kept()) == 1
     assert place.dropped("failed") == 2
     assert [record.message for record in caplog.records] == [
-        "a request could not be sampled", "a sample could not be written down"
+        "a request could not be sampled", "a sample could not be written"
     ]  # fmt: skip
 
 

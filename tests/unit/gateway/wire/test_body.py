@@ -189,7 +189,7 @@ def test_nothing_llhttp_refuses_is_taken(edits: list[tuple[int, int, bytes]]) ->
 
 
 def test_chunks_that_outgrow_their_memory_take_more_of_a_turn() -> None:
-    """What has come is moved each time."""
+    """The received bytes are moved each time."""
     body, worked = ChunkedBody(2**24), []
     for _ in range(250):
         before_us = body.work_us

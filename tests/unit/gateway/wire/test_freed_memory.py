@@ -85,7 +85,7 @@ def test_memory_that_goes_back_by_itself_is_not_freed() -> None:
 
 
 def test_pieces_that_go_while_others_come() -> None:
-    """What is held in all never falls; what was freed before counts once more has been."""
+    """The total held never falls; memory freed before counts once more has been freed."""
 
     async def test() -> None:
         process = Process()
@@ -182,7 +182,7 @@ def test_refused_charge_is_not_what_was_held() -> None:
 
 
 def test_memory_below_a_piece_in_use_goes_back() -> None:
-    """What this is for; where the C library cannot, it is left as it is."""
+    """The purpose of the class; without support of the C library nothing happens."""
 
     pieces = [bytearray(100_000) for _ in range(1000)]
     last = pieces.pop()

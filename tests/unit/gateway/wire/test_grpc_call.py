@@ -202,7 +202,7 @@ async def test_caller_who_goes_on_after_its_status_is_told_to_stop() -> None:
 
 
 async def test_callers_who_never_end_are_told_to_stop() -> None:
-    """What is remembered of them is limited."""
+    """The state kept for them is limited."""
     w = wire(max_request_bytes=1024)
     for number in range(MAX_CALLS + 1):
         w.send(begin(2 * number + 1) + frame(DATA, 0, 2 * number + 1, b"\x00\x00\xff\xff\xff"))
@@ -349,7 +349,7 @@ async def test_caller_that_leaves_while_its_message_is_in_a_thread(ending: str, 
     ("packed", "status", "words"),
     [
         (b"nonsense", INVALID_ARGUMENT, "not valid gzip"),
-        (gzip.compress(b"abc", mtime=0)[:-1], INVALID_ARGUMENT, "too early"),
+        (gzip.compress(b"abc", mtime=0)[:-1], INVALID_ARGUMENT, "is truncated"),
         (gzip.compress(b"abc", mtime=0) + b"more", INVALID_ARGUMENT, "one stream"),
         (gzip.compress(b"\0" * (MAX_REQUEST_BYTES + 1), mtime=0), RESOURCE_EXHAUSTED, "over"),
     ],

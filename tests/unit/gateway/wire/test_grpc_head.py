@@ -111,7 +111,7 @@ async def test_call_that_its_head_refuses(
 @pytest.mark.parametrize("name", ["authorization", "x-api-key", "grpc-timeout", "grpc-encoding"])
 @pytest.mark.parametrize("values", ["ab", "aa"])
 def test_metadata_that_may_occur_once(name: str, values: str) -> None:
-    """As over REST: a proxy in front may have looked at the other one."""
+    """The same rule as for REST: a proxy in front may have read the other one."""
     given = {"grpc-timeout": "1S", "grpc-encoding": "gzip"}
     found = [(n.encode(), v.encode()) for n, v in fields()]
     found += [(name.encode(), given.get(name, value).encode()) for value in values]

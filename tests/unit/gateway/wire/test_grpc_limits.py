@@ -106,7 +106,7 @@ async def fill(w: Wire, stream: int, size: int, path: str = "/t/Echo", whole: bo
 
 @pytest.mark.parametrize("whole", [False, True])
 async def test_unfinished_bytes_are_limited(whole: bool) -> None:
-    """Of messages that are not whole, or are and whose call is not."""
+    """Bytes of incomplete messages, and of complete messages of incomplete calls."""
     service = Service()
     w = wire(service)
     for index in range(UNFINISHED_MESSAGES):

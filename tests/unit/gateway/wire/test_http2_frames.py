@@ -105,7 +105,7 @@ def test_settings_of_a_broken_length(payload: bytes) -> None:
 
 @given(st.binary(max_size=300), st.integers(0, 255))
 def test_padding_is_taken_away(content: bytes, padding: int) -> None:
-    """As hyperframe pads it."""
+    """Padding made by hyperframe is removed."""
     padded = HeadersFrame(1, content, pad_length=padding, flags=["PADDED"]).serialize()
     assert unpadded(padded[HEAD_BYTES:]) == content
 

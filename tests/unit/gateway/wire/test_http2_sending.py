@@ -188,7 +188,7 @@ def test_windows_over_the_limit() -> None:
 
 @pytest.mark.parametrize("window", [0, FIRST_WINDOW])
 def test_call_that_is_forgotten_sends_nothing_more(window: int) -> None:
-    """Whether it waits for its own window or for the connection's."""
+    """It waits for its own window, or for the connection's."""
     line = Line()
     line.sending.take_settings(window, None)
     calls = [One(1), One(3), One(5)]

@@ -153,7 +153,7 @@ def test_failing_application_is_our_fault(
         await settle()
         (answer,) = w.answers()
         assert answer.status == 500
-        assert answer.body == b'{"error":"internal error; the server\'s log says more"}'
+        assert answer.body == b'{"error":"internal error; see the server\'s log"}'
         assert answer.header("connection") is None
 
     with caplog.at_level(logging.ERROR):

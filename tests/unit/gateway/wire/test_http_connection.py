@@ -434,7 +434,7 @@ def test_length_with_thousands_of_zeros_is_read() -> None:
 
 @pytest.mark.parametrize("chunks", [1, 130])
 def test_request_that_waits_for_turns_has_no_longer_to_arrive(chunks: int) -> None:
-    """Who sends so much at once that it waits for a turn began its time anew."""
+    """A connection that sent so much that it waited for a turn used to restart its timeout."""
 
     async def test() -> None:
         w, loop = wire(receive_timeout_s=0.2), asyncio.get_running_loop()

@@ -125,7 +125,7 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
 def test_a_neighbour_is_answered_while_others_have_much_to_do(
     flood: Callable[[int], bytes],
 ) -> None:
-    """Of 64 that send as much as they may, none is read to the end before the neighbour."""
+    """None of 64 that send up to their limit is read to the end before the neighbour."""
 
     async def test() -> None:
         port = make_port(echo_route())
@@ -287,7 +287,7 @@ async def test_a_turn_whose_work_is_done_gives_no_body_more_memory() -> None:
 
 
 async def test_of_small_requests_on_many_connections_a_turn_begins_so_many() -> None:
-    """What a read holds whole is counted as well, unless its own work has turns."""
+    """Requests that a read holds whole count too, unless their own work has turns."""
     port = make_port(echo_route())
     wires = [Wire(port) for _ in range(200)]
 

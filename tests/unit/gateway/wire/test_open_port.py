@@ -147,7 +147,7 @@ def test_burst_of_callers_while_the_loop_is_busy_connects_at_once() -> None:
 
 
 def test_busy_turn_takes_several_of_those_who_wait() -> None:
-    """Whose turn is short is served one after the other soon enough."""
+    """Connections with short turns are served one after the other without delay."""
     callers = 100
 
     async def test() -> None:

@@ -1,4 +1,4 @@
-"""What of the CUDA backends can be tested without a GPU: they run on the CPU, with CUDA faked.
+"""The CUDA backends without a GPU: they run on the CPU, with CUDA faked.
 
 `tests/gpu` runs the same backends on a real one.
 """

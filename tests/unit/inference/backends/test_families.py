@@ -125,7 +125,7 @@ def test_each_runs_in_a_process_of_its_own(files: tuple[str, bytes, bytes], tmp_
     isolated = open_isolated_backend(
         VerifiedArtifact(entry=artifact, signature=SIGNATURE, data=data, weights=weights),
         OpenOptions(),
-        gently=True,
+        low_priority=True,
     )
     assert isolated.platform == KINDS[kind]
     lowest = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)

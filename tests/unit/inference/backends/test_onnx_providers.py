@@ -134,7 +134,7 @@ def test_without_tensorrt_cuda_runs_the_model_and_the_log_says_what_to_install(
 
 
 class _Session:
-    """Of an ONNX Runtime with TensorRT, which may fail to start or to build."""
+    """Session of an ONNX Runtime with TensorRT, which may fail to start or to build."""
 
     asked: list[Any]
     made: "list[_Session]"

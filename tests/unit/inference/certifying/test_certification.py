@@ -27,7 +27,7 @@ def certified(url: Path, model: str = "m", **options: object) -> Certificate:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """Of a version whose first artifact is wrong, and whose third was altered since."""
+    """Certificate of a version whose first artifact is wrong, and whose third was altered."""
     url = tmp_path_factory.mktemp("store")
     publish(str(url), "m", linear(5), linear(2), linear(2, layers=1), linear(2))
     file = url / "m" / "1" / "model.2.onnx"

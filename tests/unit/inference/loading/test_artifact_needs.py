@@ -141,7 +141,7 @@ async def test_a_try_holds_up_no_start_on_a_busy_machine(
 async def test_the_process_that_tries_artifacts_leaves_nothing_defunct_when_it_ends(
     tmp_path: Path, needs: ArtifactNeeds
 ) -> None:
-    """As it does by itself once nothing has been tried for a while; then another is started."""
+    """The probe process also exits by itself when idle for a while; then a new one is started."""
     for model, layers in (("m", 0), ("n", 1)):
         publish_one(tmp_path, model, linear(layers=layers, width=8))
         assert await load_all(tmp_path, needs, model) == {model: "onnx"}

@@ -379,7 +379,7 @@ async def test_a_version_goes_over_to_another_artifact_while_it_serves(
 async def test_a_backend_that_is_replaced_is_freed(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What retains it would keep the memory of each artifact that was replaced."""
+    """A reference to it would keep the memory of each replaced artifact."""
     opened: list[weakref.ref[Backend]] = []
 
     def load(store: ModelStore, version: Manifest, options: LoadOptions) -> LoadedVersion:

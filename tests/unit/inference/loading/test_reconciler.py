@@ -328,7 +328,7 @@ async def test_no_version_is_measured_once_enough_time_was_spent(
     publish(str(tmp_path), "m", linear(2), linear(2))
     with caplog.at_level(logging.WARNING, "flambeau.loader"):
         running = await start(lane=chosen_by(tmp_path.with_name(f"{tmp_path.name}.json")))
-        await running.until(lambda: any("enough time" in said for said in caplog.messages))
+        await running.until(lambda: any("time budget" in said for said in caplog.messages))
     assert running.directory.find("m").artifact == "onnx"
 
 
@@ -360,7 +360,11 @@ async def test_settings_of_a_model_that_the_store_does_not_have_are_named_once(
     running = await start(by_model={"digit": LanePolicy(), "digits": LanePolicy()})
     running.reconciler.look = Look(started=False)
     await running.until(lambda: running.reconciler.look.started)  # after another pass
-    found = [vars(record) for record in caplog.records if record.message == "settings for no model"]
+    found = [
+        vars(record)
+        for record in caplog.records
+        if record.message == "settings for an unknown model"
+    ]
     ((model, reason),) = [(log["model"], log["reason"]) for log in found]
     assert model == "digit"
     assert reason == (

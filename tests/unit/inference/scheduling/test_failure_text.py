@@ -20,7 +20,7 @@ RuntimeError: index out of range in self
         (f"{SCRIPTED}Compile with TORCH_USE_CUDA_DSA.", "RuntimeError: index out of range in self"),
         ("Traceback of TorchScript:\n  here\nit ended", "it ended"),
         ("\n one reason\nand advice\n", "one reason"),
-        ("", "it did not say why"),
+        ("", "no reason was given"),
     ],
 )
 def test_the_line_says_what_went_wrong(text: str, line: str) -> None:

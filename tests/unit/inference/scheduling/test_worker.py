@@ -196,12 +196,12 @@ async def test_jobs_run_in_batches_when_nothing_else_waits() -> None:
         first = await made.busy_with(0.0)
         jobs = [made.infer(float(n), priority=JOB_PRIORITY) for n in (1, 2)]
         online = made.infer(3.0)
-        assert made.worker.spare_capacity == 0
+        assert made.worker.background_capacity == 0
         assert not made.worker.idle
         backend.gate.set()
         for call in (first, online, *jobs):
             await call.values()
-        assert made.worker.spare_capacity == made.worker.capacity
+        assert made.worker.background_capacity == made.worker.capacity
     assert ran(backend) == [[0.0], [3.0], [1.0, 2.0]]
 
 
@@ -281,7 +281,7 @@ async def test_what_cannot_make_its_deadline_is_refused_at_once() -> None:
     async with running(backend, seeds={1: 1.0}) as made:
         (error,) = made.infer(1.0, timeout_s=0.5).heard
         assert isinstance(error, WouldMissDeadlineError)
-        assert "would need 1200.0 ms" in str(error)
+        assert "would need an estimated 1200.0 ms" in str(error)
         assert "leaves 500.0 ms" in str(error) or "leaves 499." in str(error)
     assert not backend.batches
 
@@ -311,7 +311,7 @@ async def test_the_backlog_counts_when_a_deadline_is_judged() -> None:
 async def test_what_was_learned_wrongly_is_tried_again_some_day(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_module, "DOUBT_EVERY_S", 0.0)
+    monkeypatch.setattr(worker_module, "DECAY_EVERY_S", 0.0)
     async with running(DoublingBackend(), seeds={1: 10.0}) as made:
         calls = [made.infer(1.0, timeout_s=6.0) for _ in range(7)]
         # 12 s by the seeds and what caution adds, a tenth less each time: 6.4 s, then 5.7 s.

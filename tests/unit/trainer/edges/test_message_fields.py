@@ -42,5 +42,5 @@ def test_nothing_else_than_a_message_makes_it_fail_otherwise(data: bytes) -> Non
 
 def test_what_ends_early_is_no_message() -> None:
     for data in (b"\x1a", b"\x1a\x05a", b"\xff" * 20, b"\x1e"):
-        with pytest.raises(InvalidRequestError, match="this is no SubmitTrainingRequest"):
+        with pytest.raises(InvalidRequestError, match="this is not a SubmitTrainingRequest"):
             read_message(pb.SubmitTrainingRequest, data)

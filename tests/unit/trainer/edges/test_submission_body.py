@@ -16,7 +16,7 @@ from services.trainer.training_job_service import Submission
 ESCAPES: list[dict[str, str]] = [
     {}, {"/": "\\/"}, {"=": "\\u003d"}, {mark: f"\\u{ord(mark):04x}" for mark in "/+=A"},
 ]  # fmt: skip
-"""As some libraries write them in JSON."""
+"""Escapes that some libraries write in JSON."""
 
 
 async def read(body: bytes) -> Submission:
@@ -56,7 +56,7 @@ def test_a_bundle_in_pieces_is_the_bundle(
 )  # fmt: skip
 def test_what_is_not_base64_is_refused(text: str) -> None:
     for body in (f'{{"recipe": "", "bundle_base64": "{text}"}}', f'{{"bundle_base64": "{text}'):
-        with pytest.raises(InvalidRequestError, match=r"not base64|the body is no job"):
+        with pytest.raises(InvalidRequestError, match=r"not base64|the body is not a job"):
             asyncio.run(read(body.encode()))
 
 
@@ -87,13 +87,15 @@ def test_an_object_is_written_out_with_its_characters() -> None:
         (b'{"recipe":"' + b"a" * MAX_BESIDE_BYTES + b'"}', PayloadTooLargeError, "beside the"),
         (b'{"recipe":{"a":[' + b"[]," * MAX_MEMBERS + b"[]]}}", InvalidRequestError, "members"),
         (b'{"recipe":"","overrides":[' + b'"",' * 50_000 + b'""]}', InvalidRequestError, "bytes"),
-        (b'{"recipe":{"a":' + b"[" * 500_000 + b"]" * 500_000 + b"}}", InvalidRequestError, "no j"),
-        (b'{"recipe":{"a":' + b"[" * 900 + b"]" * 900 + b"}}", InvalidRequestError, "no job"),
-        (b'{"recipe":{"a":1' + b"0" * 40 + b"}}", InvalidRequestError, "no job: Integer exceeds"),
+        (b'{"recipe":{"a":' + b"[" * 500_000 + b"]" * 500_000 + b"}}", InvalidRequestError, "not a "
+        "job"),
+        (b'{"recipe":{"a":' + b"[" * 900 + b"]" * 900 + b"}}", InvalidRequestError, "not a job"),
+        (b'{"recipe":{"a":1' + b"0" * 40 + b"}}", InvalidRequestError, "not a job: Integer "
+        "exceeds"),
         (b'{"recipe":1}', InvalidRequestError, "Expected `str`, got `int`"),
         (b'{"recipe":"","overrides":[1]}', InvalidRequestError, "Expected `str`, got `int`"),
-        (b'{"recipe":"\xff"}', InvalidRequestError, "the body is no job"),
-        (b"", InvalidRequestError, "the body is no job"),
+        (b'{"recipe":"\xff"}', InvalidRequestError, "the body is not a job"),
+        (b"", InvalidRequestError, "the body is not a job"),
     ],
 )  # fmt: skip
 def test_what_is_too_much_or_wrong_is_refused(

@@ -356,7 +356,7 @@ async def test_an_api_that_falters_is_asked_again(tmp_path: Path) -> None:
 async def test_an_api_that_is_not_there_is_no_final_answer(tmp_path: Path) -> None:
     with recorded_api(recorded.COMPLETE) as api:
         cluster = Cluster(api, tmp_path)
-    with pytest.raises(KubernetesError, match="no answer of Kubernetes") as refused:
+    with pytest.raises(KubernetesError, match="no response from Kubernetes") as refused:
         await TrainJobApi(cluster.config).read(NAME)
     assert not refused.value.is_final
 

@@ -114,11 +114,11 @@ tell(kind="published", model="tiny", version=4)
         (
             'print("Bus is late"); sys.exit(3)',
             Failed(
-                "its process ended with status 3 and published nothing; its last line: Bus is late"
+                "its process exited with status 3 and published nothing; its last line: Bus is late"
             ),
         ),
         ("os.kill(os.getpid(), 9)", Failed("its process was ended by SIGKILL (out of memory?)")),
-        ("pass", Failed("its process ended with status 0 and published nothing")),
+        ("pass", Failed("its process exited with status 0 and published nothing")),
     ],
     ids=["failed", "stopped", "status", "killed", "silent"],
 )

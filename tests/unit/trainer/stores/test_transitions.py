@@ -92,7 +92,7 @@ def test_a_job_outlives_its_worker_once() -> None:
     assert change is not None
     queued, (event,) = change
     assert (queued.state, queued.deaths) == ("queued", 1)
-    assert event.text == "worker w is gone; another takes over"
+    assert event.text == "worker w died; another takes over"
     again = transitions.taken(queued, "v", "g", 111.0, LEASE_S)
     assert again is not None
     assert again[1][0].text == "resumed from its checkpoint on v, attempt 2"

@@ -27,7 +27,7 @@ PROGRAM = (
 )
 TOLERANCE = 1e-5
 TOLERANCES = {"halved": 0.02, "compiled": TOLERANCE}
-"""What sums in bfloat16 of other rows differ by."""
+"""Largest difference of sums in bfloat16 over different rows."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "whole": {},
     # Ends early, and its learning rate falls on the way.

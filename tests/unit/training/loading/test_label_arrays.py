@@ -107,7 +107,7 @@ def test_a_sum_of_losses_takes_several_labels() -> None:
     [
         ({"labels": "amuont"}, r"no labels 'amuont'.*did you mean 'amount'"),
         ({"mse": None, "bce": {}, "labels": "unused"}, "wants 0 or 1"),
-        ({"labels": "labels"}, "two losses of the sum want different things"),
+        ({"labels": "labels"}, "two losses of the sum need different labels"),
     ],
 )
 def test_labels_that_a_sum_cannot_have_are_named(part: dict[str, Any], words: str) -> None:

@@ -183,7 +183,7 @@ def test_a_run_says_so_in_its_lines_its_report_its_manifest_and_its_event(tmp_pa
     line = next(one for one in screen.getvalue().splitlines() if one.startswith("warning: "))
     assert "no better than guessing: test/accuracy is" in line
     assert "class 1 for every row gives" in line
-    assert "looking where refused artifacts depart" not in console.shown, "none was refused"
+    assert "locating the departure of refused artifacts" not in console.shown, "none was refused"
     assert "replaying every artifact against the checkpoint" in console.shown
     assert line.endswith(
         "publish: {if: test/accuracy > guess} keeps such a version from going live"

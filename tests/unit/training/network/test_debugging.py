@@ -171,7 +171,7 @@ def test_a_lost_run_names_step_rows_norms_and_keeps_the_last_good_checkpoint(
     ("anomaly", "words"),
     [
         (False, r"the gradient's norm is nan at step 0 .*debug.anomaly=true shows"),
-        (True, r"a gradient is no number at step 0 .*AddmmBackward0"),
+        (True, r"a gradient is not finite at step 0 .*AddmmBackward0"),
     ],
 )
 def test_a_gradient_that_is_no_number_never_reaches_the_weights(
@@ -198,7 +198,7 @@ def test_a_gradient_that_nothing_looked_at_is_named_by_its_own_step_before_anyth
     with pytest.raises(DivergedError) as error:
         trained(tmp_path, chosen)
     text = str(error.value)
-    assert text.startswith(f"the weights are no numbers any more at step {step} (epoch 2,")
+    assert text.startswith(f"the weights are no longer finite at step {step} (epoch 2,")
     order = shuffled(80, chosen.seed, 1)[(step - EPOCH_STEPS) * 16 :][:16]
     assert f"rows of the batch: {', '.join(map(str, order))};" in text
 

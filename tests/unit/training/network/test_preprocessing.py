@@ -64,7 +64,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Exported], 
 
 
 def exported_here(chosen: Recipe, found: Trained, splits: Splits, folder: Path) -> list[Exported]:
-    """As `export_all`, without a process for each, which would import everything anew."""
+    """Exports like `export_all`, without a process for each, which would import all again."""
     rows = splits.train.inputs
     graph = folder / "model.onnx"
     for entry in chosen.listed_exports():
@@ -219,7 +219,7 @@ def test_openvino_says_what_it_lacks(tmp_path: Path) -> None:
         ([{"normalize": {"fit": True, "mean": [1]}}], "give either fit or the two"),
         ([{"normalize": {"mean": [1, 2], "std": [1]}}], "mean has 2 numbers and std 1"),
         ([{"normalize": {"mean": [1], "std": [0]}}], "a number above 0"),
-        ([{"lookup": {"vocabulary": "aba"}}], "'a' is there twice"),
+        ([{"lookup": {"vocabulary": "aba"}}], "'a' occurs twice"),
         ([{"scale": {}}, {"python": {"target": "a.py:B"}}], "step 1 is python"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_product_of_matrices_is_no_mistake(tmp_path: Path) -> None:
         ("word_counter.py", "write path/file.py:Name or package.module:Name"),
         ("nowhere.py:Step", "cannot read nowhere.py: No such file"),
         ("no_such_package.module:Step", "cannot import 'no_such_package.module'"),
-        ("sys:Step", "'sys' is no module with a file of Python"),
+        ("sys:Step", "'sys' is not a module with a Python file"),
         ("tests/fixtures/word_counter.py:WordCount", "did you mean 'WordCounter'?"),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_model_that_torch_cannot_export_is_refused_before_training(tmp_path: P
     ("changes", "words"),
     [
         ({"export": [QAT]}, r"add qat: \{epochs: 3\}"),
-        ({"qat": {"epochs": 1}, "train": {"teacher_forcing": {}}}, "cannot be told answers"),
+        ({"qat": {"epochs": 1}, "train": {"teacher_forcing": {}}}, "takes no targets"),
         ({"qat": {"epochs": 0}}, "greater than or equal to 1"),
         ({"export": [{**QAT, "kind": "onnx"}], "qat": {}}, "method: qat is for kind pt2 or aoti"),
     ],

@@ -76,7 +76,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "text for a number": ({"train": {"epochs": "many"}}, "'many': write a whole number"),
     "nothing for a part": ({"publish": None}, "'publish' is .*: write a mapping"),
     # Code that cannot be had.
-    "a network that is made": (target("made_already"), "is made already; name its class"),
+    "a network that is made": (target("made_already"), "is a network, not a factory"),
     "no such name": (target("Nett"), "has no 'Nett' .*did you mean 'Net'"),
     "no such file": ({"model": {"target": "nets.py:Net"}}, "there is no file .*/nets.py"),
     "no such module": ({"model": {"target": "nowhere.here:Net"}}, "no module 'nowhere'"),
@@ -141,7 +141,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "the same for all rows": (
         answers("constant"),
-        r"gives output 'two' \[5\] for 1 row, \[5\] for 2 rows, .*; leave out of forward",
+        r"gives output 'two' \[5\] for 1 row, \[5\] for 2 rows, .*; remove outputs",
     ),
     "rows along another axis": (
         answers("turned"), r"'two' \[3, 1\] for 1 row, .* first, as y.transpose\(0, 1\)",
@@ -157,8 +157,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "random answers": (
         answers("random"),
-        r"answers the same rows otherwise the second time \(output 'two' differs by up to 0\.\d+\),"
-        r" .* draw random numbers in training only",
+        r"gives different outputs for the same rows the second time \(output 'two' differs by up "
+        r"to 0\.\d+\), .* draw random numbers in training only",
     ),
     "random whole numbers": (answers("random numbers"), r"time \(output 'two' has other values\)"),
     # Code that raises.
@@ -290,7 +290,7 @@ def test_a_function_that_makes_a_wrong_recipe_is_told_with_its_line(project: Pat
     words = told(run(f"{NETS}:recipe"))
     assert re.search(
         r"recipe broken_networks.py:recipe fails: ValidationError: 'model.target' is <class .*>: "
-        r"write where it is found, as text: path/file.py:Net or .*'data' is missing",
+        r"write its location, as text: path/file.py:Net or .*'data' is missing",
         words,
     )
     assert re.search(r"\n  broken_networks.py:\d+ in recipe: return Recipe", words)

@@ -44,7 +44,7 @@ def test_a_missing_package_is_named_with_its_command(
 
 
 def test_all_that_is_missing_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after `pip install` of the wheel alone: one command, not one for each package."""
+    """The state after `pip install` of the wheel alone: one command, not one for each package."""
     chosen = recipe(data=CSV, track=["mlflow"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RecipeError) as caught:

@@ -83,7 +83,7 @@ def test_every_field_says_when_to_change_it() -> None:
         ("stop.metric=val/acuracy", "no such metric (did you mean 'val/accuracy'?)"),
         ("publish.model=../digits", "model name '../digits' is not allowed"),
         ("name=a/b", "name of a run 'a/b' is not allowed"),
-        ("model.outputs=[a, a]", "every output needs a name of its own"),
+        ("model.outputs=[a, a]", "every output needs a unique name"),
         (
             "export=[{kind: onx}]",
             "'export.0' is {'kind': 'onx'}: no kind 'onx' (did you mean 'onnx'?)",
@@ -162,12 +162,12 @@ def test_overrides_are_yaml_and_the_last_one_wins() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (SMALLEST + "seed: 1\nseed: 2\n", "key 'seed' is there twice"),
+        (SMALLEST + "seed: 1\nseed: 2\n", "key 'seed' occurs twice"),
         (SMALLEST.replace("name: smallest", ""), "'name' is missing"),
         ("- 1", "holds a list; a recipe is a mapping"),
         ("{", "is not YAML"),
         ("name: 2027-02-30", "is not YAML: ValueError: day is out of range"),
-        ("name: &a [*a]", "an alias stands for what it is part of"),
+        ("name: &a [*a]", "an alias refers to a value that contains it"),
         ("!!python/object/apply:os.getcwd []", "is not YAML"),
     ],
 )

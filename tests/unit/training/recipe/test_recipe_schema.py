@@ -21,7 +21,7 @@ VALIDATOR = jsonschema.Draft202012Validator(recipe_schema())
 
 
 def written(recipe: Path) -> Any:
-    """As an editor sees it: keys are text."""
+    """Returns a recipe in the form an editor validates: keys are text."""
     return json.loads(json.dumps(parse_value(recipe.read_text(), recipe.name)))
 
 

@@ -106,7 +106,7 @@ def test_a_pickle_is_refused_and_never_opened() -> None:
     ):
         read("a.npz")
     Path("b.npz").write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(DataError, match=r"is no \.npz file"):
+    with pytest.raises(DataError, match=r"is not a \.npz file"):
         read("b.npz")
     assert not Path("sprung").exists()
 
@@ -123,7 +123,7 @@ def test_a_header_that_says_more_than_is_there_is_refused() -> None:
     with pytest.raises(DataError, match=r"x\.npy says float32 \[20, 2\], and has 156 bytes"):
         read("a")
     Path("a/x.npy").write_bytes(b"junk")
-    with pytest.raises(DataError, match=r"x\.npy is no array of NumPy"):
+    with pytest.raises(DataError, match=r"x\.npy is not a NumPy array"):
         read("a")
 
 
@@ -167,5 +167,5 @@ def test_damaged_archives_and_tensors_without_a_type_are_told() -> None:
     with pytest.raises(DataError, match="has no array 'x'"):
         read("b.npz")
     Path("a.safetensors").write_bytes(b"junk")
-    with pytest.raises(DataError, match="is no safetensors file"):
+    with pytest.raises(DataError, match="is not a safetensors file"):
         read("a.safetensors")

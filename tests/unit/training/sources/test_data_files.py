@@ -25,21 +25,21 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_nothing_leads_a_stranger_out_of_the_bundle(bundle: Path, path: str) -> None:
     (bundle / "link").symlink_to("../secret.csv")
     files = DataFiles(DataReach(folders=(bundle,)))
-    with pytest.raises(DataError, match="leads out of what this run may read"):
+    with pytest.raises(DataError, match="is outside the folders that this run may read"):
         files.file(path)
     assert files.noted == ()
     DataFiles(DataReach()).file(path)  # one's own recipe may
 
 
 def test_whether_a_file_outside_exists_is_not_told(bundle: Path) -> None:
-    with pytest.raises(DataError, match="leads out"):
+    with pytest.raises(DataError, match="is outside the folders"):
         DataFiles(DataReach(folders=(bundle,))).file("../no_such_file.csv")
 
 
 def test_links_within_a_folder_lead_nowhere_else(bundle: Path) -> None:
     files = DataFiles(DataReach(folders=(bundle,)))
     (bundle / "data" / "link").symlink_to("../../secret.csv")
-    with pytest.raises(DataError, match=r"data/link leads out"):
+    with pytest.raises(DataError, match=r"data/link is outside the folders"):
         files.folder("data")
     (bundle / "data" / "link").unlink()
     (bundle / "data" / "all").symlink_to("/")
@@ -60,14 +60,14 @@ def test_what_is_no_file_is_told(bundle: Path) -> None:
     files = DataFiles(DataReach(max_bytes=3))
     with pytest.raises(DataError, match=r"no data/row\.csv \(did you mean 'rows\.csv'\?\)"):
         files.file("data/row.csv")
-    with pytest.raises(DataError, match="data is no file; it is a folder"):
+    with pytest.raises(DataError, match="data is not a file; it is a folder"):
         files.file("data")
-    with pytest.raises(DataError, match=r"rows\.csv is no folder; it is a file"):
+    with pytest.raises(DataError, match=r"rows\.csv is not a folder; it is a file"):
         files.folder("data/rows.csv")
     with pytest.raises(DataError, match=r"rows\.csv has 4 bytes; 3 are the most"):
         files.file("data/rows.csv")
     with pytest.raises(DataError, match="NUL"):
         files.file("a\0b")
     os.mkfifo("pipe")
-    with pytest.raises(DataError, match="pipe is no file; it is something else"):
+    with pytest.raises(DataError, match="pipe is not a file; it is something else"):
         files.file("pipe")

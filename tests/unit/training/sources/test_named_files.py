@@ -69,7 +69,7 @@ def test_a_first_line_that_says_nothing_is_left_to_the_reader(
 def test_a_strangers_path_is_told_as_the_reader_tells_it(folder: Path, tmp_path: Path) -> None:
     (folder / "houses.csv").write_text("kind,area\n")
     (folder / "inside").mkdir()
-    with pytest.raises(DataError, match="leads out of what this run may read"):
+    with pytest.raises(DataError, match="is outside the folders that this run may read"):
         check(DataReach(folders=(folder / "inside",)), csv={"path": "houses.csv", "label": "kind"})
 
 

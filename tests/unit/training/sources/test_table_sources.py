@@ -160,7 +160,7 @@ def test_missing_says_what_stands_for_a_cell_without_a_value() -> None:
         ("\n4,2.0,dog", "\n4,,dog", {}, r"data row 5: column 'b' has no value; .*`missing`"),
         ("\n4,2.0,dog", "\n4,nan,dog", {}, r"data row 5: column 'b' has no value"),
         ("\n4,2.0,dog", "\n4,2.0,", {}, r"data row 5: the label 'kind' has no value"),
-        ("\n4,2.0,dog", "\n4,two,dog", {}, r"data row 5: column 'b' has 'two', which is no number"),
+        ("\n4,2.0,dog", "\n4,two,dog", {}, r"row 5: column 'b' has 'two', which is not a number"),
         ("\n4,2.0,dog", "\n4,inf,dog", {}, r"data row 5: input 'features' has inf"),
         ("\n4,2.0,dog", "\n4,1e300,dog", {}, r"data row 5: input 'features' has inf"),
         ("\n4,2.0,dog", "\n4,dog", {}, r"line 6: 2 cells, and the first line names 3 columns"),

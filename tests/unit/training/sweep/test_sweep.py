@@ -102,7 +102,7 @@ def test_the_best_of_real_trials_is_published_and_not_trained_again(tmp_path: Pa
     assert "resuming" not in result.stdout, "nothing was interrupted"
     lines = result.stdout.splitlines()
     winner = next(place for place, line in enumerate(lines) if line.startswith("the best is trial"))
-    assert re.fullmatch(r"exporting, proving and publishing trial \d+ as tiny", lines[winner + 1])
+    assert re.fullmatch(r"exporting, verifying and publishing trial \d+ as tiny", lines[winner + 1])
     assert "\ntrained already, to the end of epoch 1: its weights are in" in result.stdout
     assert "published tiny 1 (1.0.0) → production" in result.stdout
 

@@ -85,6 +85,8 @@ def test_golden_rows_that_were_written_wrongly_are_not_published(
     train: Callable[[], Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(golden, "encode_tensors", encode_in_memory_order)
-    with pytest.raises(NothingProvenError, match=r"'small' are not what was proven.* of 'grid'"):
+    with pytest.raises(
+        NothingProvenError, match=r"'small' differ from what was verified.* of 'grid'"
+    ):
         train()
     assert ModelStore(str(tmp_path / "store")).storage.list() == {}

@@ -131,7 +131,7 @@ def test_embeddings_are_held_to_a_cosine_by_precision() -> None:
 
 def test_what_has_no_metric_is_refused() -> None:
     refusal = too_much_worse(metric("rmse", 1.0), None, OnnxInt8Export(), LABELS)
-    assert refusal == "the test split: the answers are no numbers"
+    assert refusal == "the test split: the outputs are not numbers"
 
 
 def test_directions() -> None:
@@ -157,7 +157,7 @@ def test_texts_have_as_many_digits_as_show_a_difference() -> None:
 
 
 def test_the_least_error_counts_although_none_may_rise() -> None:
-    """As docs/guides/optimization.md says of `max_error_rise: 0`."""
+    """Documented in docs/guides/optimization.md for `max_error_rise: 0`."""
     entry = OnnxExport.model_validate({"tolerance": {"max_error_rise": 0}})
     labels = np.array([0.0, 2.0], np.float32)
     assert too_much_worse(metric("rmse", 0.001), metric("rmse", 0.01), entry, labels) is None

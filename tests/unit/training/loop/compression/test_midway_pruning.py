@@ -23,7 +23,7 @@ from training.watcher import LaterPhase, NullWatcher
 
 MODEL = recipe().document()["model"]
 TRAIN = {"epochs": 4, "threads": 1}
-"""Of 5 steps each."""
+"""Each epoch has 5 steps."""
 
 
 def pruned(at: str, amount: float = 0.5, **changes: Any) -> Recipe:
