@@ -281,7 +281,7 @@ sbom: $(BIN)/python ## What is in each image, as CycloneDX: dist/sbom/.
 
 .PHONY: dist
 dist: $(BIN)/python ## Build the wheel: dist/.
-	@rm -rf build dist/*.whl
+	@rm -rf build/lib build/bdist.* dist/*.whl
 	@$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 .PHONY: release-check

@@ -257,11 +257,14 @@ class Inference:
                 self._entry = entry
 
     def write(self, slices: Slices[T], reply: InferReply, then: Callable[[T], None]) -> None:
-        """Encodes a large reply in slices; `then` writes it.
+        """Encodes a large reply, the only one of its request, in slices; `then` writes it.
+
+        Slices of several replies would overtake one another.
 
         Raises:
             TooManyInFlightError: too many others are being encoded.
         """
+        only_one(reply)
         self._sink.release()
         failed = functools.partial(self.fail_by, lane=reply.lane)
         self._path.admission.work.begin(slices, then, failed, self._is_over)

@@ -39,7 +39,7 @@ from training.recipe.recipe import Recipe
 CHECKS_AT_ONCE = 2
 """Threads that read recipes or unpack bundles. Each holds the GIL for 5 ms at a time, so that ten
 of them would delay the event loop by 50 ms whenever it needs the GIL."""
-EVENTS_AT_ONCE = 500
+EVENTS_AT_ONCE = 32
 LISTED_AT_MOST = 1000
 MAX_OVERRIDES = 200
 P = ParamSpec("P")

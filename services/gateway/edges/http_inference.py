@@ -44,8 +44,11 @@ class HttpInference(Exchange):
 
     @property
     def authorization(self) -> "CachedAuthorization | None":
-        """Authorization of the caller; None where nobody needs a credential."""
-        return None
+        """Authorization of the caller; None where nobody needs a credential.
+
+        A protocol says so itself: one that forgot would serve every model to every key.
+        """
+        raise NotImplementedError
 
     def opened(self, received_at: float) -> Inference:
         """Returns the protocol's record of this inference.

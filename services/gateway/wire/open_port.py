@@ -112,6 +112,11 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
             self.abort()
 
     @property
+    def is_receiving(self) -> bool:
+        """True while a request arrives."""
+        return False
+
+    @property
     def waits_since(self) -> float:
         """The loop's time since which it waits for its peer; infinite while it does not."""
         return math.inf

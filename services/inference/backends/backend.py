@@ -52,7 +52,9 @@ class Backend(Protocol):
     def run_in_parts(self, inputs: Mapping[str, Array]) -> Generator[dict[str, Array], None, None]:
         """Runs one batch and yields any number of answers to each of its requests.
 
-        It is called in place of `run` if `gives_parts`; each answer is as `run` returns it.
+        Requests run by it in place of `run` if `gives_parts`; each answer is as `run` returns it.
+        The replay of golden inputs, warm-up and verification still call `run`, which returns the
+        answer that the version was published with.
         """
         yield self.run(inputs)
 

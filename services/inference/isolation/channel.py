@@ -5,10 +5,10 @@ descriptors are sent with it (`SCM_RIGHTS`, unix(7)), and each process detects t
 other at once.
 
 Messages, by their only key. To the worker: `open` (the artifact; its descriptor has the files, one
-after another), `memory` (name of an input; its descriptor is the memory), `run` (the inputs of a
-batch), `next` (True to continue behind a part, False to end the run). From it: `opened` (platform,
-and whether it gives parts), `memory` (as above, of an output), `outputs`, `error`. A backend that
-gives parts sends `part` (its outputs) any number of times, then `end`, in place of `outputs`.
+after another), `memory` (name of an input; its descriptor is the memory), `run` or `run_in_parts`
+(the inputs of a batch), `next` (True to continue behind a part, False to end the run). From it:
+`opened` (platform, and whether it gives parts), `memory` (as above, of an output), `outputs`,
+`error`. To `run_in_parts` it sends `part` (its outputs) any number of times, then `end`.
 """
 
 import array

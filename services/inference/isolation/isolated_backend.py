@@ -103,7 +103,7 @@ class IsolatedBackend(Backend):
             DeviceError: the worker process reported a failure of the device.
             WorkerProcessDiedError: the process ended, before or during this run.
         """
-        self._begin(inputs)
+        self._begin("run", inputs)
         return self._copied(self._receive("outputs")[1])
 
     def run_in_parts(self, inputs: Mapping[str, Array]) -> Generator[dict[str, Array], None, None]:
@@ -112,7 +112,7 @@ class IsolatedBackend(Backend):
         Raises:
             BackendError, DeviceError: as `run`.
         """
-        self._begin(inputs)
+        self._begin("run_in_parts", inputs)
         while True:
             kind, entries = self._receive("part", "end")
             if kind == "end":
@@ -126,13 +126,13 @@ class IsolatedBackend(Backend):
                 if not goes_on:
                     self._receive("end")
 
-    def _begin(self, inputs: Mapping[str, Array]) -> None:
+    def _begin(self, how: str, inputs: Mapping[str, Array]) -> None:
         """Has the worker process begin a batch."""
         try:
             entries = [self._inputs.write(name, array) for name, array in inputs.items()]
         except ChannelClosedError:
             raise self._death() from None
-        self._send("run", entries)
+        self._send(how, entries)
 
     def _copied(self, entries: Sequence[TensorEntry]) -> dict[str, Array]:
         """Copies outputs out of the shared memory, which the next ones overwrite."""

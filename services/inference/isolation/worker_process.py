@@ -129,7 +129,7 @@ def serve(channel: Channel, backend: Backend, limit_bytes: int) -> None:
             continue
         try:
             arrays = {entry[0]: inputs.view(entry) for entry in content}
-            if backend.gives_parts:
+            if kind == "run_in_parts":
                 _run_in_parts(backend, arrays, channel, outputs)
             else:
                 channel.send("outputs", _written(backend.run(arrays), outputs))

@@ -23,7 +23,7 @@ from services.errors import (
     ServingError,
     ShuttingDownError,
     UnsupportedError,
-)
+)  # fmt: skip
 from services.queueing.lane_queue import WorkerIntake
 from services.queueing.memory_queue import Outcome
 from services.queueing.part_window import PartWindow
@@ -31,11 +31,9 @@ from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.clients import BLOCK_S, Commands
 from services.queueing.redis_streams.downlink import CLOGGED_BYTES, Downlink, Held, LaneLoad, Phase
 from services.queueing.redis_streams.keys import GROUP, HANDED_BACK, JOB, NOBODY, LaneKeys
-from services.queueing.redis_streams.large_records import (
-    find_request,
-    load_request,
-)
+from services.queueing.redis_streams.large_records import find_request, load_request
 from services.queueing.redis_streams.scripts import Script
+from services.queueing.redis_streams.stream_entries import NOTICE, fields_of, is_request
 from services.queueing.redis_streams.wire import WireError, decode_request
 
 logger = logging.getLogger("flambeau.queue")
@@ -178,15 +176,15 @@ class ReceivingLane:
 
         A request that is not held changes nothing.
         """
-        for line in lines.decode().split("\n"):
-            gateway, number, *read = line.split(" ")
-            held = self._held.get((gateway, int(number)))
-            if held is None:
+        for line in lines.decode(errors="replace").split("\n"):
+            found = NOTICE.fullmatch(line)
+            held = self._held.get((found[1], int(found[2]))) if found else None
+            if held is None or found is None:
                 continue
-            if not read:
+            if not found[3]:
                 self._drop(held)
             elif isinstance(held.window, PartWindow):
-                held.window.read_up_to(int(read[0]))
+                held.window.read_up_to(int(found[3]))
 
     def cancel_gone(self) -> None:
         """Drops requests of gateways that have died."""
@@ -231,8 +229,8 @@ class ReceivingLane:
         self._changed.set()  # there may be room for jobs by now
         to_bury = []
         for stream, stream_id, flat, kind in over:
-            fields = _fields(flat)
-            if kind == 2:
+            fields = fields_of(flat)
+            if kind == 2 and is_request(fields):
                 to_bury.append((stream, stream_id, fields))
             else:
                 self._accept(stream, stream_id, fields, suspect=kind == 1)
@@ -276,7 +274,7 @@ class ReceivingLane:
         for number, entries in taken:
             stream = len(streams) + 1 - number if lowest_first else number
             for stream_id, fields in entries:
-                self._accept(stream, stream_id, _fields(fields))
+                self._accept(stream, stream_id, fields_of(fields))
         return bool(taken)
 
     async def _read(self, redis: Commands, room: int, *how: object) -> int:
@@ -297,6 +295,9 @@ class ReceivingLane:
     ) -> None:
         """Puts a request into this process's own queue."""
         downlink = self._downlink
+        if not is_request(fields):
+            self._discard_foreign(stream, stream_id)
+            return
         held = self._hold(stream, stream_id, fields, suspect)
         deadline = int(fields[b"deadline"]) / 1e6 - downlink.clock_s
         if downlink.is_gone(held.gateway):
@@ -307,6 +308,15 @@ class ReceivingLane:
             )
         else:
             self._submit(held, fields[b"payload"], deadline)
+
+    def _discard_foreign(self, stream: int, stream_id: bytes) -> None:
+        """Removes an entry that no gateway wrote: no worker could run or answer it."""
+        logger.error(
+            "an entry of a stream is no request; removing it",
+            extra={"stream": self.streams[stream - 1], "stream_id": stream_id.decode()},
+        )
+        held = Held(self, stream, stream_id, NOBODY, -1, time.monotonic(), suspect=False)
+        self._downlink.answer(held, None)
 
     def _hold(
         self, stream: int, stream_id: bytes, fields: dict[bytes, bytes], suspect: bool
@@ -490,7 +500,3 @@ class ReceivingLane:
                 "unfinished requests could not be returned to the queue",
                 extra={"reason": str(error)},
             )
-
-
-def _fields(flat: list[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -12,6 +12,7 @@ Rules:
 
 import asyncio
 import contextlib
+import logging
 import struct
 from collections.abc import Callable, Mapping
 
@@ -25,6 +26,8 @@ from services.queueing.redis_streams.large_records import Places, length_of, loa
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink, unreachable
 from services.queueing.redis_streams.wire import Reference, decode_outcome, reference_in
+
+logger = logging.getLogger("flambeau.queue")
 
 REPLIES_AT_ONCE = 128
 ANSWERS_AT_ONCE = 32
@@ -124,6 +127,9 @@ class RedisSender:
         """Finishes the entries of outcomes that have come, some in each turn of the loop."""
         unwanted: list[str] = []
         for i, data in enumerate(outcomes, 1):
+            if len(data) < NUMBER.size:
+                logger.error("an outcome without a number; dropping it")
+                continue
             (number,) = NUMBER.unpack_from(data)
             sent, content = self._uplink.unanswered.get(number), memoryview(data)[NUMBER.size :]
             if sent is None:

@@ -49,6 +49,8 @@ from training.recipe.schema import recipe_schema
 logger = logging.getLogger("flambeau.trainer")
 
 RETRY_AFTER_S = "2"
+MAX_NUMBER_DIGITS = 18
+"""Digits of a number in a query or a header; more do not fit into the store."""
 EVENT_STREAM, JSON_LINES = "text/event-stream", "application/x-ndjson"
 _MOMENTS = ("created_at", "started_at", "finished_at")
 _HIDDEN = ("holder", "lease_until", "revision", "deaths")
@@ -69,10 +71,13 @@ class TrainingRoutes:
         self._authenticator = authenticator
         application = self._application()
         self._open = asgi_opener(application)
+        self._open_stream = asgi_opener(application, streams=True)
         self._open_submission = asgi_opener(application, reads_bodies=True, gate=self)
 
     def route(self, head: Head) -> Opener:
         """Finds the handler of a request; only a submission has a large body."""
+        if head.path.endswith("/events"):
+            return self._open_stream
         is_submission = head.method == "POST" and head.path == "/v1/jobs"
         return self._open_submission if is_submission else self._open
 
@@ -171,7 +176,7 @@ class TrainingRoutes:
         as_stream = EVENT_STREAM in request.headers.get("accept", "")
         after = _number(request, "after")
         if given := request.headers.get("last-event-id", ""):  # a browser that reconnects
-            after = int(given) if given.isdecimal() else after
+            after = int(given) if given.isdecimal() and len(given) <= MAX_NUMBER_DIGITS else after
         follow = request.query_params.get("follow", "false").lower() in ("true", "1", "yes")
         batches = self._service.watch(job_id, after, follow, principal)
         return StreamingResponse(
@@ -227,14 +232,16 @@ def event_document(event: JobEvent) -> dict[str, Any]:
 
 async def _written(batches: AsyncIterator[list[JobEvent]], as_stream: bool) -> AsyncIterator[bytes]:
     async for events in batches:
-        for event in events:
-            text = orjson.dumps(event_document(event))
-            yield b"id: %d\ndata: %b\n\n" % (event.seq, text) if as_stream else text + b"\n"
+        texts = [(event.seq, orjson.dumps(event_document(event))) for event in events]
+        if as_stream:
+            yield b"".join(b"id: %d\ndata: %b\n\n" % one for one in texts)
+        else:
+            yield b"".join(b"%b\n" % text for _, text in texts)
 
 
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "0")
-    if not text.isdecimal() or len(text) > 18:
+    if not text.isdecimal() or len(text) > MAX_NUMBER_DIGITS:
         raise InvalidRequestError(f"'{name}' must be a whole number, and is {text[:40]!r}")
     return int(text)
 

@@ -47,6 +47,10 @@ class CsvExchange(HttpInference):
     __slots__ = ()
     closed_code = "gone"
 
+    @property
+    def authorization(self) -> None:
+        """Nobody needs a credential."""
+
     def opened(self, received_at: float) -> Inference:
         return self._path.open(self, received_at, "", self.head.path.removeprefix("/csv/"))
 

@@ -35,7 +35,8 @@ class AnsweringConnection(ChargedConnection):
     def ends_with(self, exchange: Exchange) -> bool:
         """Ends the connection with this exchange, unless further requests follow it."""
         newest = bool(self._waiting) and self._waiting[-1] is exchange
-        if newest and self._position >= len(self._data) and self._incoming is None:
+        nothing_left = self._position >= len(self._data) and not self._partial
+        if newest and nothing_left and self._incoming is None:
             self._ended = True
         return newest and self._ended
 

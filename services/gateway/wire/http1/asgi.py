@@ -55,18 +55,24 @@ class BodyGate(Protocol):
 
 
 def asgi_opener(
-    application: Application, *, reads_bodies: bool = False, gate: BodyGate | None = None
+    application: Application,
+    *,
+    reads_bodies: bool = False,
+    streams: bool = False,
+    gate: BodyGate | None = None,
 ) -> Opener:
     """Returns the opener of an application's exchanges.
 
     Args:
         application: ASGI application.
         reads_bodies: True for bodies up to the port's limit; else a few KiB.
+        streams: True for responses that may last for hours: the connection takes no further request
+            meanwhile.
         gate: decides whose body is awaited; the application checks clients itself, too.
     """
     if reads_bodies:
         return partial(_ReadingExchange, gate, application)
-    return partial(_AsgiExchange, application)
+    return partial(_StreamedExchange if streams else _AsgiExchange, application)
 
 
 class _AsgiExchange(Exchange):
@@ -168,7 +174,9 @@ class _AsgiExchange(Exchange):
             body, goes_on = message.get("body", b""), message.get("more_body", False)
             if self.stream is not None:
                 await self._send_piece(self.stream, body, goes_on)
-            elif body and self.response is None:
+            elif self.response is not None:
+                await asyncio.sleep(0)  # an application whose client has gone is cancelled here
+            elif body:
                 self._parts.append(body)
 
     def _begin_stream(self) -> None:
@@ -178,8 +186,12 @@ class _AsgiExchange(Exchange):
         if self.head.method == "HEAD":
             self.respond(self._status, self._fields, [])
             self._gone.set()
-        else:
+            return
+        try:
             self.respond_in_parts(self._status, self._fields)
+        except ServingError as error:
+            self.respond_error(error)
+            self._gone.set()
 
     async def _send_piece(self, stream: ResponseStream, body: bytes, goes_on: bool) -> None:
         """Sends a piece, and waits until it is written."""
@@ -187,6 +199,7 @@ class _AsgiExchange(Exchange):
             taken = self._taken = asyncio.get_running_loop().create_future()
             stream.write(body, self._piece_was_taken)
             await taken
+            await asyncio.sleep(0)  # what was taken at once did not wait: others have their turn
         if not goes_on and self.response is None:
             stream.end()
 
@@ -194,6 +207,11 @@ class _AsgiExchange(Exchange):
         taken, self._taken = self._taken, None
         if taken is not None and not taken.done():
             taken.set_result(None)
+
+
+class _StreamedExchange(_AsgiExchange):
+    __slots__ = ()
+    is_alone = True
 
 
 class _ReadingExchange(_AsgiExchange):

@@ -62,6 +62,8 @@ class ChargedConnection(OpenConnection):
     def _may_pipeline(self) -> bool:
         """Returns True if one more request may be in flight."""
         waiting = self._waiting
+        if waiting and waiting[-1].is_alone:
+            return False
         if len(waiting) < 2:
             return True
         held_bytes = sum(exchange.held_bytes for exchange in waiting)

@@ -105,6 +105,11 @@ class HttpConnection(AnsweringConnection):
         return str(name[0]) if isinstance(name, tuple) else ""
 
     @property
+    def is_receiving(self) -> bool:
+        """True while a request arrives, or nothing can be dropped."""
+        return self._incoming is not None or bool(self._partial) or math.isinf(self.waits_since)
+
+    @property
     def waits_since(self) -> float:
         """The loop's time since which it waits for its peer; infinite while it does not."""
         if self._closing or (self._waiting and not self._write_paused):

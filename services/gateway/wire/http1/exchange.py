@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 
 import orjson
 
-from services.errors import ServingError
+from services.errors import ServingError, UnsupportedError
 from services.gateway.wire.body import Body
 from services.gateway.wire.byte_budget import ByteBudget
 from services.gateway.wire.compression import CompressionThread
@@ -98,6 +98,9 @@ class Exchange:
     is_quick: ClassVar[bool] = False
     """True if it is answered at once, whatever the budget holds: a live server always reports
     it."""
+    is_alone: ClassVar[bool] = False
+    """True if no further request of the connection is taken before it is answered: its response may
+    last for hours."""
     is_paced: ClassVar[bool] = False
     """True if its work is already paced, as that of inferences is (`request_pacer.py`)."""
 
@@ -213,10 +216,12 @@ class Exchange:
             fields: as in `respond`.
 
         Raises:
-            UnsupportedError: the client cannot tell where it ends.
+            UnsupportedError: the client cannot tell where it ends, or asked for a head alone.
         """
         connection = self._connection
         port = connection.port
+        if self.head.method == "HEAD":
+            raise UnsupportedError("this path has no response to HEAD; use another method")
         is_chunked = self.head.version != "1.0"
         if not (is_chunked or self.last or connection.ends_with(self)):
             raise refuse_old(self.head.version)

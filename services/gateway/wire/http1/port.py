@@ -67,7 +67,8 @@ class HttpPort(OpenPort):
         if not self.limits.replaces_idle:
             return False
         others = [one for one in self.connections if one is not newest]
-        idle = min(others, key=lambda one: one.waits_since, default=None)
+        # Idle ones first: a request that arrives is not idle.
+        idle = min(others, key=lambda one: (one.is_receiving, one.waits_since), default=None)
         if idle is None or idle.waits_since == math.inf:
             return False
         self.count_refusal(too_many_connections(self.limits.max_connections))

@@ -2,7 +2,7 @@
 
 import asyncio
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.errors import BufferFullError, ServingError, UnsupportedError
 from services.gateway.wire.body import Body
+from services.gateway.wire.http1.asgi import asgi_opener
 from services.gateway.wire.http1.exchange import Exchange
 from services.gateway.wire.http1.response_stream import EVENT_STREAM, ResponseStream, event
 from tests.unit.gateway.wire.http_wire import Wire, make_port, on_loop, request, settle
@@ -327,5 +328,39 @@ def test_head_request_of_a_stream_has_no_body() -> None:
         await settle()
         (answer,) = w.answers(["HEAD"])
         assert (answer.status, answer.body) == (200, b"")
+
+    on_loop(test)
+
+
+def test_stream_of_http_1_0_before_another_request_is_refused_for_applications_too() -> None:
+    async def application(_: object, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a"})
+
+    async def test() -> None:
+        w = wire_to(application)
+        w.send(2 * request(version="1.0", connection="keep-alive"))
+        await settle()
+        await settle()
+        assert w.answers()[0].status == 501
+
+    on_loop(test)
+
+
+def test_stream_begins_only_once_the_answers_before_it_are_there() -> None:
+    begun: list[str] = []
+
+    async def application(scope: Any, __: Any, send: Any) -> None:
+        begun.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        w = Wire(make_port(asgi_opener(application, streams=True)))
+        w.send(request("/1") + request("/2") + request("/3"))
+        await settle()
+        assert begun == ["/1"], "a connection has one stream in flight"
+        w.lose()
 
     on_loop(test)
