@@ -37,7 +37,7 @@ EFFECTS = {
         key_set.MAX_SET_BYTES kubernetes_api.MAX_ANSWER_BYTES
         kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES loader.MAX_STEP_BYTES
         message_fields.MAX_FIELDS message_fields._MAX_VARINT_BYTES request_pacer.MAX_WAITING
-        scheduling_parameters.MAX_TIMEOUT_US sequence_slots.MAX_SEQUENCES
+        rest.MAX_NUMBER_DIGITS scheduling_parameters.MAX_TIMEOUT_US sequence_slots.MAX_SEQUENCES
         sequence_steps.MAX_WAITING_STEPS sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES
         spans.MAX_BESIDE_MEMBERS submission_body.MAX_BESIDE_BYTES submission_body.MAX_MEMBERS
         submission_body.MAX_OVERRIDES_BYTES training_job_service.MAX_OVERRIDES

@@ -33,8 +33,13 @@ from services.queueing.redis_streams.downlink import CLOGGED_BYTES, Downlink, He
 from services.queueing.redis_streams.keys import GROUP, HANDED_BACK, JOB, NOBODY, LaneKeys
 from services.queueing.redis_streams.large_records import find_request, load_request
 from services.queueing.redis_streams.scripts import Script
-from services.queueing.redis_streams.stream_entries import NOTICE, fields_of, is_request
-from services.queueing.redis_streams.wire import WireError, decode_request
+from services.queueing.redis_streams.wire import (
+    NOTICE,
+    WireError,
+    decode_request,
+    fields_of,
+    is_request,
+)  # fmt: skip
 
 logger = logging.getLogger("flambeau.queue")
 
@@ -311,10 +316,8 @@ class ReceivingLane:
 
     def _discard_foreign(self, stream: int, stream_id: bytes) -> None:
         """Removes an entry that no gateway wrote: no worker could run or answer it."""
-        logger.error(
-            "an entry of a stream is no request; removing it",
-            extra={"stream": self.streams[stream - 1], "stream_id": stream_id.decode()},
-        )
+        facts = {"stream": self.streams[stream - 1], "stream_id": stream_id.decode()}
+        logger.error("an entry of a stream is no request; removing it", extra=facts)
         held = Held(self, stream, stream_id, NOBODY, -1, time.monotonic(), suspect=False)
         self._downlink.answer(held, None)
 

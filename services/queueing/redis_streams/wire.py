@@ -9,6 +9,7 @@ an error arrives as the class it left as, or, where the reader does not know tha
 """
 
 import math
+import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -94,6 +95,11 @@ INLINE_TEXTS = 2048
 """Elements of BYTES; to write and to read each takes some 0.6 µs."""
 PIECE_BYTES = 256 * 1024
 Piece = bytes | memoryview
+
+NOTICE = re.compile(r"(\S+) ([0-9]{1,19})(?: ([0-9]{1,19}))?")
+"""A line of a notice: gateway, number of a request, and the parts of its answer that were read."""
+_ADDRESS = re.compile(rb"[!-~]+ [0-9]{1,20}")
+_TIME = re.compile(rb"[0-9]{1,19}")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(RequestRecord | str).decode
@@ -343,3 +349,17 @@ def _errors(root: type[ServingError] = ServingError) -> Iterator[type[ServingErr
 
 
 _ERRORS = {error.__name__: error for error in _errors()}
+
+
+def is_request(fields: dict[bytes, bytes]) -> bool:
+    """Returns True if an entry has the form that gateways write."""
+    return (
+        _TIME.fullmatch(fields.get(b"deadline", b"")) is not None
+        and _ADDRESS.fullmatch(fields.get(b"address", b"")) is not None
+        and b"payload" in fields
+    )
+
+
+def fields_of(flat: list[bytes]) -> dict[bytes, bytes]:
+    """Returns the fields of an entry as a script gives them: names and values in turn."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
