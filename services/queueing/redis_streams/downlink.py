@@ -38,6 +38,11 @@ class Phase(Enum):
     HANDING_BACK = auto()
     """Takes nothing, and returns the requests that have not begun."""
 
+    @property
+    def is_staying(self) -> bool:
+        """True before the lane begins to leave."""
+        return self in (Phase.JOINING, Phase.SERVING)
+
 
 class HoldingLane(Protocol):
     """The interface of the lane that holds a request."""

@@ -23,7 +23,7 @@ from services.errors import (
     ServingError,
     ShuttingDownError,
     UnsupportedError,
-)  # fmt: skip
+)
 from services.queueing.lane_queue import WorkerIntake
 from services.queueing.memory_queue import Outcome
 from services.queueing.part_window import PartWindow
@@ -39,7 +39,7 @@ from services.queueing.redis_streams.wire import (
     decode_request,
     fields_of,
     is_request,
-)  # fmt: skip
+)
 
 logger = logging.getLogger("flambeau.queue")
 
@@ -98,10 +98,6 @@ class ReceivingLane:
         self._fetching: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._takes = 0
-
-    @property
-    def _is_staying(self) -> bool:
-        return self._phase in (Phase.JOINING, Phase.SERVING)
 
     @property
     def serving(self) -> bool:
@@ -217,7 +213,7 @@ class ReceivingLane:
         # Where nobody was heard for a while, all seem dead until they have had time to speak.
         unsure = now - downlink.silent_at < ABANDONED_S
         room = 0 if unsure or self._phase is Phase.HANDING_BACK else self._room()
-        counts_us = COUNTS_FOR_S * 1_000_000 if self._is_staying else 0
+        counts_us = COUNTS_FOR_S * 1_000_000 if self._phase.is_staying else 0
         now_us, length, taken, oldest, *over = await self._keep_script(
             downlink.redis, self._script_keys, GROUP, downlink.worker,
             counts_us, ABANDONED_S * 1000, HANDED_BACK,
@@ -431,9 +427,8 @@ class ReceivingLane:
             self._downlink.suspect = None
         if held.gateway == JOB and isinstance(outcome, ShuttingDownError):
             self._given_up.append(held)  # it stays in its stream, for another worker
-            self._changed.set()
-            return
-        self._downlink.answer(held, outcome)
+        else:
+            self._downlink.answer(held, outcome)
         self._changed.set()
 
     async def _bury(self, stream: int, stream_id: bytes, fields: dict[bytes, bytes]) -> None:
