@@ -132,6 +132,8 @@ def delete(
     with written_down("delete samples", f"{model} {request_id or ''}".strip(), audit_log):
         chosen = None if request_id is None else lambda one: one.request_id == request_id
         count = delete_samples(existing_store(store).storage, model, chosen)
+        if not count:  # a misspelt name must not seem to be done
+            _tell_none(store, model, None, is_model=False, as_json=True)
     if as_json:
         counted = "files" if request_id is None else "samples"
         print_json({"model": model, "request_id": request_id, f"deleted_{counted}": count})

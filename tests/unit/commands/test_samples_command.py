@@ -117,3 +117,10 @@ def test_a_name_that_is_no_model_is_refused(store: str) -> None:
     result = run(store, "delete", "../digits")
     assert result.exit_code == 1
     assert "model name '../digits' is not allowed" in result.output
+
+
+def test_deletion_for_a_misspelt_model_fails(store: str, tmp_path: Path) -> None:
+    publish_in(ModelStore(store), tmp_path / "draft", model="digits")
+    failed = run(store, "delete", "digts")
+    assert failed.exit_code == 1
+    assert "no such model (did you mean 'digits'?)" in failed.output
