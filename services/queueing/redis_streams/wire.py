@@ -96,7 +96,7 @@ INLINE_TEXTS = 2048
 PIECE_BYTES = 256 * 1024
 Piece = bytes | memoryview
 
-NOTICE = re.compile(r"(\S+) ([0-9]{1,19})(?: ([0-9]{1,19}))?")
+NOTICE = re.compile(r"(\S+) ([0-9]{1,20})(?: ([0-9]{1,20}))?")
 """A line of a notice: gateway, number of a request, and the parts of its answer that were read."""
 _ADDRESS = re.compile(rb"[!-~]+ [0-9]{1,20}")
 _TIME = re.compile(rb"[0-9]{1,19}")

@@ -13,6 +13,7 @@ from services import errors
 from services.errors import OverloadedError, ServingError
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.wire import (
+    NOTICE,
     Reference,
     WireError,
     decode_outcome,
@@ -20,6 +21,7 @@ from services.queueing.redis_streams.wire import (
     encode_outcome,
     encode_reference,
     encode_request,
+    is_request,
 )
 
 LANE = Lane("m", 3)
@@ -115,3 +117,12 @@ def test_what_is_too_large_travels_as_the_name_of_its_key() -> None:
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90"])
 def test_what_cannot_be_read_is_an_error_to_the_caller(data: bytes) -> None:
     assert isinstance(decode_outcome(data, LANE), WireError)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2**63, 2**64 - 1])
+def test_notices_and_addresses_have_numbers_of_64_bits(number: int) -> None:
+    found = NOTICE.fullmatch(f"gateway-1 {number} {number}")
+    assert found is not None
+    assert found.groups() == ("gateway-1", str(number), str(number))
+    fields = {b"deadline": b"1", b"address": b"job %d" % number, b"payload": b""}
+    assert is_request(fields)
