@@ -37,6 +37,8 @@ class Phase(Enum):
     """Takes what no other worker would take, and then leaves."""
     HANDING_BACK = auto()
     """Takes nothing, and returns the requests that have not begun."""
+    LEFT = auto()
+    """Holds nothing any more."""
 
     @property
     def is_staying(self) -> bool:

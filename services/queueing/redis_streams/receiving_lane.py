@@ -133,9 +133,11 @@ class ReceivingLane:
             if self._phase is not Phase.HANDING_BACK or not await self._hand_back():
                 await self._wait_for_change()
         await self._give(self._given_up)
-        if not self.keys.jobs:  # what came meanwhile has no owner any more
-            with contextlib.suppress(RedisError):
-                await self._downlink.redis.send("UNLINK", self.streams[-1])
+        async with self._downlink.keeping:  # which would make the stream again
+            self._phase = Phase.LEFT
+            if not self.keys.jobs:  # steps that came meanwhile have no owner any more
+                with contextlib.suppress(RedisError):
+                    await self._downlink.redis.send("UNLINK", self.streams[-1])
 
     def leave_in(self, delay_s: float) -> None:
         """Stops after so long, once nothing is left that no other worker takes."""
@@ -200,7 +202,8 @@ class ReceivingLane:
             RedisError: Redis is out of reach.
         """
         async with self._downlink.keeping:
-            await self._keep()
+            if self._phase is not Phase.LEFT:
+                await self._keep()
 
     async def _keep(self) -> None:
         downlink, now = self._downlink, time.monotonic()
@@ -471,11 +474,8 @@ class ReceivingLane:
 
         Steps of sequences stay: no other worker has their state.
         """
-        given = [
-            h
-            for h in self._held.values()
-            if h.entry and not h.entry.request.sequence and self._intake.release(h.entry)
-        ]
+        plain = [h for h in self._held.values() if h.entry and not h.entry.request.sequence]
+        given = [held for held in plain if held.entry and self._intake.release(held.entry)]
         for held in given:
             assert held.entry is not None
             held.entry.cancel()
