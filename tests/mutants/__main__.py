@@ -149,7 +149,7 @@ def _outcome(copy: Path, name: str, change: Mutation, source: str, covering: Cov
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"@{listed}"],
             cwd=copy, capture_output=True, timeout=TIMEOUT_S, check=False,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "killed"
