@@ -264,38 +264,51 @@ class MemoryQueue:
         Returns:
             The entry, for `cancel`.
         """
-        if request.sequence is None:
-            entry = Entry(request, now or time.monotonic(), done, degrade_to)
-        else:
-            degrade_to = None  # another artifact has another state
-            entry = StepEntry(request, now or time.monotonic(), done)
+        if request.sequence is not None:
+            return self._submit_step(request, done, now or time.monotonic())
+        entry = Entry(request, now or time.monotonic(), done, degrade_to)
         intake = self._intakes.get(request.lane)
         if intake is None:
             entry.finish(not_served(request.lane))
             return entry
         is_full = intake.waiting >= self.max_depth
-        goes_on = True
-        if not is_full and request.sequence is not None:
-            try:
-                goes_on = self._steps.begin(entry)
-            except QueueFullError as error:
-                entry.finish(error)
-                return entry
         if not is_full or degrade_to is not None:
             entry.queue, entry.intake = self, intake
             self.unanswered += 1
             self.deadlines.add(entry, request.deadline - entry.enqueued_at)
-        if not is_full:
-            if goes_on:
-                intake.accept(entry)
+        if is_full:
+            entry.refuse(self._is_full(request.lane))
         else:
-            entry.refuse(
-                QueueFullError(
-                    f"the queue of model {request.lane} holds {self.max_depth} requests, its "
-                    "limit; retry later or add servers"
-                )
-            )
+            intake.accept(entry)
         return entry
+
+    def _submit_step(self, request: InferRequest, done: Done, now: float) -> Entry:
+        """Enqueues a step of a sequence; no other lane takes it, whose artifact has other state."""
+        entry = StepEntry(request, now, done)
+        intake = self._intakes.get(request.lane)
+        if intake is None:
+            entry.finish(not_served(request.lane))
+            return entry
+        if intake.waiting >= self.max_depth:
+            entry.finish(self._is_full(request.lane))
+            return entry
+        try:
+            goes_on = self._steps.begin(entry)
+        except QueueFullError as error:
+            entry.finish(error)
+            return entry
+        entry.queue, entry.intake = self, intake
+        self.unanswered += 1
+        self.deadlines.add(entry, request.deadline - now)
+        if goes_on:
+            intake.accept(entry)
+        return entry
+
+    def _is_full(self, lane: Lane) -> QueueFullError:
+        return QueueFullError(
+            f"the queue of model {lane} holds {self.max_depth} requests, its limit; retry later or "
+            "add servers"
+        )
 
     def step_is_over(self, entry: Entry) -> None:
         """Lets the next step of a sequence go on."""

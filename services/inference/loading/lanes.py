@@ -40,7 +40,7 @@ from services.inference.loading.loader import (
 from services.inference.loading.memory_admission import MemoryAdmission
 from services.inference.loading.model_failure import in_thread, told
 from services.inference.loading.policy import LanePolicy, ServingPolicy
-from services.inference.scheduling.batcher import batch_rules
+from services.inference.scheduling.batch_rules import batch_rules
 from services.inference.scheduling.device_turns import DeviceTurns
 from services.inference.scheduling.latency import LatencyModel
 from services.inference.scheduling.worker import Worker, WorkerPlan

@@ -12,7 +12,7 @@ import numpy as np
 from model_store.signature import Signature, TensorSpec
 from model_store.tensors import DATATYPES, Array
 from services.errors import BackendError
-from services.inference.scheduling.batcher import Batch
+from services.inference.scheduling.batch_rules import Batch
 from services.queueing.memory_queue import Entry
 from services.queueing.records import Lane
 

@@ -1,7 +1,7 @@
 """Records a batch in the traces of its requests, from timestamps that the worker already took."""
 
 from services.errors import BackendError
-from services.inference.scheduling.batcher import Batch
+from services.inference.scheduling.batch_rules import Batch
 from services.inference.scheduling.instance import BatchReport
 from services.queueing.records import Lane
 from services.tracing.tracer import BatchFacts, Tracer, ns_of

@@ -22,7 +22,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from model_store.signature import Padding, Signature
+from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.latency import LatencyCurve, LatencyModel
 from services.inference.scheduling.sequence_slots import SequenceSlots
 from services.queueing.memory_queue import Entry
@@ -47,75 +47,6 @@ _FIXED: _Key = ()
 """Key of the only group of a model with fixed input shapes."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """Entries that run together."""
-
-    entries: list[Entry]
-    rows: int
-    """Rows of all entries."""
-    padded_rows: int
-    """Rows that the backend receives."""
-    length: int | None
-    """Length that sequences are padded to; None without padding."""
-    curve: LatencyCurve
-    """Latency curve to update with the run."""
-    slot: int | None = None
-    """Slot of its sequences; None for a batch that any instance may run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRules:
-    """Limits of the batches that one lane may form."""
-
-    max_rows: int
-    preferred_rows: tuple[int, ...] = ()
-    """Batch sizes to pad up to, for engines built for fixed sizes; ascending."""
-    wait_s: float = 0.0
-    """Longest time that the first entry waits for a fuller batch; 0 does not wait."""
-    padding: Padding | None = None
-    shapes_vary: bool = False
-    """True if any dimension except the batch differs between requests."""
-    only_lengths_vary: bool = False
-    """True if only the length differs, which `padding` rounds up to a bucket."""
-    row_elements: int = 1
-    """Input elements of a row, if shapes do not vary."""
-
-    def padded_rows(self, rows: int) -> int:
-        """Returns the size that a batch of `rows` rows is padded to."""
-        return next((size for size in self.preferred_rows if size >= rows), rows)
-
-    def alone(self, entry: Entry, batch: Batch) -> Batch:
-        """Returns a batch of one entry of a batch."""
-        static = self.padding is not None and self.padding.static
-        length = batch.length if static else entry.request.length
-        rows = entry.request.rows
-        return Batch([entry], rows, self.padded_rows(rows), length, batch.curve, batch.slot)
-
-
-def batch_rules(
-    signature: Signature, *, preferred_rows: tuple[int, ...] = (), wait_s: float = 0.0
-) -> BatchRules:
-    """Returns the batch rules of a signature and of the operator's settings."""
-    tails = [spec.shape[1:] for spec in signature.inputs]
-    vary = any(-1 in tail for tail in tails)
-    padding = signature.padding
-    only_lengths = padding is not None and all(
-        size != -1 or axis == padding.axis_of(spec.name)
-        for spec in signature.inputs
-        for axis, size in enumerate(spec.shape[1:], 1)
-    )
-    return BatchRules(
-        max_rows=signature.max_batch_size,
-        preferred_rows=tuple(s for s in sorted(preferred_rows) if s <= signature.max_batch_size),
-        wait_s=wait_s,
-        padding=padding,
-        shapes_vary=vary,
-        only_lengths_vary=only_lengths,
-        row_elements=1 if vary else sum(math.prod(tail) for tail in tails),
-    )
-
-
 @dataclass(slots=True)
 class _Group:
     """Entries that may share a batch, most urgent first."""
@@ -129,7 +60,7 @@ class _Group:
     most_rows: int = 1
     """Most rows of one batch, by `MAX_BATCH_BYTES`."""
     soonest: float = math.inf
-    """Earliest deadline of all entries ever added; a `time.monotonic()` second."""
+    """Earliest deadline of all entries added since it was empty; a `time.monotonic()` second."""
 
     @property
     def fills_batch(self) -> bool:
@@ -157,8 +88,8 @@ class Batcher:
         self._groups: dict[_Key, _Group] = {}
         self._only = None if rules.shapes_vary else latency.curve(_FIXED, rules.row_elements)
         """The curve of a model with fixed input shapes."""
-        self._only_most_rows = 0
-        """Most rows of a batch of such a model; 0 until its first request."""
+        self._fixed: _Group | None = None
+        """The group of such a model, once it has had a request."""
         self._by_length: dict[int, _Key] = {}
         """Cached keys by length, if only lengths vary."""
         self._hopeless: list[Entry] = []
@@ -428,13 +359,17 @@ class Batcher:
         return before
 
     def _new_group(self, key: _Key, request: InferRequest) -> _Group:
-        curve = self._curve(self._key(request))
+        if key is _FIXED and self._fixed is not None:
+            group = self._groups[key] = self._fixed
+            group.soonest = math.inf
+            return group
         slot = self._slot(request)
         self._slot_groups += slot is not None
-        group = self._groups[key] = _Group(key, curve, self._bucket(request), slot)
-        group.most_rows = self._only_most_rows or _most_rows(request)
-        if self._only is not None:
-            self._only_most_rows = group.most_rows
+        group = _Group(key, self._curve(self._key(request)), self._bucket(request), slot)
+        group.most_rows = _most_rows(request)
+        self._groups[key] = group
+        if key is _FIXED and self._only is not None:
+            self._fixed = group
         return group
 
     def _curve(self, key: _Key) -> LatencyCurve:

@@ -16,7 +16,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from model_store.tensors import Array
 from services.errors import (
@@ -27,7 +28,7 @@ from services.errors import (
 )
 from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_arrays import BatchArrays
-from services.inference.scheduling.batcher import Batch, BatchRules
+from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.failure_text import plain_line
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry
@@ -40,8 +41,7 @@ Result = Mapping[str, Array] | BackendError
 """An entry's outputs, or the error of its run."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchReport:
+class BatchReport(msgspec.Struct, frozen=True, eq=False):
     """Outcome of a batch."""
 
     results: list[Result]
@@ -56,8 +56,7 @@ class BatchReport:
     """Seconds of it in which the backend waited for readers."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchPart:
+class BatchPart(msgspec.Struct, frozen=True, eq=False):
     """One of several answers to the entries of a batch."""
 
     batch: Batch

@@ -17,7 +17,7 @@ from typing import Protocol
 from model_store.signature import Signature
 from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_arrays import BatchArrays
-from services.inference.scheduling.batcher import Batch, BatchRules
+from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.instance import BatchPart, BatchReport, Instance
 from services.queueing.records import Lane
 

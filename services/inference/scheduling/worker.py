@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from model_store.signature import Signature
 from services.errors import BackendError, ServingError, WouldMissDeadlineError
 from services.inference.backends.backend import Backend
+from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.batch_traces import trace_batch
-from services.inference.scheduling.batcher import Batch, Batcher, BatchRules
+from services.inference.scheduling.batcher import Batcher
 from services.inference.scheduling.device_turns import DeviceTurns
 from services.inference.scheduling.instance import BatchPart, BatchReport, Instance
 from services.inference.scheduling.instance_pool import InstancePool

@@ -57,13 +57,13 @@ def packed(datatype: str, shape: Sequence[int], data: Any) -> Array:
         raise TensorError("no elements")
     flat = _flatten_as(shape, data) if type(data[0]) is list else data
     count = math.prod(shape)
-    if datatype == "BYTES":
+    code = _STRUCT_CODES.get(datatype)
+    if code is None:
+        if datatype != "BYTES":
+            raise TensorError("no datatype")
         if len(flat) != count or {*map(type, flat)} != {str}:
             raise TensorError("not only texts, or not as many as the shape takes")
         return object_array([text.encode() for text in flat]).reshape(shape)
-    code = _STRUCT_CODES.get(datatype)
-    if code is None:
-        raise TensorError("no datatype of numbers")
     try:
         octets = _packer(count, code)(*flat)
     except (struct.error, OverflowError):

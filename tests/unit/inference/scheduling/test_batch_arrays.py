@@ -11,7 +11,7 @@ from model_store.signature import Padding, Signature, TensorSpec
 from model_store.tensors import DATATYPES, Array
 from services.errors import BackendError
 from services.inference.scheduling.batch_arrays import COPIED_BYTES, BatchArrays
-from services.inference.scheduling.batcher import Batch
+from services.inference.scheduling.batch_rules import Batch
 from services.inference.scheduling.latency import LatencyCurve
 from services.queueing.memory_queue import Entry
 from services.queueing.records import InferRequest, Lane

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from model_store.signature import Padding, Signature, TensorSpec
-from services.inference.scheduling.batcher import Batcher, BatchRules, batch_rules
+from services.inference.scheduling.batch_rules import BatchRules, batch_rules
+from services.inference.scheduling.batcher import Batcher
 from services.inference.scheduling.latency import LatencyModel
 from services.queueing.memory_queue import Entry
 from services.queueing.records import InferRequest, Lane

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.signature import Padding
+from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.batcher import (
     HORIZON_S,
     MAX_BATCH_BYTES,
     PRIORITY_STEP_S,
-    Batch,
     Batcher,
-    BatchRules,
     urgency,
 )
 from services.inference.scheduling.latency import PROBE_EVERY, LatencyModel

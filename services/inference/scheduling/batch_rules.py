@@ -1,0 +1,81 @@
+"""Batches, and the rules that limit those of one lane.
+
+In: a signature and the operator's settings. Out: `BatchRules`. Pure.
+"""
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from model_store.signature import Padding, Signature
+from services.inference.scheduling.latency import LatencyCurve
+from services.queueing.memory_queue import Entry
+
+
+class Batch(msgspec.Struct, frozen=True, eq=False):
+    """Entries that run together."""
+
+    entries: list[Entry]
+    rows: int
+    """Rows of all entries."""
+    padded_rows: int
+    """Rows that the backend receives."""
+    length: int | None
+    """Length that sequences are padded to; None without padding."""
+    curve: LatencyCurve
+    """Latency curve to update with the run."""
+    slot: int | None = None
+    """Slot of its sequences; None for a batch that any instance may run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRules:
+    """Limits of the batches that one lane may form."""
+
+    max_rows: int
+    preferred_rows: tuple[int, ...] = ()
+    """Batch sizes to pad up to, for engines built for fixed sizes; ascending."""
+    wait_s: float = 0.0
+    """Longest time that the first entry waits for a fuller batch; 0 does not wait."""
+    padding: Padding | None = None
+    shapes_vary: bool = False
+    """True if any dimension except the batch differs between requests."""
+    only_lengths_vary: bool = False
+    """True if only the length differs, which `padding` rounds up to a bucket."""
+    row_elements: int = 1
+    """Input elements of a row, if shapes do not vary."""
+
+    def padded_rows(self, rows: int) -> int:
+        """Returns the size that a batch of `rows` rows is padded to."""
+        return next((size for size in self.preferred_rows if size >= rows), rows)
+
+    def alone(self, entry: Entry, batch: Batch) -> Batch:
+        """Returns a batch of one entry of a batch."""
+        static = self.padding is not None and self.padding.static
+        length = batch.length if static else entry.request.length
+        rows = entry.request.rows
+        return Batch([entry], rows, self.padded_rows(rows), length, batch.curve, batch.slot)
+
+
+def batch_rules(
+    signature: Signature, *, preferred_rows: tuple[int, ...] = (), wait_s: float = 0.0
+) -> BatchRules:
+    """Returns the batch rules of a signature and of the operator's settings."""
+    tails = [spec.shape[1:] for spec in signature.inputs]
+    vary = any(-1 in tail for tail in tails)
+    padding = signature.padding
+    only_lengths = padding is not None and all(
+        size != -1 or axis == padding.axis_of(spec.name)
+        for spec in signature.inputs
+        for axis, size in enumerate(spec.shape[1:], 1)
+    )
+    return BatchRules(
+        max_rows=signature.max_batch_size,
+        preferred_rows=tuple(s for s in sorted(preferred_rows) if s <= signature.max_batch_size),
+        wait_s=wait_s,
+        padding=padding,
+        shapes_vary=vary,
+        only_lengths_vary=only_lengths,
+        row_elements=1 if vary else sum(math.prod(tail) for tail in tails),
+    )
