@@ -18,7 +18,7 @@ import grpc
 from bench.loads.shooter import Answered, Outcome
 from bench.peers.load import PREFIX_BYTES, grpc_message
 from bench.peers.peer import Ask
-from services.gateway.wire.http2.frames import (
+from services.wire.http2.frames import (
     ACK,
     DATA,
     END_HEADERS,
@@ -48,8 +48,8 @@ from services.gateway.wire.http2.frames import (
     unpadded,
     window_update,
 )
-from services.gateway.wire.http2.headers import HeaderBlocks, write
-from services.gateway.wire.http2.sending import Sending, Unsent
+from services.wire.http2.headers import HeaderBlocks, write
+from services.wire.http2.sending import Sending, Unsent
 
 CONNECTIONS = 8
 MAX_KNOWN_BLOCKS = 256

@@ -317,9 +317,7 @@ class Admission:
         else:
             kind = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in inputs])
         try:
-            found = known.kinds.get(kind) or known.rows_of(
-                kind
-            )  # the former saves a call
+            found = known.kinds.get(kind) or known.rows_of(kind)  # the former saves a call
             if call.outputs:
                 signature.check_outputs(call.outputs)
         except SignatureError as error:

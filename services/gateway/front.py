@@ -24,12 +24,6 @@ from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
-from services.gateway.wire.byte_budget import ByteBudget
-from services.gateway.wire.compression import CompressionThread
-from services.gateway.wire.http1.connection import HttpConnection
-from services.gateway.wire.http1.port import HttpPort
-from services.gateway.wire.loop_turns import LoopTurns
-from services.gateway.wire.open_port import PortLimits, PortServer
 from services.ports import listen, metrics_server
 from services.process import freeze_garbage
 from services.queueing.directory import Directory
@@ -40,6 +34,12 @@ from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
 from services.tls import open_certificates
 from services.tracing.tracer import Tracer
+from services.wire.byte_budget import ByteBudget
+from services.wire.compression import CompressionThread
+from services.wire.http1.connection import HttpConnection
+from services.wire.http1.port import HttpPort
+from services.wire.loop_turns import LoopTurns
+from services.wire.open_port import PortLimits, PortServer
 
 if TYPE_CHECKING:
     from services.access.authenticator import Authenticator

@@ -28,12 +28,12 @@ from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.sliced_work import Slices
-from services.gateway.wire.body import Body
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, Lane
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
 from services.tracing.context import TraceContext
 from services.tracing.tracer import EdgeFacts
+from services.wire.body import Body
 
 if TYPE_CHECKING:
     from services.access.authenticator import CachedAuthorization

@@ -20,8 +20,8 @@ from collections import deque
 from typing import Protocol
 
 from services.errors import ServingError, TooManyInFlightError
-from services.gateway.wire.body import Body
 from services.interpreter_lock import lend_lock
+from services.wire.body import Body
 
 BEGUN_A_TURN = 32
 """Requests begun in one turn: to read and admit one takes some 25 µs, so that a turn of them stays

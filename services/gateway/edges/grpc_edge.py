@@ -31,16 +31,16 @@ from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
-from services.gateway.wire.body import Body
-from services.gateway.wire.byte_budget import ByteBudget
-from services.gateway.wire.compression import CompressionThread
-from services.gateway.wire.http2.grpc_call import Call, parsed
-from services.gateway.wire.http2.grpc_connection import GrpcConnection
-from services.gateway.wire.http2.grpc_head import GrpcHead
-from services.gateway.wire.http2.grpc_port import GrpcPort
-from services.gateway.wire.http2.simple_call import SimpleCall, failure
-from services.gateway.wire.loop_turns import LoopTurns
-from services.gateway.wire.open_port import PortLimits, PortServer
+from services.wire.body import Body
+from services.wire.byte_budget import ByteBudget
+from services.wire.compression import CompressionThread
+from services.wire.http2.grpc_call import Call, parsed
+from services.wire.http2.grpc_connection import GrpcConnection
+from services.wire.http2.grpc_head import GrpcHead
+from services.wire.http2.grpc_port import GrpcPort
+from services.wire.http2.simple_call import SimpleCall, failure
+from services.wire.loop_turns import LoopTurns
+from services.wire.open_port import PortLimits, PortServer
 
 if TYPE_CHECKING:
     from services.access.authenticator import Authenticator

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from grpc_health.v1 import health_pb2 as pb
 
 from services.errors import NotFoundError, ServingError, TooManyInFlightError
-from services.gateway.wire.body import Body
-from services.gateway.wire.http2.call_connection import CallConnection
-from services.gateway.wire.http2.grpc_call import UnaryCall, parsed
-from services.gateway.wire.http2.grpc_head import GrpcHead
-from services.gateway.wire.http2.simple_call import SimpleCall
+from services.wire.body import Body
+from services.wire.http2.call_connection import CallConnection
+from services.wire.http2.grpc_call import UnaryCall, parsed
+from services.wire.http2.grpc_head import GrpcHead
+from services.wire.http2.simple_call import SimpleCall
 
 SERVICE = "grpc.health.v1.Health"
 MAX_WATCHES = 2048

@@ -23,13 +23,13 @@ from services.gateway.inference import Inference, InferencePath, WireProtocol, o
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.scheduling_parameters import work_deadline
 from services.gateway.sliced_work import Slices
-from services.gateway.wire.body import Body
-from services.gateway.wire.http2 import headers as http2_headers
-from services.gateway.wire.http2.call_connection import CallConnection
-from services.gateway.wire.http2.grpc_call import UnaryCall
-from services.gateway.wire.http2.grpc_head import GrpcHead
 from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
+from services.wire.body import Body
+from services.wire.http2 import headers as http2_headers
+from services.wire.http2.call_connection import CallConnection
+from services.wire.http2.grpc_call import UnaryCall
+from services.wire.http2.grpc_head import GrpcHead
 
 if TYPE_CHECKING:
     from services.access.authenticator import CachedAuthorization

@@ -17,8 +17,8 @@ from model_store.safety.protobuf_fields import BYTES, fields_of
 from model_store.tensors import DATATYPES, MAX_RANK
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
-from services.gateway.wire.body import MIN_VIEWED_BYTES, Body
-from services.gateway.wire.http2.grpc_call import parsed
+from services.wire.body import MIN_VIEWED_BYTES, Body
+from services.wire.http2.grpc_call import parsed
 
 _NUMBER: Final = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 _EMPTY: Final = bytes((_NUMBER << 3 | BYTES, 0))

@@ -12,12 +12,12 @@ from typing import Any
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from services.errors import InvalidRequestError, UnreadAnswersError
-from services.gateway.wire.body import Body
-from services.gateway.wire.http2.call_connection import CallConnection
-from services.gateway.wire.http2.grpc_call import Call, parsed
-from services.gateway.wire.http2.grpc_head import GrpcHead
-from services.gateway.wire.http2.simple_call import failure
 from services.interpreter_lock import lend_lock
+from services.wire.body import Body
+from services.wire.http2.call_connection import CallConnection
+from services.wire.http2.grpc_call import Call, parsed
+from services.wire.http2.grpc_head import GrpcHead
+from services.wire.http2.simple_call import failure
 
 logger = logging.getLogger("flambeau.grpc")
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from services.errors import ServingError
 from services.gateway.inference import Inference, InferencePath
-from services.gateway.wire.body import Body
-from services.gateway.wire.http1.exchange import Exchange, ExchangeConnection
-from services.gateway.wire.http1.head import Head
+from services.wire.body import Body
+from services.wire.http1.exchange import Exchange, ExchangeConnection
+from services.wire.http1.head import Head
 
 if TYPE_CHECKING:
     from services.access.authenticator import CachedAuthorization

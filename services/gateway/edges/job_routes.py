@@ -32,9 +32,9 @@ from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.jobs.job_document import job_document
 from services.gateway.jobs.job_service import MAX_WAIT_S, JobOptions, JobService, check_job
 from services.gateway.request_accounting import REQUEST_ID, RequestAccounting
-from services.gateway.wire.http1.asgi import RESERVE
 from services.queueing.job_records import OVER, Job
 from services.queueing.records import InferReply
+from services.wire.http1.asgi import RESERVE
 
 IDEMPOTENCY_KEY = "idempotency-key"
 """Source: the IETF draft of this header, draft-ietf-httpapi-idempotency-key-header."""

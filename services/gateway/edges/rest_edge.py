@@ -29,17 +29,17 @@ from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
-from services.gateway.wire.body import SMALL_BODY_BYTES, Body
-from services.gateway.wire.http1.asgi import asgi_opener
-from services.gateway.wire.http1.exchange import (
+from services.ports import LIVE_PATH, READY_PATH
+from services.wire.body import SMALL_BODY_BYTES, Body
+from services.wire.http1.asgi import asgi_opener
+from services.wire.http1.exchange import (
     JSON,
     Exchange,
     ExchangeConnection,
     Opener,
     error_body,
 )
-from services.gateway.wire.http1.head import Head
-from services.ports import LIVE_PATH, READY_PATH
+from services.wire.http1.head import Head
 
 if TYPE_CHECKING:
     from services.access.authenticator import Authenticator

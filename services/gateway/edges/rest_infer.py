@@ -20,12 +20,12 @@ from services.gateway.inference import Inference, InferencePath, WireProtocol, o
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.scheduling_parameters import time_for_work, work_deadline
 from services.gateway.sliced_work import Slices
-from services.gateway.wire.body import Body
-from services.gateway.wire.compression import MIN_COMPRESSED_BYTES, accepted_encoding
-from services.gateway.wire.http1.exchange import JSON, Exchange, ExchangeConnection
-from services.gateway.wire.http1.head import Head
 from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
+from services.wire.body import Body
+from services.wire.compression import MIN_COMPRESSED_BYTES, accepted_encoding
+from services.wire.http1.exchange import JSON, Exchange, ExchangeConnection
+from services.wire.http1.head import Head
 
 if TYPE_CHECKING:
     from services.access.authenticator import CachedAuthorization

@@ -38,12 +38,12 @@ from services.errors import (
     ServingError,
     UnknownPathError,
 )
-from services.gateway.wire.http1.asgi import asgi_opener
-from services.gateway.wire.http1.exchange import Opener
-from services.gateway.wire.http1.head import Head
 from services.trainer.edges.submission_body import read_submission
 from services.trainer.records import JobEvent, TrainingJob
 from services.trainer.training_job_service import Submission, TrainingJobService
+from services.wire.http1.asgi import asgi_opener
+from services.wire.http1.exchange import Opener
+from services.wire.http1.head import Head
 from training.recipe.schema import recipe_schema
 
 logger = logging.getLogger("flambeau.trainer")

@@ -10,14 +10,14 @@ import ssl
 from collections.abc import AsyncIterator
 from functools import partial
 
-from services.gateway.wire.byte_budget import ByteBudget
-from services.gateway.wire.http1.connection import HttpConnection
-from services.gateway.wire.http1.exchange import Router
-from services.gateway.wire.http1.port import HttpPort
-from services.gateway.wire.open_port import PortLimits, PortServer
 from services.trainer.config import TrainerConfig
 from services.trainer.edges.submission_body import MAX_BESIDE_BYTES
 from services.trainer.metrics import TrainerMetrics
+from services.wire.byte_budget import ByteBudget
+from services.wire.http1.connection import HttpConnection
+from services.wire.http1.exchange import Router
+from services.wire.http1.port import HttpPort
+from services.wire.open_port import PortLimits, PortServer
 
 BUFFERED_BODIES = 4
 """Bodies of the largest size that fit into memory at once; more are refused (503)."""

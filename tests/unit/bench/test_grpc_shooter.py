@@ -13,7 +13,7 @@ from bench.loads import grpc_shooter
 from bench.loads.grpc_shooter import CONNECTIONS, GrpcShooter
 from bench.loads.shooter import Outcome
 from bench.peers.peer import Ask
-from services.gateway.wire.http2.frames import (
+from services.wire.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -27,9 +27,9 @@ from services.gateway.wire.http2.frames import (
     reset,
     settings,
 )
-from services.gateway.wire.http2.headers import STATUS_200, write
+from services.wire.http2.headers import STATUS_200, write
 from tests.unit.bench.shooting import hang_up, listening, shoot
-from tests.unit.gateway.wire.http2_wire import message
+from tests.unit.wire.http2_wire import message
 
 LARGE = bytes(range(256)) * 2000
 """Larger than a window and many frames."""

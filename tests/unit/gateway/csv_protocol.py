@@ -16,10 +16,10 @@ from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.edges.http_inference import HttpInference
 from services.gateway.inference import Inference, InferencePath, WireProtocol
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.wire.body import Body
-from services.gateway.wire.http1.exchange import Opener
-from services.gateway.wire.http1.head import Head
 from services.queueing.records import InferReply
+from services.wire.body import Body
+from services.wire.http1.exchange import Opener
+from services.wire.http1.head import Head
 
 FIELDS = b"content-type: text/csv\r\n"
 CSV = WireProtocol("csv", "ok", lambda error: type(error).__name__)

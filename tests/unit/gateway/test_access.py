@@ -22,11 +22,11 @@ from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
-from services.gateway.wire.http1.port import HttpPort
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import Lane
 from services.readiness import Look, Readiness
 from services.telemetry.metrics import Metrics
+from services.wire.http1.port import HttpPort
 from tests.fixtures.credentials import (
     KEY,
     keys_text,
@@ -37,7 +37,7 @@ from tests.fixtures.credentials import (
 from tests.fixtures.queue_ends import echo_of
 from tests.fixtures.served_directory import serving
 from tests.fixtures.signatures import one_to_one
-from tests.unit.gateway.wire.http_wire import Answer, Wire, make_budget, make_limits, request
+from tests.unit.wire.http_wire import Answer, Wire, make_budget, make_limits, request
 
 SERVICE = "inference.GRPCInferenceService"
 BODY = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1]}]}'

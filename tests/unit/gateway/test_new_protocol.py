@@ -14,14 +14,14 @@ from model_store.tensors import Array
 from services.errors import BackendError
 from services.gateway.admission import Admission
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.wire.http1.port import HttpPort
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.part_window import MAX_UNREAD, PartWindow
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.telemetry.metrics import Metrics
+from services.wire.http1.port import HttpPort
 from tests.unit.gateway import csv_protocol
-from tests.unit.gateway.wire.http_wire import (
+from tests.unit.wire.http_wire import (
     Answer,
     Wire,
     make_budget,

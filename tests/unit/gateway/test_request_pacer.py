@@ -9,7 +9,7 @@ import pytest
 from services.errors import ServingError, TooManyInFlightError
 from services.gateway import request_pacer
 from services.gateway.request_pacer import BEGUN_A_TURN, COUNTED_BYTES, RequestPacer
-from services.gateway.wire.body import Body
+from services.wire.body import Body
 
 
 class Clock:

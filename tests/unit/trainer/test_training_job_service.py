@@ -31,7 +31,6 @@ from services.errors import (
     ShuttingDownError,
     UnknownJobError,
 )
-from services.gateway.wire.http1.port import HttpPort
 from services.trainer.config import TrainerConfig
 from services.trainer.edges.grpc_calls import TrainingGrpcEdge
 from services.trainer.edges.rest import TrainingRoutes
@@ -42,11 +41,12 @@ from services.trainer.stores import transitions
 from services.trainer.stores.job_store import change
 from services.trainer.stores.sqlite_store import SqliteJobStore
 from services.trainer.training_job_service import CODE, RECIPE, Submission, TrainingJobService
+from services.wire.http1.port import HttpPort
 from tests.fixtures import training_jobs
 from tests.fixtures.redis_servers import until
 from tests.fixtures.training_jobs import BEARER, KEYS, TOKEN, config
-from tests.unit.gateway.wire.http_wire import Wire, make_budget, make_limits, request
 from tests.unit.trainer.test_code_bundle import tar_of
+from tests.unit.wire.http_wire import Wire, make_budget, make_limits, request
 from training.recipe.file import parse_recipe
 
 GIVEN = Submission(recipe=training_jobs.RECIPE, name="tiny.yaml")

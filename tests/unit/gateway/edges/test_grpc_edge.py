@@ -23,16 +23,16 @@ from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.inference import Inference
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
-from services.gateway.wire.http2 import grpc_call
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import Lane
 from services.readiness import Look, Readiness
 from services.telemetry.metrics import Metrics
+from services.wire.http2 import grpc_call
 from tests.fixtures.queue_ends import echo_of
 from tests.fixtures.served_directory import serving
 from tests.fixtures.signatures import one_to_one
-from tests.unit.gateway.wire.http_wire import make_budget, make_limits
+from tests.unit.wire.http_wire import make_budget, make_limits
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LANE = Lane("echo", 1)

@@ -25,16 +25,16 @@ from services.gateway.inference import InferencePath
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.scheduling_parameters import time_for_work
 from services.gateway.sliced_work import SlicedWork
-from services.gateway.wire.body import Body
-from services.gateway.wire.http2.grpc_call import UnaryCall
-from services.gateway.wire.http2.grpc_head import GrpcHead
 from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferReply, Lane
 from services.telemetry.metrics import Metrics
+from services.wire.body import Body
+from services.wire.http2.grpc_call import UnaryCall
+from services.wire.http2.grpc_head import GrpcHead
 from tests.fixtures.queue_ends import reply_of
 from tests.fixtures.served_directory import serving
 from tests.fixtures.signatures import one_to_one
-from tests.unit.gateway.wire.http_wire import make_budget
+from tests.unit.wire.http_wire import make_budget
 
 LANE = Lane("m", 1)
 SIGNATURE = one_to_one((2,), rows=4)

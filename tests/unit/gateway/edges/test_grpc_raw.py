@@ -17,7 +17,7 @@ from services.gateway.edges.grpc_raw import (
     check_job_request,
     read_infer_request,
 )
-from services.gateway.wire.body import MIN_VIEWED_BYTES
+from services.wire.body import MIN_VIEWED_BYTES
 
 TENSOR = b"x" * MIN_VIEWED_BYTES
 

@@ -19,7 +19,7 @@ from services.gateway.edges.grpc_reflection import (
     SERVICE,
     GrpcReflection,
 )
-from services.gateway.wire.http2.frames import (
+from services.wire.http2.frames import (
     DATA,
     END_STREAM,
     INITIAL_WINDOW_SIZE,
@@ -29,9 +29,9 @@ from services.gateway.wire.http2.frames import (
     reset,
     settings,
 )
-from services.gateway.wire.http2.grpc_head import GrpcHead
-from services.gateway.wire.http2.simple_call import SimpleCall
-from tests.unit.gateway.wire.http2_wire import (
+from services.wire.http2.grpc_head import GrpcHead
+from services.wire.http2.simple_call import SimpleCall
+from tests.unit.wire.http2_wire import (
     GREETING,
     Service,
     Wire,
@@ -41,7 +41,7 @@ from tests.unit.gateway.wire.http2_wire import (
     message,
     wire,
 )
-from tests.unit.gateway.wire.http_wire import settle
+from tests.unit.wire.http_wire import settle
 
 INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED = 3, 5, 8
 NO_WINDOW = PREFACE + settings({INITIAL_WINDOW_SIZE: 0})

@@ -19,18 +19,18 @@ from services.gateway.request_pacer import PacedRequest, RequestPacer
 from services.gateway.scheduling_parameters import time_for_work
 from services.gateway.server_facts import ServerFacts
 from services.gateway.sliced_work import SlicedWork
-from services.gateway.wire.body import Body
-from services.gateway.wire.http1.port import HttpPort
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, MemoryQueue
 from services.queueing.records import Lane
 from services.readiness import Readiness
 from services.telemetry.metrics import Metrics
+from services.wire.body import Body
+from services.wire.http1.port import HttpPort
 from tests.fixtures.queue_ends import reply_of
 from tests.fixtures.served_directory import serving
 from tests.fixtures.signatures import one_to_one
-from tests.unit.gateway.wire import http_wire
-from tests.unit.gateway.wire.http_wire import (
+from tests.unit.wire import http_wire
+from tests.unit.wire.http_wire import (
     Answer,
     Wire,
     compression_idle,

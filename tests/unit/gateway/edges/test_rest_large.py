@@ -12,16 +12,16 @@ from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.sliced_work import Slices
-from services.gateway.wire.http1.port import HttpPort
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane
 from services.readiness import Readiness
 from services.telemetry.metrics import Metrics
+from services.wire.http1.port import HttpPort
 from tests.fixtures.queue_ends import Shelf, reply_of
 from tests.fixtures.served_directory import serving
 from tests.fixtures.signatures import one_to_one
-from tests.unit.gateway.wire import http_wire
-from tests.unit.gateway.wire.http_wire import Wire, on_loop, request, settle
+from tests.unit.wire import http_wire
+from tests.unit.wire.http_wire import Wire, on_loop, request, settle
 
 LANE = Lane("m", 1)
 INFER = "/v2/models/m/infer"

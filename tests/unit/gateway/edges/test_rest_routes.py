@@ -5,7 +5,7 @@ import pytest
 
 from services.gateway.edges.openapi import openapi_document
 from tests.unit.gateway.edges.test_rest_edge import Edge, error_of
-from tests.unit.gateway.wire.http_wire import on_loop, request, settle
+from tests.unit.wire.http_wire import on_loop, request, settle
 
 JOBS = {
     "/v2/models/{model}/jobs",

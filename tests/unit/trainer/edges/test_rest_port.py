@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.gateway.wire.http1.head import MAX_HEAD_BYTES
 from services.trainer.metrics import TrainerMetrics
 from services.trainer.server import serve_api
 from services.trainer.stores.sqlite_store import SqliteJobStore
 from services.trainer.training_job_service import TrainingJobService
+from services.wire.http1.head import MAX_HEAD_BYTES
 from tests.fixtures.redis_servers import until
 from tests.fixtures.training_jobs import config, job
 
