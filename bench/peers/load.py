@@ -115,7 +115,7 @@ def parse_wrk(output: str) -> Load:
     """
     line = next((x for x in output.splitlines() if x.startswith("figures ")), None)
     if line is None:
-        raise PeerError(f"wrk printed no figures: {_last_words(output)}")
+        raise PeerError(f"wrk printed no figures: {_last_lines(output)}")
     figures: Mapping[str, int] = json.loads(line.removeprefix("figures "))
     answered = figures["requests"] - figures["bad_status"]
     if answered <= 0:
@@ -138,7 +138,7 @@ def parse_h2load(summary: str, log: str, answer_bytes: int, seconds: int) -> Loa
     counts = re.search(r"^requests: .*?(\d+) succeeded, (\d+) failed", summary, re.MULTILINE)
     data = re.search(r"^traffic: .*\((\d+)\) data$", summary, re.MULTILINE)
     if not counts or not data:
-        raise PeerError(f"h2load printed no figures: {_last_words(summary)}")
+        raise PeerError(f"h2load printed no figures: {_last_lines(summary)}")
     succeeded, failed = int(counts[1]), int(counts[2])
     # Numbers in text vary a little in length between responses: hence the rounding.
     with_message = round(int(data[1]) / answer_bytes)
@@ -167,9 +167,9 @@ def _run(command: Sequence[str]) -> str:
         preexec_fn=pinned_to(CLIENT_CORE),
     )
     if done.returncode != 0:
-        raise PeerError(f"{command[0]} failed: {_last_words(done.stdout)}")
+        raise PeerError(f"{command[0]} failed: {_last_lines(done.stdout)}")
     return done.stdout
 
 
-def _last_words(output: str) -> str:
+def _last_lines(output: str) -> str:
     return " / ".join(output.strip().splitlines()[-3:]) or "no output"

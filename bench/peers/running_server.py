@@ -60,9 +60,9 @@ def running(launch: Launch, why_no_answer: Callable[[], str]) -> Iterator[Runnin
         stack.callback(end_tree, process.pid)
         while why := why_no_answer():
             if process.poll() is not None:
-                raise PeerError(f"it ended with {process.returncode}: {_last_words(launch.folder)}")
+                raise PeerError(f"it ended with {process.returncode}: {_last_lines(launch.folder)}")
             if time.perf_counter() - started > START_TIMEOUT_S:
-                said = _last_words(launch.folder)
+                said = _last_lines(launch.folder)
                 raise PeerError(f"no answer within {START_TIMEOUT_S:.0f} s: {why}; its log: {said}")
             time.sleep(POLL_S)
         yield RunningServer(process.pid, launch, time.perf_counter() - started)
@@ -92,7 +92,7 @@ def _environment(launch: Launch, home: str) -> dict[str, str]:
     }
 
 
-def _last_words(folder: Path) -> str:
+def _last_lines(folder: Path) -> str:
     """Returns the last log lines that mention an error, or else the last lines."""
     lines = (folder / LOG).read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if "error" in line.lower()]

@@ -4,7 +4,7 @@ Every expression is run against a real Prometheus while a fleet serves (`python 
 tests.dashboards`, and shorter `tests/e2e/test_dashboards.py`), and must return data there.
 """
 
-from flambeau.monitoring.panels import Dashboard, Panel, Query, Row, Unit, Variable
+from flambeau.monitoring.panels import Dashboard, Panel, PanelRow, Query, Unit, Variable
 from flambeau.monitoring.rules import FAILURES
 
 WHERE = 'namespace=~"$namespace"'
@@ -99,7 +99,7 @@ OVERVIEW = Dashboard(
     description="Rate, errors and duration of all models, and saturation of the processes.",
     variables=(NAMESPACE,),
     rows=(
-        Row("Now", (
+        PanelRow("Now", (
             figure("Requests a second", "reqps", "Requests answered by all gateways together.",
                    rate("flambeau_requests_total", WHERE)),
             figure("Failing", "percentunit", "Share of requests that failed on the server's "
@@ -115,7 +115,7 @@ OVERVIEW = Dashboard(
             figure("Processes down", "none", "Processes that Prometheus cannot scrape.",
                    f"sum(up{{{PROCESS},{WHERE}}} == bool 0)", 1),
         )),
-        Row("Rate, errors, duration", (
+        PanelRow("Rate, errors, duration", (
             lines("Requests by model", "reqps", "Answered requests per second, of any status.",
                   (rate("flambeau_requests_total", WHERE, "model"), "{{model}}"), stacked=True),
             lines("Failing by model", "percentunit", "Share of each model's requests that failed "
@@ -136,7 +136,7 @@ OVERVIEW = Dashboard(
                   "ModelNotReadyError if no worker serves the model; all of them may be retried.",
                   (rate("flambeau_refusals_total", WHERE, "reason"), "{{reason}}"), stacked=True),
         )),
-        Row("Saturation", (
+        PanelRow("Saturation", (
             lines("In flight", "none", "Accepted requests that are not answered yet, by process; "
                   "the limit is max_in_flight_requests.",
                   (f"sum by (instance) (flambeau_in_flight_requests{{{WHERE}}})", "{{instance}}")),
@@ -165,7 +165,7 @@ MODEL_DETAIL = Dashboard(
     description="One model, with its versions side by side, to compare a new one with an old one.",
     variables=(NAMESPACE, MODEL, ONE_VERSION),
     rows=(
-        Row("Objectives", (
+        PanelRow("Objectives", (
             figure("Error budget burn rate", "none", "Rate at which the failures of the last "
                    "hour use up the budget of 30 days: 1 uses it up in 30 days; 14.4 pages.",
                    burning("failed", "availability"), 1),
@@ -176,7 +176,7 @@ MODEL_DETAIL = Dashboard(
             figure("Memory", "bytes", "Measured at load, of all versions in all processes.",
                    f"sum(flambeau_model_memory_bytes{{{VERSION}}})"),
         )),
-        Row("Versions side by side", (
+        PanelRow("Versions side by side", (
             lines("Requests", "reqps", "Answered requests, by version.",
                   (rate("flambeau_requests_total", VERSION, "model, version"),
                    "{{model}} {{version}}"), stacked=True),
@@ -188,7 +188,7 @@ MODEL_DETAIL = Dashboard(
                   (quantile(0.99, DURATION, VERSION, "model, version"),
                    "{{model}} {{version}} 99 %")),
         )),
-        Row("Where the time goes", (
+        PanelRow("Where the time goes", (
             lines("Waiting for a batch, 95 %", "s", "From admission to the start of the batch.",
                   (quantile(0.95, "flambeau_queue_duration_seconds", VERSION, "model, version"),
                    "{{model}} {{version}}")),
@@ -200,7 +200,7 @@ MODEL_DETAIL = Dashboard(
                    f"{rate('flambeau_batch_size_count', VERSION, 'model, version')}",
                    "{{model}} {{version}}")),
         )),
-        Row("Failures and loads", (
+        PanelRow("Failures and loads", (
             lines("Dropped", "reqps", "Accepted requests dropped before the backend ran, by "
                   "reason: cancelled, expired, infeasible, failed.",
                   (rate("flambeau_dropped_requests_total", VERSION, "version, reason"),
@@ -228,7 +228,7 @@ QUEUE = Dashboard(
     description="Gateways and workers in separate processes, and their queue in Redis.",
     variables=(NAMESPACE, MODEL),
     rows=(
-        Row("Now", (
+        PanelRow("Now", (
             figure("Workers", "none", "Workers registered in Redis.",
                    f"sum(max by (namespace) (flambeau_fleet_workers{{{WHERE}}}))"),
             figure("Workers lost", "none", "Disappeared without shutting down, in the time range.",
@@ -241,7 +241,7 @@ QUEUE = Dashboard(
         ), NO_QUEUE, "For gateways and workers in separate processes. `flambeau serve` runs both "
            "in one process, without Redis: there *Now*, *Redis* and *Jobs* stay empty, and the "
            "dashboards *overview* and *model* show the queue."),
-        Row("Redis", (
+        PanelRow("Redis", (
             lines("Waiting", "none", "Requests that no worker has taken. Every worker reports "
                   "the same value, so the maximum is shown.",
                   (of_redis("flambeau_stream_waiting_requests"),
@@ -253,7 +253,7 @@ QUEUE = Dashboard(
                   (of_redis("flambeau_stream_oldest_age_seconds"),
                    "{{model}} {{version}}")),
         ), NO_QUEUE),
-        Row("Jobs", (
+        PanelRow("Jobs", (
             lines("Waiting", "none", "Jobs that no worker has taken; they yield to requests.",
                   (of_redis("flambeau_waiting_jobs"),
                    "{{model}} {{version}}"), stacked=True),
@@ -263,7 +263,7 @@ QUEUE = Dashboard(
             lines("Finished", "ops", "Finished jobs, by state.",
                   (rate("flambeau_finished_jobs_total", LANE, "state"), "{{state}}"), stacked=True),
         ), NO_QUEUE),
-        Row("Workers", (
+        PanelRow("Workers", (
             lines("Busy", "percentunit", "Seconds of backend runs per second: a worker is "
                   "saturated at its number of instances.",
                   (rate("flambeau_execution_duration_seconds_sum", LANE, "instance"),
@@ -286,7 +286,7 @@ TRAINING = Dashboard(
     description="The training service: queued, running and finished jobs, and its processes.",
     variables=(NAMESPACE,),
     rows=(
-        Row("Now", (
+        PanelRow("Now", (
             figure("Waiting", "none", "Jobs that no worker has taken.",
                    f'sum(max by (namespace) (flambeau_training_jobs{{{WHERE},state="queued"}}))'),
             figure("Running", "none", "Jobs that run on all workers.",
@@ -297,7 +297,7 @@ TRAINING = Dashboard(
             figure("Taken over", "none", "Jobs whose worker died, in the time range.",
                    grown_in_all("flambeau_training_takeovers_total", WHERE), 0.5),
         ), NO_TRAINER),
-        Row("Jobs", (
+        PanelRow("Jobs", (
             lines("By state", "none", "All jobs that are stored (keep_days).",
                   ("sum by (state) (max by (namespace, state) "
                    f"(flambeau_training_jobs{{{WHERE}}}))", "{{state}}"),
@@ -310,7 +310,7 @@ TRAINING = Dashboard(
                   (quantile(0.9, "flambeau_training_attempt_duration_seconds", WHERE), "90 %"),
                   quiet=True),
         ), NO_TRAINER),
-        Row("Workers", (
+        PanelRow("Workers", (
             lines("Running jobs", "none", "By worker.",
                   (f"flambeau_training_running_jobs{{{WHERE}}}", "{{instance}}"), stacked=True),
             lines("Memory of the service", "bytes", "Without the jobs, which run in processes of "
@@ -336,7 +336,7 @@ GPU = Dashboard(
         Variable("gpu", "GPU", "label_values(DCGM_FI_DEV_GPU_UTIL, gpu)"),
     ),
     rows=(
-        Row("Use", (
+        PanelRow("Use", (
             lines("Busy", "percentunit", "Share of the time in which a kernel ran.",
                   (f"DCGM_FI_DEV_GPU_UTIL{{{GPU_LABELS}}} / 100", GPU_NAME)),
             lines("Memory taken", "bytes", "Memory of the device used by all processes.",
@@ -344,7 +344,7 @@ GPU = Dashboard(
             lines("Memory free", "bytes", "Versions that need more are refused.",
                   (f"DCGM_FI_DEV_FB_FREE{{{GPU_LABELS}}} * 1048576", GPU_NAME)),
         ), NO_EXPORTER),
-        Row("Health", (
+        PanelRow("Health", (
             lines("Temperature", "celsius", "Above 85 °C most GPUs reduce their clocks.",
                   (f"DCGM_FI_DEV_GPU_TEMP{{{GPU_LABELS}}}", GPU_NAME)),
             lines("Power", "watt", "Power draw.",
@@ -352,7 +352,7 @@ GPU = Dashboard(
             lines("XID errors", "none", "Number of the last XID error; 0 if there was none. NVIDIA "
                   "documents each number.", (f"DCGM_FI_DEV_XID_ERRORS{{{GPU_LABELS}}}", GPU_NAME)),
         ), NO_EXPORTER),
-        Row("Models", (
+        PanelRow("Models", (
             lines("Memory by version", "bytes", "Memory measured at load.",
                   (f"flambeau_model_memory_bytes{{{WHERE}}}", "{{instance}} {{model}} {{version}}"),
                   stacked=True),

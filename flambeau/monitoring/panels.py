@@ -56,7 +56,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     """Panels side by side, under a heading."""
 
     title: str
@@ -85,7 +85,7 @@ class Dashboard:
     uid: str
     title: str
     description: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
     variables: tuple[Variable, ...] = ()
 
     def panels(self) -> Iterator[Panel]:
@@ -125,7 +125,7 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GridPosition:
     """Position of a panel in the grid of 24 columns; heights are about 38 pixels each."""
 
     x: int
@@ -134,7 +134,7 @@ class Place:
     height: int
 
 
-def places(row: Row, top: int) -> list[tuple[Panel, Place]]:
+def places(row: PanelRow, top: int) -> list[tuple[Panel, GridPosition]]:
     """Places the panels of a row side by side, at most six numbers or three graphs.
 
     Args:
@@ -150,12 +150,12 @@ def places(row: Row, top: int) -> list[tuple[Panel, Place]]:
         height = STAT_HEIGHT if panel.kind == "stat" else GRAPH_HEIGHT
         if x + width > WIDTH:
             x, y = 0, y + height
-        found.append((panel, Place(x, y, width, height)))
+        found.append((panel, GridPosition(x, y, width, height)))
         x += width
     return found
 
 
-def _placed(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+def _placed(rows: Sequence[PanelRow]) -> Iterator[dict[str, Any]]:
     number, y = 0, 0
     for row in rows:
         number, y = number + 1, y + 1
@@ -165,7 +165,7 @@ def _placed(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         if row.note:
             number += 1
             height = note_height(row.note)
-            yield _text(row, Place(0, y, WIDTH, height), number)
+            yield _text(row, GridPosition(0, y, WIDTH, height), number)
             y += height
         for panel, place in places(row, y):
             number += 1
@@ -179,7 +179,7 @@ def note_height(note: str) -> int:
     return max(2, round(lines / NOTE_LINES_A_UNIT) + 1)
 
 
-def _text(row: Row, place: Place, number: int) -> dict[str, Any]:
+def _text(row: PanelRow, place: GridPosition, number: int) -> dict[str, Any]:
     return {
         "gridPos": {"x": place.x, "y": place.y, "w": place.width, "h": place.height},
         "id": number,
@@ -189,7 +189,7 @@ def _text(row: Row, place: Place, number: int) -> dict[str, Any]:
     }
 
 
-def _panel(panel: Panel, place: Place, number: int, absent: str) -> dict[str, Any]:
+def _panel(panel: Panel, place: GridPosition, number: int, absent: str) -> dict[str, Any]:
     return {
         "datasource": DATA_SOURCE,
         "description": panel.description,

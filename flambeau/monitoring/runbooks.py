@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flambeau.monitoring.alerts import ALERTS, BUDGET_ALERTS
-from flambeau.monitoring.panels import Dashboard, Row
+from flambeau.monitoring.panels import Dashboard, PanelRow
 
 UID = "flambeau-runbooks"
 RUNBOOK_URL = f"http://localhost:3000/d/{UID}?viewPanel={{panel}}"
@@ -53,7 +53,7 @@ def runbook_dashboard(texts: Mapping[str, str]) -> Dashboard:
         uid=UID,
         title="flambeau: runbooks",
         description="Meaning, diagnosis and remedy of each alert. Alerts link here.",
-        rows=tuple(Row(name, (), note=_without_links(texts[name])) for name in NAMES),
+        rows=tuple(PanelRow(name, (), note=_without_links(texts[name])) for name in NAMES),
     )
 
 

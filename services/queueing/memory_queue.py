@@ -135,7 +135,7 @@ class Entry:
         """Answers the caller, if it still waits."""
         if not self.dead:
             self.dead = True
-            done, self._done = self._done, _nobody
+            done, self._done = self._done, _ignore
             holder = self.holder
             if holder is not None:
                 holder.in_flight -= 1
@@ -174,7 +174,7 @@ class Entry:
     def cancel(self) -> None:
         """Cancels the request; its callback is not called."""
         if not self.dead:
-            self._done = _nobody
+            self._done = _ignore
             self.abandon(_CANCELLED, "cancelled")
 
     def expire(self) -> None:
@@ -337,7 +337,7 @@ class MemoryQueue:
             entry.abandon(error, "failed")
 
 
-def _nobody(_: Outcome) -> None:
+def _ignore(_: Outcome) -> None:
     """Callback of a cancelled caller."""
 
 

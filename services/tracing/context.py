@@ -27,7 +27,7 @@ class TraceContext(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Time at which the edge had the request, in nanoseconds since 1970."""
 
 
-class Parent(NamedTuple):
+class TraceParent(NamedTuple):
     """Trace context that a caller sent."""
 
     trace_id: bytes
@@ -35,7 +35,7 @@ class Parent(NamedTuple):
     is_sampled: bool
 
 
-def read_traceparent(text: str) -> Parent | None:
+def read_traceparent(text: str) -> TraceParent | None:
     """Parses the header; None for values that the standard says to ignore."""
     found = _TRACEPARENT.fullmatch(text.strip())
     if found is None:
@@ -48,4 +48,4 @@ def read_traceparent(text: str) -> Parent | None:
     ):
         return None
     sampled = bool(int(flags, 16) & SAMPLED)
-    return Parent(bytes.fromhex(trace_id), bytes.fromhex(span_id), sampled)
+    return TraceParent(bytes.fromhex(trace_id), bytes.fromhex(span_id), sampled)

@@ -80,7 +80,7 @@ class CollectorAwayError(Exception):
     """The collector did not receive an export, which may be sent again."""
 
 
-class Exporter(Protocol):
+class SpanExporter(Protocol):
     """Sends facts to a collector; called in one thread."""
 
     def export(self, facts: Sequence[Facts]) -> int:
@@ -100,7 +100,7 @@ class Tracer:
         spans: counter of spans, by `outcome`.
     """
 
-    def __init__(self, ratio: float, exporter: Exporter, spans: Counter) -> None:
+    def __init__(self, ratio: float, exporter: SpanExporter, spans: Counter) -> None:
         self._ratio = ratio
         self._exporter = exporter
         self._exported, self._dropped = spans.labels("exported"), spans.labels("dropped")

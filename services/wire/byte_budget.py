@@ -38,7 +38,7 @@ _RETRY_S = 0.1
 """Pause after a search that found no slow connection: a search visits all of them."""
 
 
-class Holder(Protocol):
+class BudgetHolder(Protocol):
     """A connection that holds bytes, as the budget uses it."""
 
     def pace(self, now: float) -> float | None:
@@ -88,7 +88,7 @@ class ByteBudget:
         self.small_limit_bytes = limit_bytes - limit_bytes // RESERVED_PART // 2
         self.share_bytes = limit_bytes // SHARES
         self.held_bytes = 0
-        self.waiting: set[Holder] = set()
+        self.waiting: set[BudgetHolder] = set()
         self._next_search = 0.0
         self._freed = freed or FreedMemory(limit_bytes // _GIVEN_BACK_PART, limit_bytes)
 

@@ -51,7 +51,7 @@ _ASKED_AT_US = WORK_AT_ONCE_US // 2
 """A turn with less work, in microseconds, is not worth a callback to reset the count."""
 
 
-class Waiting(Protocol):
+class Waiter(Protocol):
     """A connection with more work."""
 
     def take_turn(self, work_us: int) -> None:
@@ -71,9 +71,9 @@ class LoopTurns:
     def __init__(self) -> None:
         self.number = self.worked_us = 0
         self._asked = False
-        self._small: deque[Waiting] = deque()
-        self._fresh: deque[Waiting] = deque()
-        self._waiting: deque[Waiting] = deque()
+        self._small: deque[Waiter] = deque()
+        self._fresh: deque[Waiter] = deque()
+        self._waiting: deque[Waiter] = deque()
 
     @property
     def is_busy(self) -> bool:
@@ -86,7 +86,7 @@ class LoopTurns:
         if worked_us >= _ASKED_AT_US and not self._asked:
             self._ask()
 
-    def wait(self, connection: Waiting, *, is_fresh: bool, is_small: bool = False) -> None:
+    def wait(self, connection: Waiter, *, is_fresh: bool, is_small: bool = False) -> None:
         """Schedules a connection for a later turn.
 
         Args:

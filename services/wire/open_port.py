@@ -151,10 +151,10 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
 
     @abc.abstractmethod
     def shed(self, error: BufferFullError) -> None:
-        """See `byte_budget.Holder`."""
+        """See `byte_budget.BudgetHolder`."""
 
     def pace(self, now: float) -> float | None:
-        """See `byte_budget.Holder`."""
+        """See `byte_budget.BudgetHolder`."""
         waited_s = now - self._waits_since
         if waited_s < self._budget.grace_s:
             return None

@@ -23,7 +23,7 @@ from model_store.semver.semver import SemverRange, parse_range
 from model_store.semver.semver_index import fitting
 from model_store.store import ModelStore
 from services.inference.loading.choice_memory import Choice, ChoiceMemory
-from services.inference.loading.needs_memory import Need, NeedsMemory
+from services.inference.loading.needs_memory import MemoryNeed, NeedsMemory
 from tests.fixtures.hostile_files import change, change_value, seal
 from tests.fixtures.signing import key_in, signer_in
 from tests.fixtures.store_versions import draft_in, publish_in
@@ -158,7 +158,7 @@ def test_files_that_servers_remember_in_count_as_empty(tmp_path: Path, data: byt
 def test_files_that_servers_remember_in_may_be_changed_at_random(tmp_path: Path) -> None:
     choices, needs = str(tmp_path / "choices"), str(tmp_path / "needs")
     ChoiceMemory(choices).remember(KEY, Choice(artifact="onnx", row_ms={"onnx": 0.5}))
-    NeedsMemory(needs).remember(KEY, Need(peak_bytes=5))
+    NeedsMemory(needs).remember(KEY, MemoryNeed(peak_bytes=5))
     for path, open_file in ((choices, ChoiceMemory), (needs, NeedsMemory)):
         whole = Path(path).read_bytes()
         for seed in range(FUZZ_ROUNDS):

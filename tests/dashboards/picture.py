@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from flambeau.monitoring.panels import Dashboard, Panel, Place, places
+from flambeau.monitoring.panels import Dashboard, GridPosition, Panel, places
 from tests.dashboards.answers import Answer, Answers
 from tests.fixtures.prometheus_process import Series
 
@@ -56,7 +56,7 @@ def draw(dashboard: Dashboard, answers: Answers, shown_s: float) -> str:
     )
 
 
-def _panel(panel: Panel, place: Place, answers: Sequence[Answer]) -> str:
+def _panel(panel: Panel, place: GridPosition, answers: Sequence[Answer]) -> str:
     x, y = MARGIN + place.x * COLUMN + GAP, TOP + place.y * LINE + GAP
     width, height = place.width * COLUMN - 2 * GAP, place.height * LINE - 2 * GAP
     body = _figure if panel.kind == "stat" else _graph

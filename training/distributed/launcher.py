@@ -118,10 +118,10 @@ def train_together(
         arguments = ["--recipe", str(path), "--store", store, "--runs-dir", str(runs_dir)]
         arguments += [] if resume else ["--anew"]
         arguments += [] if private_key is None else ["--sign-with", str(private_key)]
-        run_together(recipe, arguments, _Nobody())
+        run_together(recipe, arguments, _NullWatcher())
 
 
-class _Nobody:
+class _NullWatcher:
     """Discards events: the user sees the output of rank 0."""
 
     def write(self, kind: str, **fields: Any) -> None:

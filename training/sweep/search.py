@@ -38,10 +38,10 @@ from training.sweep.study import Asked, Study
 from training.sweep.table import SweepTable, open_sweep_table
 from training.sweep.trial_process import (
     Epoch,
-    Failed,
     Finished,
     Pruned,
     Told,
+    TrialFailed,
     TrialProcess,
     facts_of,
 )
@@ -192,7 +192,7 @@ class Search:
         if isinstance(told, Epoch):
             value = told.metrics.get(self.plan.metric)
             if value is None:
-                self._close(running, Failed(self._no_metric(told.metrics)))
+                self._close(running, TrialFailed(self._no_metric(told.metrics)))
                 return
             hopeless = running.asked.hopeless_after(told.number, value)
             last = told.number >= running.recipe.train.epochs
@@ -205,7 +205,7 @@ class Search:
         limit_s = self.plan.trial_timeout_s
         for running in list(self._running.values()):
             if limit_s is not None and running.process.took_s > limit_s:
-                self._close(running, Failed(f"it took longer than {limit_s:g} s"))
+                self._close(running, TrialFailed(f"it took longer than {limit_s:g} s"))
 
     def _close(self, running: _Running, told: Told) -> None:
         """Records the result of a trial."""
@@ -217,7 +217,7 @@ class Search:
                 self.study.done(asked, told.metrics[self.plan.metric], facts)
             case Pruned():
                 self.study.pruned(asked, "worse than the median of the others", facts)
-            case Failed():
+            case TrialFailed():
                 self.study.failed(asked, told.reason, facts)
         self._show()
 

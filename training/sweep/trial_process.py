@@ -3,7 +3,7 @@
     trial                       search
       epoch (number, metrics) ->
                               <- whether to continue
-      Finished | Pruned | Failed ->
+      Finished | Pruned | TrialFailed ->
 
 Rules: a trial only trains, and neither exports nor publishes; its metric is measured with the
 weights that would be published; it ends, with all its child processes, when the search ends. A
@@ -60,13 +60,13 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class TrialFailed:
     """A failed trial."""
 
     reason: str
 
 
-Told = Epoch | Finished | Pruned | Failed
+Told = Epoch | Finished | Pruned | TrialFailed
 
 
 class TrialProcess:
@@ -116,7 +116,7 @@ class TrialProcess:
             told: Told = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self._process.join()
-            return Failed(describe_exit(self._process.exitcode, self._log))
+            return TrialFailed(describe_exit(self._process.exitcode, self._log))
         if not isinstance(told, Epoch):
             self._process.join(LEAVING_S)
         return told
@@ -195,7 +195,7 @@ def _work(
     except StoppedError:
         told = Pruned()
     except Exception as error:  # user code may raise anything
-        told = Failed(explained(error, root_cause(error), memory))
+        told = TrialFailed(explained(error, root_cause(error), memory))
     connection.send(told)
 
 

@@ -273,7 +273,7 @@ def _array(schema: str) -> dict[str, Any]:
     return {"type": "array", "items": _reference(schema)}
 
 
-_WISHES: dict[str, Any] = {
+_PARAMETERS: dict[str, Any] = {
     "timeout": {
         "type": "integer",
         "minimum": 0,
@@ -332,7 +332,7 @@ def _schemas() -> dict[str, Any]:
         "InferRequest": _object(
             ["inputs"],
             id=text,
-            parameters={**parameters, "properties": _WISHES},
+            parameters={**parameters, "properties": _PARAMETERS},
             inputs=_array("Tensor"),
             outputs=_array("RequestedOutput"),
         ),

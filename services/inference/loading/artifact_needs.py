@@ -30,7 +30,7 @@ from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.served_kinds import runtime_distributions
 from services.inference.isolation.probe import ProbeFiles, ProbeHosts, ProbeLimits
-from services.inference.loading.needs_memory import Need, NeedsMemory
+from services.inference.loading.needs_memory import MemoryNeed, NeedsMemory
 from services.low_priority_thread import STEPS_BELOW_LOOP, start_at_low_priority
 
 logger = logging.getLogger("flambeau.loader")
@@ -198,7 +198,7 @@ class ArtifactNeeds:
         except Exception as error:  # its files are untrusted
             self._faults[case.place] = time.monotonic(), error
             return True
-        need = Need(
+        need = MemoryNeed(
             peak_bytes=probed.peak_bytes,
             over_bytes=limits.memory_bytes if probed.over_memory else 0,
             over_s=limits.cpu_s if probed.over_time else 0.0,
@@ -221,7 +221,7 @@ class ArtifactNeeds:
             self._faults[case.place] = time.monotonic(), fault
             return True
         if not is_known:  # the CPU may not support what a GPU does; nothing was harmed
-            need = Need(peak_bytes=0)
+            need = MemoryNeed(peak_bytes=0)
         logger.info(
             "artifact tried",
             extra={"model": case.manifest.model, "version": case.manifest.version,
@@ -231,7 +231,7 @@ class ArtifactNeeds:
         return True
 
 
-def _may_fit_now(need: Need, allowed_bytes: int, limit_s: float) -> bool:
+def _may_fit_now(need: MemoryNeed, allowed_bytes: int, limit_s: float) -> bool:
     """Returns True if it exceeded a limit that has been raised since."""
     return 0 < need.over_bytes < allowed_bytes or 0 < need.over_s < limit_s
 

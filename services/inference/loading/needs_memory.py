@@ -26,7 +26,7 @@ MAX_NEEDS = 5_000
 LIMITS = DocumentLimits(2**20, 25_000)
 
 
-class Need(StrictModel):
+class MemoryNeed(StrictModel):
     """Measured needs of an artifact, or the limits that it exceeded."""
 
     peak_bytes: int | None = Field(default=None, ge=0)
@@ -39,7 +39,7 @@ class Need(StrictModel):
 
 class _Contents(StrictModel):
     schema_version: Literal[1] = Field(1, alias="schema")
-    needs: dict[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], Need] = Field(
+    needs: dict[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], MemoryNeed] = Field(
         default={}, max_length=MAX_NEEDS
     )
 
@@ -63,11 +63,11 @@ class NeedsMemory:
                 )
         self._known = self._read()
 
-    def recall(self, key: str) -> Need | None:
+    def recall(self, key: str) -> MemoryNeed | None:
         """Returns the needs of an artifact; None if unknown."""
         return self._known.get(key)
 
-    def remember(self, key: str, need: Need) -> None:
+    def remember(self, key: str, need: MemoryNeed) -> None:
         """Stores the needs of an artifact."""
         with self._lock:
             known = self._read() | self._known  # another process may have added entries
@@ -75,7 +75,7 @@ class NeedsMemory:
             self._known = dict([*known.items(), (key, need)][-MAX_NEEDS:])
             self._write()
 
-    def _read(self) -> dict[str, Need]:
+    def _read(self) -> dict[str, MemoryNeed]:
         if self._path is None:
             return {}
         try:

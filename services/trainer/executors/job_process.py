@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 CHUNK_BYTES = 64 * 2**10
-LAST_WORDS_S = 5.0
+FINAL_OUTPUT_S = 5.0
 """Timeout of reading the remaining output of a job once it has ended."""
 _LINE_ENDS = re.compile(rb"[\r\n]+")
 Hear = Callable[[str], Awaitable[None]]
@@ -78,7 +78,7 @@ class JobProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self.ended.wait()
-        await asyncio.wait({reading}, timeout=LAST_WORDS_S)
+        await asyncio.wait({reading}, timeout=FINAL_OUTPUT_S)
         reading.cancel()  # a process that left the group may still hold a pipe
         await asyncio.wait({reading})
         for pipe in self._pipes:

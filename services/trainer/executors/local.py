@@ -63,7 +63,7 @@ class LocalExecutor:
             return cut_off
         if process.exit_code == STOPPED:
             return Stopped()
-        return story.outcome or Failed(_obituary(process.exit_code, last_line[0]))
+        return story.outcome or Failed(_describe_exit(process.exit_code, last_line[0]))
 
     async def discard(self, job: TrainingJob) -> bool:
         """See `Executor.discard`: the process has always ended already."""
@@ -103,7 +103,7 @@ def job_arguments(job: TrainingJob, config: TrainerConfig) -> list[str]:
     ]  # fmt: skip
 
 
-def _obituary(code: int, last_line: str) -> str:
+def _describe_exit(code: int, last_line: str) -> str:
     """Describes the end of a process that reported no outcome."""
     words = f"; its last line: {last_line[: LONGEST_TEXT // 4]}" if last_line else ""
     if code < 0:

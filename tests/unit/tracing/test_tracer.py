@@ -20,7 +20,7 @@ from services.queueing.redis_streams.wire import decode_request, encode_request
 from services.settings import ConfigError, checked
 from services.telemetry.metrics import Metrics
 from services.tracing import tracer as tracing
-from services.tracing.context import Parent, TraceContext, read_traceparent
+from services.tracing.context import TraceContext, TraceParent, read_traceparent
 from services.tracing.setting import open_tracer
 from services.tracing.tracer import EdgeFacts, Facts, Tracer
 from tests.fixtures.inferences import open_inference
@@ -73,7 +73,7 @@ def test_a_header_is_read_as_it_was_written(
     ids: tuple[bytes, bytes], flags: int, version: str
 ) -> None:
     text = f"{version}-{ids[0].hex()}-{ids[1].hex()}-{flags:02x}"
-    assert read_traceparent(text) == Parent(*ids, bool(flags & 1))
+    assert read_traceparent(text) == TraceParent(*ids, bool(flags & 1))
     later = read_traceparent(f"{text}-more")
     assert (later is None) is (version == "00")
 

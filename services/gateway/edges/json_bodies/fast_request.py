@@ -114,10 +114,10 @@ def read_fast(head: Buffer, binary: memoryview) -> RestRequest:
         raise TensorError("binary data that no input claims, or too little of it")
     if not document.outputs and document.parameters is _NOTHING:
         return RestRequest(id=document.id, inputs=inputs, is_simple=not document.id)
-    return _with_wishes(document, inputs)
+    return _with_parameters(document, inputs)
 
 
-def _with_wishes(document: _Document, inputs: list[InputTensor]) -> RestRequest:
+def _with_parameters(document: _Document, inputs: list[InputTensor]) -> RestRequest:
     outputs, asked = document.outputs, document.parameters
     timeout_us, priority = checked_scheduling(asked.timeout, asked.priority)
     return RestRequest(

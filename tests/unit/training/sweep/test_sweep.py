@@ -34,7 +34,7 @@ from training.sweep.parameter import parse_parameters
 from training.sweep.records import SweepRecord, TrialRecord, figure_text
 from training.sweep.search import SweepPlan, sweep
 from training.sweep.table import LiveSweepTable
-from training.sweep.trial_process import Epoch, Failed, Finished, Pruned, Told
+from training.sweep.trial_process import Epoch, Finished, Pruned, Told, TrialFailed
 
 SVG = "{http://www.w3.org/2000/svg}"
 RECIPE = """
@@ -261,7 +261,7 @@ def test_small_figures_keep_their_digits() -> None:
 
 def test_a_failed_trial_does_not_end_the_search(scripted: Scripted) -> None:
     record = scripted.run(
-        lambda place, _: [Failed("the loss is nan")] if place % 2 else finished(place / 10),
+        lambda place, _: [TrialFailed("the loss is nan")] if place % 2 else finished(place / 10),
         trials=4,
     )
     assert [(t.state, t.reason) for t in record.trials] == [
@@ -282,7 +282,7 @@ def test_a_bad_combination_fails_with_the_recipes_reason(scripted: Scripted) -> 
 
 def test_without_any_trial_that_is_done_the_reasons_are_told(scripted: Scripted) -> None:
     with pytest.raises(SweepError, match="no trial is done: 2 of 2 failed, as by: the loss is nan"):
-        scripted.run(lambda *_: [Failed("the loss is nan")], trials=2)
+        scripted.run(lambda *_: [TrialFailed("the loss is nan")], trials=2)
     with pytest.raises(SweepError, match="it has no metric val/exact_match; it has: val/accuracy"):
         scripted.run(lambda *_: finished(0.5), trials=1, metric="val/exact_match")
 
