@@ -21,10 +21,10 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.mutants.covering import Covering, measure
+from tests.mutants.line_recorder import PACKAGES
 from tests.mutants.mutations import Mutation, mutations
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("services", "model_store", "training")
 KEPT = ROOT / "var" / "mutants"
 MAX_TESTS = 300
 """Limit on the tests of a line; the nearest are selected. Some lines are run by thousands."""
@@ -63,10 +63,12 @@ def main() -> int:
         copies = [Path(folder) / str(number) for number in range(given.workers)]
         for copy in copies:
             _copy_to(copy)
-        if not (kept / "coverage").exists():
-            measure(copies[0], PACKAGES, kept / "coverage", given.workers + 1)
+        if not (kept / "root").exists():
+            measure(copies[0], kept / "lines", given.workers + 1)
             (kept / "root").write_text(str(copies[0]))
-        covering = Covering(kept / "coverage", Path((kept / "root").read_text()))
+        covering = Covering(kept / "lines", Path((kept / "root").read_text()))
+        for test in covering.failed:
+            print(f"fails without a change, and is left out: {test}")
         trials = _try(_sample(sources, given.seed, given.count), covering, copies, sources, kept)
     killed = sum(trial.outcome == "killed" for trial in trials)
     for trial in sorted(trials, key=lambda trial: (trial.file, trial.line)):

@@ -1,49 +1,66 @@
-"""The tests that run a line: measured once, with coverage.py's contexts."""
+"""The tests that run a line: recorded once, by `line_recorder.py`."""
 
-import sqlite3
+import json
+import os
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
-import coverage.numbits
+import coverage
+
+from tests.mutants.line_recorder import FOLDER
 
 TESTS = ("tests/unit", "tests/contract")
 
 
-def measure(copy: Path, packages: tuple[str, ...], file: Path, workers: int) -> None:
+def measure(copy: Path, folder: Path, workers: int) -> None:
     """Runs the tests of a copy of the sources once, and keeps what each of them ran.
 
+    Args:
+        copy: folder of the copy.
+        folder: gets the data; made if it does not exist.
+        workers: tests at once.
+
     Raises:
-        subprocess.CalledProcessError: a test failed without any change.
+        subprocess.CalledProcessError: the tests could not be run.
     """
-    command = [sys.executable, "-m", "pytest", *TESTS, "-q", "-n", str(workers), "--dist=worksteal"]
-    command += [f"--cov={package}" for package in packages]
-    command += ["--cov-context=test", "--cov-report=", "-p", "no:cacheprovider"]
-    subprocess.run(command, cwd=copy, check=True)
-    (copy / ".coverage").rename(file)
+    folder.mkdir(parents=True, exist_ok=True)
+    cache = folder / "cache"
+    command = [
+        sys.executable, "-m", "pytest", *TESTS, "-q", "-n", str(workers), "--dist=worksteal",
+        "-p", "tests.mutants.line_recorder", "-o", f"cache_dir={cache}",
+    ]  # fmt: skip
+    environment = {**os.environ, FOLDER: str(folder), "PYTHONPATH": str(copy)}
+    done = subprocess.run(command, cwd=copy, env=environment, check=False)
+    if done.returncode > 1:  # 1: tests failed
+        done.check_returncode()
+    failed = cache / "v" / "cache" / "lastfailed"
+    tests = json.loads(failed.read_text()) if failed.exists() else {}
+    (folder / "failed.json").write_text(json.dumps(sorted(tests)))
 
 
 class Covering:
-    """The findings of `measure`."""
+    """The findings of `measure`.
 
-    def __init__(self, file: Path, copy: Path) -> None:
+    Attributes:
+        failed: tests that failed without any change, which notice nothing.
+    """
+
+    def __init__(self, folder: Path, copy: Path) -> None:
+        self.failed: list[str] = json.loads((folder / "failed.json").read_text())
         self._tests: dict[str, dict[int, list[str]]] = {}
-        with sqlite3.connect(file) as found:
-            rows = found.execute(
-                "select file.path, context.context, line_bits.numbits from line_bits "
-                "join file on file.id = line_bits.file_id "
-                "join context on context.id = line_bits.context_id"
-            ).fetchall()
-        for path, context, bits in rows:
-            test = context.rpartition("|")[0]
-            if not test:
+        left_out = {"", *self.failed}
+        for file in folder.iterdir():
+            if not file.is_file() or file.suffix:
                 continue
-            name = str(Path(path).relative_to(copy))
-            lines = self._tests.setdefault(name, defaultdict(list))
-            for line in coverage.numbits.numbits_to_nums(bits):
-                lines[line].append(test)
+            data = coverage.CoverageData(no_disk=True)
+            data.loads(file.read_bytes())
+            for path in data.measured_files():
+                lines = self._tests.setdefault(str(Path(path).relative_to(copy)), defaultdict(list))
+                for line, tests in data.contexts_by_lineno(path).items():
+                    lines[line] += [test for test in tests if test not in left_out]
 
     def tests(self, name: str, line: int) -> list[str]:
-        """Those that run a line of a file, each once."""
+        """Returns those that run a line of a file, each once."""
         return list(dict.fromkeys(self._tests.get(name, {}).get(line, [])))
