@@ -11,7 +11,11 @@ import coverage
 
 from tests.mutants.line_recorder import FOLDER
 
-TESTS = ("tests/unit", "tests/contract")
+RUNS = (
+    ("tests/unit", "tests/contract", "--ignore=tests/unit/training"),
+    ("tests/unit/training",),
+)
+"""Arguments of pytest; training has processes of its own, as in `make test`."""
 
 
 def measure(copy: Path, folder: Path, workers: int) -> None:
@@ -26,18 +30,20 @@ def measure(copy: Path, folder: Path, workers: int) -> None:
         subprocess.CalledProcessError: the tests could not be run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    cache = folder / "cache"
-    command = [
-        sys.executable, "-m", "pytest", *TESTS, "-q", "-n", str(workers), "--dist=worksteal",
-        "-p", "tests.mutants.line_recorder", "-o", f"cache_dir={cache}",
-    ]  # fmt: skip
     environment = {**os.environ, FOLDER: str(folder), "PYTHONPATH": str(copy)}
-    done = subprocess.run(command, cwd=copy, env=environment, check=False)
-    if done.returncode > 1:  # 1: tests failed
-        done.check_returncode()
-    failed = cache / "v" / "cache" / "lastfailed"
-    tests = json.loads(failed.read_text()) if failed.exists() else {}
-    (folder / "failed.json").write_text(json.dumps(sorted(tests)))
+    failed: list[str] = []
+    for number, arguments in enumerate(RUNS):
+        cache = folder / f"cache{number}"
+        command = [
+            sys.executable, "-m", "pytest", *arguments, "-q", "-n", str(workers),
+            "--dist=worksteal", "-p", "tests.mutants.line_recorder", "-o", f"cache_dir={cache}",
+        ]  # fmt: skip
+        done = subprocess.run(command, cwd=copy, env=environment, check=False)
+        if done.returncode > 1:  # 1: tests failed
+            done.check_returncode()
+        kept = cache / "v" / "cache" / "lastfailed"
+        failed += json.loads(kept.read_text()) if kept.exists() else {}
+    (folder / "failed.json").write_text(json.dumps(sorted(failed)))
 
 
 class Covering:
