@@ -72,7 +72,7 @@ class Sent:
         payload_key: key of its payload, if it is large.
         stream_id: None until Redis has confirmed it, and once its outcome has come.
         missed: number of checks that did not find it.
-        again: True if it had been accepted, and Redis lost it.
+        again: True if it had been accepted, and Redis lost it, or its worker was gone.
     """
 
     number: int
@@ -122,7 +122,8 @@ class SendingLane:
         self._enqueue_keys = (self._keys.workers, *self._keys.streams)
         self._enqueue, self._missing = Script("enqueue"), Script("missing")
         self._steps = StepSender(self._keys)
-        self._ready_steps: list[_Packet] = []
+        self._ready_steps: list[tuple[Entry, str, bool]] = []
+        """Each with the key of its payload, and whether it is sent again."""
         self._outbox: deque[_Packet] = deque()
         self._lost: deque[Entry] = deque()
         """Accepted requests that Redis lost, until the next check."""
@@ -216,7 +217,11 @@ class SendingLane:
             self._put(entry, again=True)
 
     async def _fail_lost_steps(self) -> None:
-        """Answers the steps whose workers are gone, and those that Redis has lost."""
+        """Answers the steps whose workers are gone, and those that Redis has lost.
+
+        A first step is sent again, to another worker: nothing of its sequence exists yet. It is
+        sent twice at most, so that a step that kills its worker kills no more than two.
+        """
         asked = [
             sent for sent in self._sent.values() if sent.stream_id is not None and not sent.stream
         ]
@@ -227,7 +232,12 @@ class SendingLane:
             asked, await self._steps.lost(self._uplink.redis, names), strict=True
         ):
             sent.missed = sent.missed + 1 if is_lost else 0
-            if sent.missed >= LOST_AFTER_MISSES and self._forget(sent.entry) is not None:
+            if sent.missed < LOST_AFTER_MISSES or self._forget(sent.entry) is None:
+                continue
+            step = sent.entry.request.sequence
+            if step is not None and step.is_start and not sent.again:
+                self._put(sent.entry, again=True)
+            else:
                 sent.entry.finish(sequence_lost(sent.entry))
 
     def _put(self, entry: Entry, *, again: bool) -> None:
@@ -267,7 +277,7 @@ class SendingLane:
 
     def _make_ready(self, entry: Entry, payload_key: str, again: bool) -> None:
         if entry.request.sequence is not None:
-            self._ready_steps.append((entry, payload_key))
+            self._ready_steps.append((entry, payload_key, again))
         else:
             (self._again if again else self._outbox).append((entry, payload_key))
         self._depart()
@@ -333,8 +343,8 @@ class SendingLane:
         ready, self._ready_steps = self._ready_steps[:AT_ONCE], self._ready_steps[AT_ONCE:]
         trip: list[Sent] = []
         steps: list[tuple[Entry, str, bytes]] = []
-        for entry, key in ready:
-            sent = Sent(next(uplink.numbers), entry, self, 0, key)
+        for entry, key, again in ready:
+            sent = Sent(next(uplink.numbers), entry, self, 0, key, again=again)
             if entry.dead:
                 self._withdrawn += [sent] if key else []
                 continue
