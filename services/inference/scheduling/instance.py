@@ -147,6 +147,11 @@ class Instance:
         """Lets the thread close its backend and end."""
         self._inbox.put(None)
 
+    @property
+    def is_alive(self) -> bool:
+        """True until its thread has ended, or was abandoned."""
+        return not self.abandoned and self._thread.is_alive()
+
     def join(self) -> None:
         """Waits until the thread has ended; an abandoned thread may never end."""
         self._thread.join()
@@ -173,7 +178,7 @@ class Instance:
                 break
             self._tell(batch, report)
             del batch, report  # an idle model must not retain the arrays of its last batch
-        # The pool retains an instance that was replaced until its lane ends; not its backend.
+        # The pool retains a replaced instance until the next replacement; not its backend.
         backend, self._backend = self._backend, None
         with contextlib.suppress(Exception):  # no caller is left to report it to
             backend.close()

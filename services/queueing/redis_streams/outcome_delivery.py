@@ -43,6 +43,7 @@ from services.queueing.redis_streams.sending_lane import AT_ONCE_BYTES
 from services.queueing.redis_streams.wire import (
     Piece,
     WireError,
+    bytes_of,
     encode_outcome,
     encode_reference,
     is_large,
@@ -140,7 +141,7 @@ class OutcomeDelivery:
             held.lane.fail(held, _unwritable(held, error))
 
     def _leave_soon(self, held: Held, reply: InferReply) -> None:
-        self._count_leaving(held, _bytes_of(reply))
+        self._count_leaving(held, _least_bytes(reply))
         self._tasks.create_task(self._leave(held, reply))
 
     def _send_unwritable(self, held: Held, error: Exception) -> None:
@@ -159,7 +160,7 @@ class OutcomeDelivery:
 
         A key is never written twice: what another attempt left there would be part of it.
         """
-        is_job, size, failed = held.gateway == JOB, _bytes_of(reply), list[str]()
+        is_job, size, failed = held.gateway == JOB, _least_bytes(reply), list[str]()
         while True:
             attempt = f"{self._downlink.worker}-{next(self._attempts)}"
             if is_job:
@@ -170,7 +171,7 @@ class OutcomeDelivery:
             try:
                 if not is_job:
                     await self._wait_for_room(held.gateway, key, size)
-                async with self._writing.of(size):
+                async with self._writing.of(bytes_of(reply.outputs)):
                     await leave(reply_pieces(reply), lives_s * 1000, partial(self._push, key))
                 if failed:
                     await self._redis.send("UNLINK", *failed)
@@ -310,8 +311,8 @@ def _answer_call(
     return keys, [REPLIES_LIVE_S, GROUP, len(listed), *listed, *ids]
 
 
-def _bytes_of(reply: InferReply) -> int:
-    """The least size of an outcome; elements of BYTES count as references."""
+def _least_bytes(reply: InferReply) -> int:
+    """Returns the least size of an outcome, which is known at once: texts count as references."""
     return sum(array.nbytes for array in reply.outputs.values())
 
 
