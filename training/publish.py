@@ -133,9 +133,7 @@ def publish(
         signature = served_signature(signature, splits)
     artifacts = tuple(_artifact(proven, folder) for proven in report.published())
     text = triton_config(recipe.publish.model, artifacts, expected.signature)
-    if text:
-        (folder / TRITON_CONFIG).write_text(text, encoding="utf-8")
-        files.append(TRITON_CONFIG)
+    files += _write_triton_config(folder, text)
     draft = Draft(
         model=recipe.publish.model,
         signature=signature,
@@ -213,6 +211,13 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
     )
     artifact.check_file((folder / proven.file).read_bytes())
     return artifact
+
+
+def _write_triton_config(folder: Path, text: str) -> list[str]:
+    """Writes the configuration, unless it is empty. Returns the names of the written files."""
+    if text:
+        (folder / TRITON_CONFIG).write_text(text, encoding="utf-8")
+    return [TRITON_CONFIG] if text else []
 
 
 def _lineage(
