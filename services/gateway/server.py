@@ -123,7 +123,7 @@ async def _run(
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(run(), name=chore) for chore, run in chores.items()]
             await asked.wait()
-            await front.part()
+            await front.begin_drain()
             jobs.stop_waiting()
             await front.drain()
             await front.close()

@@ -117,7 +117,7 @@ class _Process:
             return self._readiness.why()
         if not self._directory.are_live(self._config.models):
             return "starting: the fleet does not use the versions loaded here yet"
-        if self._announcer.heard:
+        if self._announcer.is_stored:
             return ""
         why = self._outage.why
         return f"the queue is unreachable: {why}" if why else "not announced in Redis yet"

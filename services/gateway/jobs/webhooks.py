@@ -133,7 +133,7 @@ class Webhooks:
             return
         facts = {"job": telling.job_id, "status": status, "tries": telling.tries}
         if 200 <= status < 300:
-            logger.info("webhook told", extra=facts)
+            logger.info("webhook delivered", extra=facts)
         elif status and not telling.is_last:
             logger.warning("webhook failed; trying again later", extra=facts)
             return

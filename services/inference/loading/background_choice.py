@@ -27,10 +27,10 @@ from services.inference.loading.loader import (
     LoadOptions,
     candidates_of,
     memory_limit_bytes,
-    prove,
     read_artifact,
+    replay_golden,
 )
-from services.inference.loading.model_failure import guarded, told
+from services.inference.loading.model_failure import guarded, reason_of
 from services.inference.loading.warm_up import row_ms, warm_up
 from services.low_priority_thread import STEPS_BELOW_LOOP, start_at_low_priority
 from services.queueing.records import Lane
@@ -100,7 +100,7 @@ class BackgroundChoice:
             logger.warning(
                 "artifact not chosen",
                 extra={"model": lane.model, "version": lane.version,
-                       "reason": told(error)},
+                       "reason": reason_of(error)},
             )  # fmt: skip
         finally:
             stopped.set()
@@ -170,7 +170,7 @@ def measure(
     )
     own_time = options.backend.runs_in_the_calling_thread
     try:
-        prove(backend, golden, manifest, artifact)
+        replay_golden(backend, golden, manifest, artifact)
         latency_s = warm_up(
             backend,
             golden,

@@ -6,8 +6,8 @@ Rules: a version is announced as ready only when its worker accepts requests; a 
 not fit into memory is refused with the figures, or evicts the least recently used idle version
 (`when_memory_full`); an unloaded version answers its remaining requests before its backends close.
 
-If another artifact proves faster here, its lane switches to it while it serves (`exchange`). Each
-further artifact of `keep_artifacts` has a lane that evicts nothing and never affects the default.
+If another artifact is measured faster here, a lane switches to it while it serves (`exchange`).
+Further artifacts (`keep_artifacts`) have lanes that evict nothing and never affect the default.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from services.inference.loading.loader import (
     load_version,
 )
 from services.inference.loading.memory_admission import MemoryAdmission
-from services.inference.loading.model_failure import in_thread, told
+from services.inference.loading.model_failure import in_thread, reason_of
 from services.inference.loading.policy import LanePolicy, ServingPolicy
 from services.inference.scheduling.batch_rules import batch_rules
 from services.inference.scheduling.device_turns import DeviceTurns
@@ -209,7 +209,7 @@ class Lanes:
         if present is None or present.worker is not loaded.worker:
             await close_backends(version)
             return False
-        self._go_over(lane, version, taken)
+        self._switch(lane, version, taken)
         if policy.load.keep:
             await self.load_kept(lane, tasks)
             self._close_unwanted(lane, policy)
@@ -310,7 +310,7 @@ class Lanes:
             logger.error(
                 "artifact not kept",
                 extra={"model": lane.model, "version": lane.version, "artifact": lane.artifact,
-                       "reason": told(error)},
+                       "reason": reason_of(error)},
             )  # fmt: skip
             loaded.refused.add(lane.artifact)
             failed_replays = error.failed_replays if isinstance(error, LoadError) else 0
@@ -322,10 +322,10 @@ class Lanes:
             return None
         return version, taken
 
-    def _go_over(self, lane: Lane, version: LoadedVersion, taken_bytes: int) -> None:
+    def _switch(self, lane: Lane, version: LoadedVersion, taken_bytes: int) -> None:
         """Runs every later batch of a version on a newly opened artifact."""
         loaded = self._loaded[lane]
-        loaded.worker.go_over_to(
+        loaded.worker.replace_backends(
             version.backends, version.reopen, version.latency_s, version.row_elements
         )
         self._loaded[lane] = replace(

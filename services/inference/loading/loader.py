@@ -133,7 +133,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class _Proven:
+class _Verified:
     backend: Backend
     parity: Parity
     latency_s: dict[int, float]
@@ -161,17 +161,17 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
     choice = memory.recall(found.key) if found.are_measured(options) else None
     order = ranked(found.fitting, choice, found.wanted)
     for artifact in [*order.artifacts, *found.unfit]:
-        open_one = functools.partial(_open_and_prove, store, manifest, artifact, golden, options)
-        proven: list[_Proven] = []
+        open_one = functools.partial(_open_and_verify, store, manifest, artifact, golden, options)
+        verified: list[_Verified] = []
         try:
-            proven.extend(open_one() for _ in range(options.instances))
+            verified.extend(open_one() for _ in range(options.instances))
         except UnprobedError:  # raised by the first instance, so none is open yet
             raise
         except Exception as error:  # a runtime may raise anything on a file it cannot run
-            for one in proven:
+            for one in verified:
                 one.backend.close()
-            told = isinstance(error, StoreError | LoadError | BackendError)
-            reason = str(error) if told else repr(error)
+            is_known = isinstance(error, StoreError | LoadError | BackendError)
+            reason = str(error) if is_known else repr(error)
             reasons.append(f"artifact {artifact.name}: {reason}")
             failed_replays += error.failed_replays if isinstance(error, LoadError) else 0
             logger.warning(
@@ -186,10 +186,10 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
         return LoadedVersion(
             manifest=manifest,
             artifact=artifact,
-            backends=[one.backend for one in proven],
+            backends=[one.backend for one in verified],
             reopen=lambda open_one=open_one: open_one().backend,  # type: ignore[misc]
-            parity=proven[0].parity,
-            latency_s=proven[0].latency_s,
+            parity=verified[0].parity,
+            latency_s=verified[0].latency_s,
             row_elements=sum(array[:1].size for array in golden.inputs.values()),
             load_s=time.monotonic() - started,
             row_ms=order.row_ms,
@@ -338,33 +338,35 @@ def _probe_files(
     )
 
 
-def _open_and_prove(
+def _open_and_verify(
     store: ModelStore,
     manifest: Manifest,
     artifact: Artifact,
     golden: GoldenRows,
     options: LoadOptions,
-) -> _Proven:
+) -> _Verified:
     # If a run happens only in the calling thread, that thread may have low priority, and its CPU
     # time is the run's, regardless of other work on the core.
     alone = options.backend.runs_in_the_calling_thread and not options.isolate
     clock = time.thread_time if alone else time.monotonic
 
-    def open_and_prove() -> _Proven:
+    def open_and_verify() -> _Verified:
         backend = _open(store, manifest, artifact, options)
         try:
-            parity = prove(backend, golden, manifest, artifact)
+            parity = replay_golden(backend, golden, manifest, artifact)
             latency_s = warm_up(backend, golden, manifest.signature.max_batch_size, clock)
         except BaseException:
             backend.close()
             raise
-        return _Proven(backend, parity, with_certificate(latency_s, artifact.latency_ms))
+        return _Verified(backend, parity, with_certificate(latency_s, artifact.latency_ms))
 
     low_priority = alone and options.low_priority
-    return run_at_low_priority(open_and_prove) if low_priority else open_and_prove()
+    return run_at_low_priority(open_and_verify) if low_priority else open_and_verify()
 
 
-def prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact) -> Parity:
+def replay_golden(
+    backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact
+) -> Parity:
     """Replays the golden inputs.
 
     Raises:

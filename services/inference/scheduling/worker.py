@@ -255,7 +255,7 @@ class Worker:
         self._pool.begin(batch, expected_s)
         return expected_s
 
-    def go_over_to(
+    def replace_backends(
         self,
         backends: list[Backend],
         reopen: Callable[[], Backend],

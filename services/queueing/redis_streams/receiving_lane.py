@@ -156,7 +156,7 @@ class ReceivingLane:
                 self._given_up.append(held)
         self._changed.set()
 
-    def count_leaving(self, held: Held, size: int) -> None:
+    def count_unwritten(self, held: Held, size: int) -> None:
         """The large outcome of a request is on its way, or with a negative size no longer."""
         self._answering[held] += size
         if not self._answering[held]:
@@ -245,7 +245,7 @@ class ReceivingLane:
         """Returns the number of further requests that may be held."""
         intake = self._intake
         downlink = self._downlink
-        if downlink.is_clogged or (self._answering and downlink.leaving_bytes > CLOGGED_BYTES):
+        if downlink.is_clogged or (self._answering and downlink.unwritten_bytes > CLOGGED_BYTES):
             return 0
         capacity = intake.background_capacity if self.keys.jobs else intake.capacity
         return capacity - len(self._held)

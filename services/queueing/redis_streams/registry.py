@@ -101,7 +101,7 @@ class Announcer:
 
     Attributes:
         started: True once the whole store has been read.
-        heard: True if Redis stored the last announcement.
+        is_stored: True if Redis stored the last announcement.
         row_s: by lane, seconds by which each request that waits delays the next here.
         fault: why this worker cannot serve its store, or lacks a model; empty if neither.
     """
@@ -122,7 +122,7 @@ class Announcer:
         self._live: dict[str, tuple[int, int]] = {}
         self._soon = asyncio.Event()
         self.started = False
-        self.heard = False
+        self.is_stored = False
         self.row_s: Mapping[Lane, float] = {}
         self.fault = ""
 
@@ -138,10 +138,10 @@ class Announcer:
             while True:
                 try:
                     await self._say(COUNTS_FOR_S * 1_000_000, _encode(self._announcement()))
-                    self.heard = True
+                    self.is_stored = True
                     self._outage.answered()
                 except RedisError as error:
-                    self.heard = False
+                    self.is_stored = False
                     self._outage.failed(error)
                 self._soon.clear()
                 with contextlib.suppress(TimeoutError):
