@@ -5,7 +5,7 @@ and the choice is cached; see `artifact_choice.py`.
 
 Rules: live traffic has priority: one version is measured at a time, each of its artifacts in a
 separate process of the lowest priority, whose crash has no effect; an artifact is verified before
-it is measured, and replays the golden inputs again before it serves; a version switches to another
+it is measured, and replays the golden rows again before it serves; a version switches to another
 artifact without a failed request (`Lanes.exchange`), and keeps its own if that cannot be loaded; no
 measurement starts after `MOST_MEASURING_S` were spent: the next start of the server continues.
 """

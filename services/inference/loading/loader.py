@@ -7,8 +7,8 @@ In: a store, a model and a version. Out: a backend verified on this machine, or 
 artifact passes.
 
 Rules: a digest is checked before the bytes reach a runtime; kinds that are code load only from the
-local store, or if signed by a trusted key; an artifact serves only after the golden inputs gave
-the golden outputs on this machine, within the tolerance in the manifest.
+local store, or if signed by a trusted key; an artifact serves only after a replay of the
+golden rows on this machine agreed with their outputs, within the tolerance in the manifest.
 """
 
 import functools
@@ -367,13 +367,13 @@ def _open_and_verify(
 def replay_golden(
     backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact
 ) -> Parity:
-    """Replays the golden inputs.
+    """Replays the golden rows.
 
     Raises:
         LoadError: the outputs differ from the golden ones by more than the artifact's tolerance.
     """
     tolerance = artifact.verification.tolerance
-    where, rows = "replaying the golden inputs on this machine", manifest.signature.max_batch_size
+    where, rows = "replaying the golden rows on this machine", manifest.signature.max_batch_size
     parity = replay_once(where, backend.run, golden, rows, tolerance.embeddings).parity
     if failure := parity.failure(tolerance):
         raise LoadError(f"{where}: {failure}", 1)
