@@ -5,7 +5,7 @@ import gc
 import weakref
 from unittest.mock import Mock
 
-from services.inference.scheduling.batcher import batch_rules
+from services.inference.scheduling.batch_rules import batch_rules
 from services.inference.scheduling.instance_pool import InstancePool
 from tests.fixtures.fake_backends import DoublingBackend
 from tests.fixtures.running_worker import LANE, SIGNATURE
