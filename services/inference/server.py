@@ -60,7 +60,7 @@ class _Process:
     def __init__(self, config: InferenceConfig, store: ModelStore, clients: RedisClients) -> None:
         self._config = config
         self._metrics = Metrics(installed_version("flambeau"))
-        clients.tell_certificates(self._metrics.tls)
+        clients.report_certificates(self._metrics.tls)
         self._outage = clients.outage
         self._directory = Directory()
         self._readiness = Readiness(config.readiness)

@@ -4,8 +4,8 @@ In: parts that are handed over, and those that the edge has written. Out: the ba
 slow reader slows its own model, and holds `MAX_UNREAD` parts at most; one that stops reading loses
 its request after `READ_WITHIN_S`.
 
-Between processes each end has a part of it: the worker a `PartWindow`, which the gateway's
-`ArrivingParts` (`redis_streams/arriving_parts.py`) tells how many parts were read.
+Between processes each end has one half: the worker has a `PartWindow`, and the gateway's
+`ArrivingParts` (`redis_streams/arriving_parts.py`) sends it the number of parts that were read.
 """
 
 import threading

@@ -247,13 +247,13 @@ def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
     size_bytes = sum(entry.size_bytes for entry in artifact.all_files())
     misfit = _misfit(artifact, options)
     if misfit is not None:
-        _tell_misfit(manifest.model, manifest.version, artifact.name, str(misfit))
+        _log_misfit(manifest.model, manifest.version, artifact.name, str(misfit))
         return False
     return not options.room_bytes or size_bytes <= options.room_bytes
 
 
 @functools.lru_cache(maxsize=4096)
-def _tell_misfit(model: str, version: int, artifact: str, reason: str) -> None:
+def _log_misfit(model: str, version: int, artifact: str, reason: str) -> None:
     """Logs that an artifact cannot run here, only once: a version is examined several times."""
     logger.warning(
         "artifact cannot run here",

@@ -103,8 +103,8 @@ class Reconciler:
             stop: event that is set when the process drains.
             after_pass: callback after every pass, when readiness may have changed.
         """
-        if told_of_store := self._store.storage.how_new():
-            logger.warning("store created", extra={"reason": told_of_store})
+        if message := self._store.storage.how_new():
+            logger.warning("store created", extra={"reason": message})
         async with asyncio.TaskGroup() as workers:
             while not stop.is_set():
                 await self._pass(workers)

@@ -57,7 +57,7 @@ LARGE_REPLIES_BYTES = 128 * 2**20
 FETCHED_WITHIN_S = 10.0
 LOOK_FOR_ROOM_S = 0.05
 JOB_OUTCOMES_LIVE_S = 3600
-"""Large ones, until the job is said to be over: Redis may be out of reach meanwhile."""
+"""Large ones, until the job is stored as over: Redis may be out of reach meanwhile."""
 
 
 class Outgoing(NamedTuple):

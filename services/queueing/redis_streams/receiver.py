@@ -147,7 +147,7 @@ class RedisReceiver:
         self._downlink.quiet.set()
 
     def _has_room(self) -> None:
-        """A large outcome has left: lanes may take more."""
+        """Handles the end of a large outcome: lanes may take more."""
         for receiving in self._lanes.values():
             receiving.look_again()
 
@@ -190,7 +190,7 @@ class RedisReceiver:
     async def _receive_notices(self) -> None:
         """Drops cancelled requests, and widens windows of parts.
 
-        A request whose cancellation is lost still runs; parts that were read are told again.
+        A request whose cancellation is lost still runs; the number of parts read is sent again.
         """
         while True:
             try:
