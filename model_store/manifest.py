@@ -81,7 +81,7 @@ class FileEntry(StrictModel):
 
 
 class Verification(StrictModel):
-    """Measurements of an artifact's replay of the golden inputs against the checkpoint."""
+    """Measurements of an artifact's replay of the golden rows against the checkpoint."""
 
     max_abs_difference: float = Field(ge=0)
     agreement: float = Field(ge=0, le=1)

@@ -30,13 +30,12 @@ from model_store.semver.compatibility import Identity
 from model_store.signature import Signature
 from model_store.store import ModelStore, Sign
 from training.errors import NothingProvenError
-from training.exporters.triton_config import config_pbtxt
+from training.exporters.triton_config import triton_config
 from training.loading.splits import Splits
 from training.loop.loop import Trained
 from training.network.python_step import Step, served_signature
 from training.process.library_versions import library_versions
 from training.recipe.file import resolved_yaml
-from training.recipe.kinds.export_kinds import EXPORT_KINDS
 from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport, Report
 from training.reporting.report_page import report_page
@@ -122,7 +121,7 @@ def publish(
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
     _check_any_proven(recipe.publish.model, report, folder / REPORT)
     (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
-    files = [REPORT, REPORT_PAGE, RECIPE, TRITON_CONFIG]
+    files = [REPORT, REPORT_PAGE, RECIPE]
     for name, path in _weights(trained).items():
         shutil.copyfile(path, folder / name)
         files.append(name)
@@ -133,7 +132,8 @@ def publish(
         (folder / PYTHON_STEP).write_bytes(step.source)
         signature = served_signature(signature, splits)
     artifacts = tuple(_artifact(proven, folder) for proven in report.published())
-    _write_triton_config(recipe.publish.model, artifacts, expected, folder)
+    text = triton_config(recipe.publish.model, artifacts, expected.signature)
+    files += _write_triton_config(folder, text)
     draft = Draft(
         model=recipe.publish.model,
         signature=signature,
@@ -213,13 +213,11 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
     return artifact
 
 
-def _write_triton_config(
-    model: str, artifacts: tuple[Artifact, ...], expected: Reference, folder: Path
-) -> None:
-    """Configures the fastest artifact of the baseline, which is data, or else of all."""
-    best = min(artifacts, key=lambda a: (not EXPORT_KINDS[a.kind].is_baseline, a.speed_key()))
-    text = config_pbtxt(model, best.kind, best.file.file, expected.signature)
-    (folder / TRITON_CONFIG).write_text(text, encoding="utf-8")
+def _write_triton_config(folder: Path, text: str) -> list[str]:
+    """Writes the configuration, unless it is empty. Returns the names of the written files."""
+    if text:
+        (folder / TRITON_CONFIG).write_text(text, encoding="utf-8")
+    return [TRITON_CONFIG] if text else []
 
 
 def _lineage(

@@ -70,7 +70,7 @@ def verify(
 ) -> None:
     """Verify every artifact of a version on this machine, and record the result as a certificate.
 
-    Each artifact replays the golden inputs in its own process, in every form of requests. Exits
+    Each artifact replays the golden rows in its own process, in every form of requests. Exits
     with 0 if none failed and at least one passed. `flambeau models verify` only checks digests and
     signatures.
     """

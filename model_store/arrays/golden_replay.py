@@ -156,7 +156,7 @@ def replay_sized(
 
 
 def sized_inputs(inputs: Inputs, signature: Signature) -> list[dict[str, Array]]:
-    """Returns some golden inputs at the other sizes that the signature allows."""
+    """Returns some golden rows at the other sizes that the signature allows."""
     rows = min(SIZED_ROWS, signature.max_batch_size)
     return at_other_sizes({name: array[:rows] for name, array in inputs.items()}, signature)
 

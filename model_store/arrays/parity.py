@@ -32,9 +32,13 @@ class Parity:
     """The lowest value over all embedding vectors of: the cosine of the angle between both vectors,
     times the ratio of the shorter one's length to the longer one's. 1 for equal vectors, 0 if a
     value is not finite."""
+    unlike: str = ""
+    """The first output that is missing or has another shape, and both shapes; empty if none."""
 
     def failure(self, tolerance: Tolerance) -> str | None:
         """Describes the first limit that is exceeded; None if all hold."""
+        if self.unlike:
+            return self.unlike
         if not self.max_abs_difference <= tolerance.max_abs_difference:  # catches NaN too
             return (
                 f"largest difference {self.max_abs_difference:.3g} is above "
@@ -95,6 +99,8 @@ def compare_rows(
         embeddings: outputs that are compared by `Parity.cosine`.
     """
     parity = compare(expected, found, embeddings)
+    if parity.unlike:
+        return Comparison(where, parity)
     disagreement = _first_disagreement(expected, found, embeddings) if parity.agreement < 1 else ""
     return Comparison(where, parity, _farthest(expected, found, embeddings), disagreement)
 
@@ -102,11 +108,9 @@ def compare_rows(
 def _first_disagreement(
     expected: Mapping[str, Array], found: Mapping[str, Array], embeddings: Collection[str]
 ) -> str:
-    """Returns the first row with a different top class; empty if an output cannot be compared."""
+    """Returns the first row with a different top class; empty if there is none."""
     for name, right in expected.items():
-        other = found.get(name)
-        if other is None or other.shape != right.shape:
-            return ""
+        other = found[name]
         if name not in embeddings and right.size and _has_classes(right):
             agreeing = _agreeing(right, beyond_rounding(right, other))
             if not agreeing.all():
@@ -119,14 +123,8 @@ def _farthest(
 ) -> str:
     """Returns the row of the largest difference, or the first not finite; empty if all agree.
 
-    An output that is missing or has another shape comes first. Embeddings count only if there are
-    no other outputs.
+    Embeddings count only if there are no other outputs. All outputs have the expected shapes.
     """
-    for name, right in expected.items():
-        if name not in found:
-            return f"'{name}', which is missing"
-        if found[name].shape != right.shape:
-            return f"'{name}', which is {list(found[name].shape)} in place of {list(right.shape)}"
     names = [name for name in expected if name not in embeddings] or list(expected)
     largest, place = 0.0, ""
     for name in names:
@@ -156,7 +154,9 @@ def compare(
     for name, right in expected.items():
         other = found.get(name)
         if other is None or other.shape != right.shape:
-            return Parity(float("inf"), 0.0, 1.0)
+            has = "is missing" if other is None else f"has the shape {list(other.shape)}"
+            unlike = f"output '{name}' {has}, the checkpoint's has {list(right.shape)}"
+            return Parity(float("inf"), 0.0, 1.0, unlike=unlike)
         if right.size == 0:
             continue
         if name in embeddings:
@@ -198,6 +198,7 @@ def worst(found: Sequence[Parity]) -> Parity:
         min(parity.agreement for parity in found),
         max(parity.max_probability_shift for parity in found),
         min(parity.cosine for parity in found),
+        next((parity.unlike for parity in found if parity.unlike), ""),
     )
 
 

@@ -74,7 +74,7 @@ def needed_bump(old: Identity, new: Identity) -> Need:
 
 
 def answers_differ(old: "GoldenRows", new: "GoldenRows") -> bool:
-    """Returns True if two checkpoints gave different outputs for the same golden inputs.
+    """Returns True if two checkpoints gave different outputs for the same golden rows.
 
     Code that a recipe references by name may have changed under the same weights. Different inputs
     cannot be compared and count as no difference.

@@ -92,7 +92,7 @@ class Authenticator:
             raise self._refusal("the key has expired" if found else "no credential was sent")
         if self._tokens is None or secret.count(".") != 2:
             raise self._refusal("unknown key")
-        return self._prove(self._tokens, secret, digest)
+        return self._verify(self._tokens, secret, digest)
 
     def principal(self, secret: str, peer: str, act: str = "", target: str = "") -> Principal:
         """Authenticates a call, and counts one request against the caller's rate.
@@ -194,7 +194,7 @@ class Authenticator:
         tenant = self._tenants.find(name, key.requests_per_s, key.rows_per_s)
         return Caller(name, key.parsed_grants, key.expires_at, tenant, self._metrics)
 
-    def _prove(self, tokens: WebTokens, secret: str, digest: bytes) -> Caller:
+    def _verify(self, tokens: WebTokens, secret: str, digest: bytes) -> Caller:
         try:
             bearer = tokens.check(secret)
         except TokenError as error:

@@ -228,12 +228,12 @@ class Front:
     def _why_not_ready(self) -> str:
         return "" if self._facts.is_ready() else self._facts.why_not_served() or "not ready"
 
-    async def part(self) -> None:
+    async def begin_drain(self) -> None:
         """Reports not ready, and still accepts for `drain_delay_s` until clients have noticed."""
         logger.info("draining")
         self._facts.leaving = True
         self._grpc.announce_health()
-        self._rest.part()
+        self._rest.begin_drain()
         await asyncio.sleep(self._config.drain_delay_s)
 
     async def drain(self) -> bool:

@@ -92,7 +92,11 @@ class ReplySink(Protocol):
         """
 
     def fail(self, error: ServingError) -> None:
-        """Writes an error in the form of its protocol."""
+        """Writes an error in the form of its protocol. It raises nothing: no other outcome follows.
+
+        So it reserves no memory. Behind parts of a stream it uses `ResponseStream.end(last)` for an
+        error in the form of the protocol, or `break_off`.
+        """
 
     def release(self) -> None:
         """Gives back the bytes that were charged for the request: its answer is charged instead."""

@@ -54,7 +54,7 @@ def serve(config: GatewayConfig) -> None:
 async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     version, name = installed_version("flambeau"), process_name("gateway")
     metrics, directory = Metrics(version), Directory()
-    clients.tell_certificates(metrics.tls)
+    clients.report_certificates(metrics.tls)
     queue = MemoryQueue(config.max_queue_depth)
     jobs = Jobs(clients, JobLimits(config.max_waiting_jobs, config.job_result_ttl_s))
 
@@ -123,7 +123,7 @@ async def _run(
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(run(), name=chore) for chore, run in chores.items()]
             await asked.wait()
-            await front.part()
+            await front.begin_drain()
             jobs.stop_waiting()
             await front.drain()
             await front.close()

@@ -60,7 +60,7 @@ class _Process:
     def __init__(self, config: InferenceConfig, store: ModelStore, clients: RedisClients) -> None:
         self._config = config
         self._metrics = Metrics(installed_version("flambeau"))
-        clients.tell_certificates(self._metrics.tls)
+        clients.report_certificates(self._metrics.tls)
         self._outage = clients.outage
         self._directory = Directory()
         self._readiness = Readiness(config.readiness)
@@ -117,7 +117,7 @@ class _Process:
             return self._readiness.why()
         if not self._directory.are_live(self._config.models):
             return "starting: the fleet does not use the versions loaded here yet"
-        if self._announcer.heard:
+        if self._announcer.is_stored:
             return ""
         why = self._outage.why
         return f"the queue is unreachable: {why}" if why else "not announced in Redis yet"

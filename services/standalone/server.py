@@ -74,7 +74,7 @@ async def _serve(
                 name="reconciler",
             )
             await asked.wait()
-            await front.part()
+            await front.begin_drain()
             if not await front.drain():
                 reconciler.abandon_runs()
             await front.close()

@@ -98,7 +98,7 @@ async def _serve(
 ) -> None:
     metrics = TrainerMetrics(installed_version("flambeau"))
     if clients is not None:
-        clients.tell_certificates(metrics.tls)
+        clients.report_certificates(metrics.tls)
     certificates = open_certificates(config, metrics.tls)
     authenticator = rates = None
     if config.api and config.asks_for_credentials:

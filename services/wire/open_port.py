@@ -399,7 +399,7 @@ class PortServer:
         if not opening.cancelled():
             opening.exception()  # of a peer that has gone: its own affair
 
-    def part(self) -> None:
+    def begin_drain(self) -> None:
         """Closes each connection after its next response, which says so; accepts new ones."""
         self._port.stopping = True
 

@@ -24,13 +24,13 @@ from services.queueing.redis_streams.keys import LaneKeys, large_replies_key, re
 from services.queueing.redis_streams.large_records import (
     MEDIUM_BYTES,
     UNFINISHED_LIVE_MS,
-    Places,
     Room,
+    TransferLimit,
     find_request,
-    leave,
     load_outcome,
     load_request,
-    pushing,
+    push_to,
+    write_pieces,
 )
 from services.queueing.redis_streams.outcome_delivery import LARGE_REPLIES_BYTES
 from services.queueing.redis_streams.receiving_lane import ReceivingLane
@@ -89,7 +89,7 @@ def same(found: dict[str, Array], sent: dict[str, Array]) -> bool:
 
 
 async def left(commands: Commands, sent: InferRequest) -> None:
-    await leave(request_pieces(sent), 60_000, pushing(commands, KEY))
+    await write_pieces(request_pieces(sent), 60_000, push_to(commands, KEY))
 
 
 async def loaded(commands: Commands) -> InferRequest | None:
@@ -115,7 +115,7 @@ async def test_an_outcome_comes_out_as_it_went_in(
     commands: Commands, tensors: dict[str, Array]
 ) -> None:
     sent = msgspec.structs.replace(reply(), outputs=tensors)
-    await leave(reply_pieces(sent), 60_000, pushing(commands, KEY))
+    await write_pieces(reply_pieces(sent), 60_000, push_to(commands, KEY))
     found = await load_outcome(commands, KEY, LANE)
     assert isinstance(found, InferReply)
     assert (found.lane, found.datatypes, found.queue_s) == (LANE, sent.datatypes, sent.queue_s)
@@ -157,7 +157,7 @@ async def test_memory_is_reserved_before_an_outcome_is_fetched(commands: Command
         reserved.append(size)
         raise BufferFullError("full")
 
-    await leave(reply_pieces(reply(elements=LARGE)), 60_000, pushing(commands, KEY))
+    await write_pieces(reply_pieces(reply(elements=LARGE)), 60_000, push_to(commands, KEY))
     with pytest.raises(BufferFullError):
         await load_outcome(commands, KEY, LANE, reserve)
     assert reserved == [4 * LARGE]
@@ -243,7 +243,7 @@ async def test_an_unfinished_list_has_a_short_life() -> None:
         assert pieces
         lives.append(lives_ms)
 
-    await leave(request_pieces(request(elements=8 * LARGE)), 86_400_000, push)
+    await write_pieces(request_pieces(request(elements=8 * LARGE)), 86_400_000, push)
     assert lives == [UNFINISHED_LIVE_MS] * (len(lives) - 1) + [86_400_000]
     assert len(lives) > 3
 
@@ -338,7 +338,7 @@ async def test_a_worker_waits_until_large_answers_are_fetched(
     assert await take("third") == 0
     await commands.send("ZREM", "large", "second")
     assert await take("third") == 1
-    await leave(reply_pieces(reply(3, elements=LARGE)), 60_000, pushing(commands, "third"))
+    await write_pieces(reply_pieces(reply(3, elements=LARGE)), 60_000, push_to(commands, "third"))
     outcome = await load_outcome(commands, "third", LANE)  # after the piece that reserves its place
     assert isinstance(outcome, InferReply)
     assert outcome.outputs["y"][0, -1] == 3
@@ -435,7 +435,7 @@ async def test_large_requests_leave_room_for_smaller_ones() -> None:
 
 
 async def test_medium_records_have_places_of_their_own() -> None:
-    places = Places()
+    places = TransferLimit()
     async with places.of(MEDIUM_BYTES + 1), places.of(math.inf):
         assert places.of(MEDIUM_BYTES + 1).locked()
         assert not places.of(MEDIUM_BYTES).locked()

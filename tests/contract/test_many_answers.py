@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.errors import BackendError, DeadlineExceededError
+from services.errors import BackendError, DeadlineExceededError, UnreadAnswersError
+from services.inference.scheduling import instance
 from services.queueing.memory_queue import Entry
 from services.queueing.part_window import MAX_UNREAD, PartWindow
 from services.queueing.records import InferReply
+from tests.fixtures.fake_backends import CountingBackend
 from tests.fixtures.part_reader import PartReader
 from tests.fixtures.queue_ends import (
     Ends,
@@ -24,6 +26,7 @@ from tests.fixtures.queue_ends import (
     request,
 )
 from tests.fixtures.redis_servers import FLAVOURS, running_redis, until
+from tests.fixtures.running_worker import running
 
 LARGE = 100_000
 """Elements of a part that does not travel in Redis' list."""
@@ -123,6 +126,25 @@ async def test_deadline_ends_the_run_of_a_reader_that_stopped(ends: Ends) -> Non
     assert not await give(ends.shelf.take(), 10**9)
     await reader.wait()
     assert isinstance(reader.heard[-1], DeadlineExceededError)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_reader_that_stops_frees_the_instance_of_another_process(
+    flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance, "READ_WITHIN_S", 0.3)
+    async with (
+        running_redis(flavour, tmp_path) as redis,
+        running(CountingBackend(100)) as made,
+        redis_worker(redis.url, "w", made.worker),
+        redis_gateway(redis.url, "g") as gateway,
+    ):
+        stopped = PartReader(partial(gateway.submit, request()), reads=False)
+        await stopped.wait()
+        assert isinstance(stopped.heard[-1], UnreadAnswersError)
+        reader = PartReader(partial(gateway.submit, request()))
+        await reader.wait()
+        assert reader.values == [*range(100)]
 
 
 async def test_error_ends_the_parts_before_it(ends: Ends) -> None:

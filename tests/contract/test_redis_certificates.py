@@ -61,7 +61,7 @@ async def test_renewals_and_expiry_are_told(binary: str, tmp_path: Path) -> None
     with mutual_tls(binary, tmp_path) as place:
         clients = RedisClients(f"rediss://{LOCAL}:{place.port}?{place.query}")
         registry = CollectorRegistry()
-        clients.tell_certificates(TlsMetrics(registry))
+        clients.report_certificates(TlsMetrics(registry))
         client = clients.open()
         await until_seen(lambda: answers(client))
         assert registry.get_sample_value(EXPIRY, {"use": "redis_client"}) == LATER.timestamp()

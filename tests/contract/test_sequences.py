@@ -144,6 +144,33 @@ async def test_death_of_the_worker_loses_its_sequences_and_no_others(redis: Redi
         assert await fleet.run(doomed) is second
 
 
+async def test_first_step_sent_to_a_dead_worker_starts_on_another(redis: RedisProcess) -> None:
+    dies, stays = Shelf(), Shelf()
+    async with redis_worker(redis.url, "stays", stays), redis_gateway(redis.url, "g") as gateway:
+        fleet = Fleet(gateway, (dies, stays))
+        async with redis_worker(redis.url, "dies", dies):
+            started = await dies_with_a_start(fleet, dies, stays)
+        calls = [fleet.step(f"new {n}", "start") for n in range(MAX_DEPTH - 1)]
+        calls += [fleet.step("large", "start", elements=200_000), started]
+        for number in range(len(calls)):
+            await until(lambda: stays.entries)
+            stays.take().finish(reply(number))
+        assert sorted([await call.value() for call in calls]) == [*range(len(calls))]
+        assert await fleet.run("new 0") is stays, "the sequence goes on there"
+
+
+async def dies_with_a_start(fleet: Fleet, dies: Shelf, stays: Shelf) -> Caller:
+    """Starts sequences until one chooses the worker that will die; it holds the step."""
+    for n in range(64):
+        call = fleet.step(f"first {n}", "start")
+        if await fleet.owner() is dies:
+            dies.entries.clear()
+            return call
+        stays.take().finish(reply(1))
+        await call.value()
+    raise AssertionError("one of two workers was never chosen")
+
+
 async def test_loss_of_redis_memory_loses_the_sequences(fleet: Fleet, redis: RedisProcess) -> None:
     owner = await fleet.run("s", "start")
     under_way = fleet.step("s")

@@ -27,7 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lookup  with a latency set by the request, and failing for an index beyond 9
     echo    all datatypes at once; echo-fp32 and so on have one each
     family  an int8 artifact `onnx`, y = 2.00001 * x, and beside it `onnx-1` in fp32, y = 2 * x
-    refused a version whose golden inputs do not give its golden outputs
+    refused a version whose golden rows do not give its golden outputs
     """
     store = tmp_path_factory.mktemp("store")
     for scale in (1.0, 2.0):

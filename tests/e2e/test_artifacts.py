@@ -81,7 +81,7 @@ def test_artifact_out_of_tolerance_gives_way_to_the_next_best(tmp_path: Path) ->
 def test_named_artifact_out_of_tolerance_is_not_served(tmp_path: Path) -> None:
     publish(str(tmp_path), "linear", linear(3), linear(2))
     with running_server(tmp_path, "--artifact=onnx") as server:
-        assert_refused(server, "linear", "artifact onnx: replaying the golden inputs")
+        assert_refused(server, "linear", "artifact onnx: replaying the golden rows")
 
 
 def test_version_none_of_whose_artifacts_passes_has_a_reason_for_each(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_model_that_is_not_ready_says_why(stub: Any, version: str) -> None:
     for call in (lambda: stub.ModelInfer(infer), lambda: stub.ModelMetadata(metadata)):
         code, details = error_of(call)
         assert code is StatusCode.UNAVAILABLE
-        assert "replaying the golden inputs on this machine" in details
+        assert "replaying the golden rows on this machine" in details
 
 
 @pytest.mark.parametrize(

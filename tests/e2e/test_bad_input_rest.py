@@ -188,7 +188,7 @@ def test_model_that_is_not_ready_says_why(server: ServerProcess, version: str) -
         call(server, "GET", f"/v2/models/refused{f'/versions/{version}' if version else ''}"),
     ):
         assert reply.status == 503
-        assert "replaying the golden inputs on this machine" in reply.error()
+        assert "replaying the golden rows on this machine" in reply.error()
         assert "'refused'" in reply.error()
 
 

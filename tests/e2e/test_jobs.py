@@ -262,7 +262,7 @@ def test_a_webhook_is_signed_and_told_again_until_it_is_heard(
     key = base64.b64decode(SECRET.removeprefix("whsec_"))
     expected = base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
     assert headers["webhook-signature"] == f"v1,{expected}"
-    server.wait_for_log(message="webhook told", job=job_id)
+    server.wait_for_log(message="webhook delivered", job=job_id)
 
 
 OVER_GRPC = f"""

@@ -85,6 +85,14 @@ def test_every_setting_a_model_may_have_of_its_own_is_named() -> None:
     assert [name for name in ModelSettings.model_fields if f"`{name}`" not in paragraph] == []
 
 
+def test_code_for_contributors_is_an_excerpt_of_a_test() -> None:
+    blocks = re.findall(r"^```python\n# (\S+)\n(.*?)^```", DOCS["guides/extending.md"], re.M | re.S)
+    assert len(blocks) == DOCS["guides/extending.md"].count("```python") >= 4
+    for path, excerpt in blocks:
+        assert path.startswith("tests/")
+        assert excerpt in (ROOT / path).read_text(), f"the block differs from {path}"
+
+
 def test_the_header_with_a_time_limit_is_named() -> None:
     assert f"`{TIMEOUT_HEADER}`" in DOCS["concepts/batching.md"]
 

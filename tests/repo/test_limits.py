@@ -62,7 +62,7 @@ EFFECTS = {
         """,
     "shortens or samples": """
         executor.MAX_METRICS failure_text.MAX_LINE grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS
-        model_failure.MAX_TOLD probe_host._MAX_ERROR_CHARACTERS readiness.MAX_REASONS
+        model_failure.MAX_REASON probe_host._MAX_ERROR_CHARACTERS readiness.MAX_REASONS
         readiness.MAX_REASON_CHARACTERS tensors.MAX_ELEMENTS_OF_STATISTICS tensors.MAX_TEXTS
         worker_process._MAX_ERROR_CHARACTERS
         """,

@@ -7,8 +7,26 @@ TorchScript module are identified by position, written `NAME__0`, `NAME__1`, ...
 from collections.abc import Sequence
 
 from model_store.artifact_kinds import ArtifactKind
+from model_store.manifest import Artifact
 from model_store.signature import Signature, TensorSpec
 from training.recipe.kinds.export_kinds import EXPORT_KINDS
+
+
+def triton_config(model: str, artifacts: Sequence[Artifact], signature: Signature) -> str:
+    """Returns the configuration of a version; empty if Triton can run none of its artifacts.
+
+    Triton gets the fastest artifact of the baseline, which is data, or else of all that it runs.
+
+    Args:
+        model: name of the model.
+        artifacts: the version's.
+        signature: of the artifacts themselves, without a Python step.
+    """
+    runnable = [one for one in artifacts if EXPORT_KINDS[one.kind].triton_runtime]
+    if not runnable:
+        return ""
+    best = min(runnable, key=lambda a: (not EXPORT_KINDS[a.kind].is_baseline, a.speed_key()))
+    return config_pbtxt(model, best.kind, best.file.file, signature)
 
 
 def config_pbtxt(model: str, kind: ArtifactKind, file: str, signature: Signature) -> str:
@@ -16,7 +34,7 @@ def config_pbtxt(model: str, kind: ArtifactKind, file: str, signature: Signature
 
     Args:
         model: name of the model.
-        kind: kind of the artifact that Triton runs.
+        kind: kind of the artifact; one that Triton runs.
         file: file name of the artifact.
         signature: names, datatypes and shapes; the batch is omitted, as Triton requires.
     """

@@ -23,12 +23,12 @@ from training.verification.runners import file_runner
 
 
 def replay_files(draft: Draft, folder: Path, step: Step | None, limits: ExportLimits) -> None:
-    """Runs the stored golden inputs through every artifact, in a separate process.
+    """Runs the stored golden rows through every artifact, in a separate process.
 
     Args:
         draft: the version to publish.
         folder: the folder of its files.
-        step: the Python step that the golden inputs pass first.
+        step: the Python step that the golden rows pass first.
         limits: limits of one artifact.
 
     Raises:

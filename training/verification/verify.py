@@ -3,7 +3,7 @@
 In: the trained model, the exported files and the test split. Out: a report, with a refusal and its
 reason for every artifact that exceeds its tolerance.
 
-Rules: the exact file that is published is run; the golden inputs are replayed at several batch
+Rules: the exact file that is published is run; the golden rows are replayed at several batch
 sizes and the whole test split once more, and the worst result counts; a model whose rows are padded
 gives each golden row its output without padding; one with dynamic axes is run at its smallest, its
 largest and sizes between; the same rows give the same bits twice; the task metric does not fall;
@@ -84,7 +84,7 @@ class Reference:
     embeddings: tuple[str, ...] = ()
     """Outputs that are compared by their cosine."""
     sized: list[tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=list)
-    """Some golden inputs at other sizes and their outputs, for a model with `dynamic` axes."""
+    """Some golden rows at other sizes and their outputs, for a model with `dynamic` axes."""
 
     @property
     def golden(self) -> GoldenRows:

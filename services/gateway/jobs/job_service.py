@@ -80,6 +80,11 @@ class JobService:
         """
         if self._admission.draining:
             raise ShuttingDownError("this server is shutting down; send the job to another")
+        if call.sequence is not None:
+            raise InvalidRequestError(
+                f"a job cannot be step '{call.sequence.id:.200}' of a sequence: jobs run in any "
+                "order, on any worker; send the steps as requests, each after the answer before it"
+            )
         if preference.idempotency_key and not _KEY.fullmatch(preference.idempotency_key):
             raise InvalidRequestError(
                 "the idempotency key must be 1 to 255 printable characters without blanks, and is "

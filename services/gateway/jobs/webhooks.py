@@ -32,7 +32,7 @@ from services.gateway.jobs.job_document import job_document
 from services.gateway.jobs.job_service import check_webhook
 from services.queueing.job_records import Job
 from services.queueing.redis_streams.jobs import Jobs
-from services.queueing.redis_streams.webhook_queue import Telling, WebhookQueue
+from services.queueing.redis_streams.webhook_queue import Delivery, WebhookQueue
 
 logger = logging.getLogger("flambeau.webhooks")
 
@@ -110,8 +110,8 @@ class Webhooks:
             while True:
                 room = AT_ONCE - len(self._calls)
                 with contextlib.suppress(RedisError):  # they wait for the queue
-                    for telling in await self._queue.due(self._models(), room) if room else ():
-                        call = asyncio.create_task(self._tell(telling))
+                    for delivery in await self._queue.due(self._models(), room) if room else ():
+                        call = asyncio.create_task(self._deliver(delivery))
                         self._calls.add(call)
                         call.add_done_callback(self._calls.discard)
                 await asyncio.sleep(LOOK_EVERY_S)
@@ -121,39 +121,39 @@ class Webhooks:
             self._threads.shutdown(wait=False, cancel_futures=True)
             await self._queue.close()
 
-    async def _tell(self, telling: Telling) -> None:
+    async def _deliver(self, delivery: Delivery) -> None:
         try:
-            job = await self._jobs.find(telling.job_id, None)  # without its result
+            job = await self._jobs.find(delivery.job_id, None)  # without its result
             check_webhook(job.webhook, self._hosts)  # the configuration may have changed
             loop = asyncio.get_running_loop()
-            status = await loop.run_in_executor(self._threads, self._post, job, telling)
+            status = await loop.run_in_executor(self._threads, self._post, job, delivery)
         except (UnknownJobError, InvalidRequestError):
             status = 0
         except ServingError:
             return
-        facts = {"job": telling.job_id, "status": status, "tries": telling.tries}
+        facts = {"job": delivery.job_id, "status": status, "tries": delivery.tries}
         if 200 <= status < 300:
-            logger.info("webhook told", extra=facts)
-        elif status and not telling.is_last:
+            logger.info("webhook delivered", extra=facts)
+        elif status and not delivery.is_last:
             logger.warning("webhook failed; trying again later", extra=facts)
             return
         else:
             logger.error("webhook aborted", extra=facts)
         try:
-            await self._queue.told(telling)
+            await self._queue.remove(delivery)
         except RedisError:
             logger.warning("a webhook may be called twice", extra=facts)
 
-    def _post(self, job: Job, telling: Telling) -> int:
+    def _post(self, job: Job, delivery: Delivery) -> int:
         """Calls once. Returns the status, or 1 without a response."""
         body = orjson.dumps(job_document(job))
         now = int(time.time())
         headers = {
             "content-type": "application/json",
             "user-agent": "flambeau",
-            "webhook-id": telling.job_id,
+            "webhook-id": delivery.job_id,
             "webhook-timestamp": str(now),
-            "webhook-signature": signature(self._secret, telling.job_id, now, body),
+            "webhook-signature": signature(self._secret, delivery.job_id, now, body),
         }
         request = urllib.request.Request(job.webhook, body, headers, method="POST")  # noqa: S310
         try:

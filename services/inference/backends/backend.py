@@ -53,7 +53,7 @@ class Backend(Protocol):
         """Runs one batch and yields any number of answers to each of its requests.
 
         Requests run by it in place of `run` if `gives_parts`; each answer is as `run` returns it.
-        The replay of golden inputs, warm-up and verification still call `run`, which returns the
+        The replay of golden rows, warm-up and verification still call `run`, which returns the
         answer that the version was published with.
         """
         yield self.run(inputs)

@@ -156,7 +156,7 @@ def _certified(case: _Case, artifact: Artifact) -> ArtifactResult:
     limit = threading.Timer(case.options.time_limit_s, end)
     limit.start()
     try:
-        return _proven(case, artifact, backend)
+        return _verified(case, artifact, backend)
     except Exception as error:  # a runtime may raise anything on rows it cannot run
         reason = str(error) if isinstance(error, BackendError) else repr(error)
         if late.is_set():
@@ -218,7 +218,7 @@ def _free_bytes() -> int:
     return max(int((total - used) * SHARE_OF_FREE), 1)
 
 
-def _proven(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> ArtifactResult:
+def _verified(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> ArtifactResult:
     signature, options = case.manifest.signature, case.options
     tolerance = artifact.verification.tolerance
     found = replay_everything(backend.run, case.golden, signature, tolerance.embeddings)

@@ -5,7 +5,7 @@ and the choice is cached; see `artifact_choice.py`.
 
 Rules: live traffic has priority: one version is measured at a time, each of its artifacts in a
 separate process of the lowest priority, whose crash has no effect; an artifact is verified before
-it is measured, and replays the golden inputs again before it serves; a version switches to another
+it is measured, and replays the golden rows again before it serves; a version switches to another
 artifact without a failed request (`Lanes.exchange`), and keeps its own if that cannot be loaded; no
 measurement starts after `MOST_MEASURING_S` were spent: the next start of the server continues.
 """
@@ -27,10 +27,10 @@ from services.inference.loading.loader import (
     LoadOptions,
     candidates_of,
     memory_limit_bytes,
-    prove,
     read_artifact,
+    replay_golden,
 )
-from services.inference.loading.model_failure import guarded, told
+from services.inference.loading.model_failure import guarded, reason_of
 from services.inference.loading.warm_up import row_ms, warm_up
 from services.low_priority_thread import STEPS_BELOW_LOOP, start_at_low_priority
 from services.queueing.records import Lane
@@ -100,7 +100,7 @@ class BackgroundChoice:
             logger.warning(
                 "artifact not chosen",
                 extra={"model": lane.model, "version": lane.version,
-                       "reason": told(error)},
+                       "reason": reason_of(error)},
             )  # fmt: skip
         finally:
             stopped.set()
@@ -170,7 +170,7 @@ def measure(
     )
     own_time = options.backend.runs_in_the_calling_thread
     try:
-        prove(backend, golden, manifest, artifact)
+        replay_golden(backend, golden, manifest, artifact)
         latency_s = warm_up(
             backend,
             golden,

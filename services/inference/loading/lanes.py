@@ -6,8 +6,8 @@ Rules: a version is announced as ready only when its worker accepts requests; a 
 not fit into memory is refused with the figures, or evicts the least recently used idle version
 (`when_memory_full`); an unloaded version answers its remaining requests before its backends close.
 
-If another artifact proves faster here, its lane switches to it while it serves (`exchange`). Each
-further artifact of `keep_artifacts` has a lane that evicts nothing and never affects the default.
+If another artifact is measured faster here, a lane switches to it while it serves (`exchange`).
+Further artifacts (`keep_artifacts`) have lanes that evict nothing and never affect the default.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from services.inference.loading.loader import (
     load_version,
 )
 from services.inference.loading.memory_admission import MemoryAdmission
-from services.inference.loading.model_failure import in_thread, told
+from services.inference.loading.model_failure import in_thread, reason_of
 from services.inference.loading.policy import LanePolicy, ServingPolicy
 from services.inference.scheduling.batch_rules import batch_rules
 from services.inference.scheduling.device_turns import DeviceTurns
@@ -209,7 +209,7 @@ class Lanes:
         if present is None or present.worker is not loaded.worker:
             await close_backends(version)
             return False
-        self._go_over(lane, version, taken)
+        self._switch(lane, version, taken)
         if policy.load.keep:
             await self.load_kept(lane, tasks)
             self._close_unwanted(lane, policy)
@@ -232,10 +232,10 @@ class Lanes:
     ) -> None:
         lane, device = load.lane, policy.load.backend.device
         memory = await self._memory_in_use(device)
-        leaving = self._make_room(memory, lane, memory.expected_bytes(lane, load.file_bytes))
-        if leaving:
+        unloading = self._make_room(memory, lane, memory.expected_bytes(lane, load.file_bytes))
+        if unloading:
             # Memory that is freed during the load would be subtracted from this version's.
-            await asyncio.wait(leaving)
+            await asyncio.wait(unloading)
             await self._memory_in_use(device)
         options = replace(policy.load, room_bytes=memory.room_bytes(lane))
         version, taken = await self._open(load, manifest, options)
@@ -310,7 +310,7 @@ class Lanes:
             logger.error(
                 "artifact not kept",
                 extra={"model": lane.model, "version": lane.version, "artifact": lane.artifact,
-                       "reason": told(error)},
+                       "reason": reason_of(error)},
             )  # fmt: skip
             loaded.refused.add(lane.artifact)
             failed_replays = error.failed_replays if isinstance(error, LoadError) else 0
@@ -322,10 +322,10 @@ class Lanes:
             return None
         return version, taken
 
-    def _go_over(self, lane: Lane, version: LoadedVersion, taken_bytes: int) -> None:
+    def _switch(self, lane: Lane, version: LoadedVersion, taken_bytes: int) -> None:
         """Runs every later batch of a version on a newly opened artifact."""
         loaded = self._loaded[lane]
-        loaded.worker.go_over_to(
+        loaded.worker.replace_backends(
             version.backends, version.reopen, version.latency_s, version.row_elements
         )
         self._loaded[lane] = replace(
@@ -335,7 +335,7 @@ class Lanes:
             taken_bytes=taken_bytes,
         )
         self._memory[loaded.device].loaded(lane, taken_bytes)
-        self._tell_memory(lane)
+        self._record_memory(lane)
         self._announce(lane)
 
     def _close_unwanted(self, lane: Lane, policy: LanePolicy) -> None:
@@ -344,9 +344,9 @@ class Lanes:
         if loaded is None:
             return
         wanted = set(self._kept_lanes(lane, loaded, policy))
-        for part in self._parts(lane):
-            if part.artifact and part not in wanted:
-                self._close_part(part)
+        for own in self._lanes_of(lane):
+            if own.artifact and own not in wanted:
+                self._close_lane(own)
         self._announce(lane)
 
     async def _open(
@@ -370,21 +370,21 @@ class Lanes:
         """
         idle: list[tuple[float, list[Lane]]] = []
         for other in self.loaded() if self._policy.unload_idle else ():
-            parts = self._parts(other)
-            if all(part.worker.idle for part in parts.values()):
-                idle.append((max(part.worker.last_used_at for part in parts.values()), [*parts]))
-        by_age = [part for _, parts in sorted(idle) for part in parts]
-        leaving = []
+            lanes = self._lanes_of(other)
+            if all(own.worker.idle for own in lanes.values()):
+                idle.append((max(own.worker.last_used_at for own in lanes.values()), [*lanes]))
+        by_age = [own for _, lanes in sorted(idle) for own in lanes]
+        unloading = []
         unloaded = memory.to_unload(lane, need_bytes, by_age)
-        for other in dict.fromkeys(part.default for part in unloaded):
+        for other in dict.fromkeys(own.default for own in unloaded):
             logger.info(
                 "unloading an idle version to make room",
                 extra={"model": other.model, "version": other.version, "for": str(lane)},
             )
-            leaving += [closed.task for closed in self._close(other)]
+            unloading += [closed.task for closed in self._close(other)]
             reason = f"unloaded to make room for model {lane}; being loaded again, so retry"
             self._directory.announce(ServedVersion(lane=other, state="unloaded", reason=reason))
-        return leaving
+        return unloading
 
     def _start(
         self,
@@ -420,7 +420,7 @@ class Lanes:
         )  # fmt: skip
         task.add_done_callback(lambda _: self._forget(lane))
         labels = (lane.model, str(lane.version))
-        self._tell_memory(lane.default)
+        self._record_memory(lane.default)
         self._metrics.queue_depth.labels(*labels).set_function(lambda: self._waiting(lane.default))
         self._metrics.model_ready.labels(*labels).set(1)
         self._metrics.load_seconds.labels(*labels).observe(version.load_s)
@@ -438,8 +438,8 @@ class Lanes:
                    "agreement": version.parity.agreement},
         )  # fmt: skip
 
-    def _tell_memory(self, lane: Lane) -> None:
-        taken = sum(part.taken_bytes for part in self._parts(lane).values())
+    def _record_memory(self, lane: Lane) -> None:
+        taken = sum(own.taken_bytes for own in self._lanes_of(lane).values())
         self._metrics.memory_bytes.labels(lane.model, str(lane.version)).set(taken)
 
     def _announce(self, lane: Lane) -> None:
@@ -452,30 +452,30 @@ class Lanes:
                 signature=default.manifest.signature,
                 platform=default.platform,
                 artifact=default.facts.name,
-                artifacts=tuple(part.facts for part in self._parts(lane).values()),
+                artifacts=tuple(own.facts for own in self._lanes_of(lane).values()),
                 semver=default.manifest.semver or "",
             )
         )
 
-    def _parts(self, lane: Lane) -> dict[Lane, LoadedLane]:
+    def _lanes_of(self, lane: Lane) -> dict[Lane, LoadedLane]:
         """Returns the loaded lanes of a version, the default one first."""
-        return {other: part for other, part in self._loaded.items() if other.default == lane}
+        return {other: own for other, own in self._loaded.items() if other.default == lane}
 
     def _waiting(self, lane: Lane) -> int:
         """Returns the number of entries of a version that wait for a batch."""
-        loaded = {other: part.worker for other, part in self._loaded.items()}
+        loaded = {other: own.worker for other, own in self._loaded.items()}
         workers = (loaded | self._draining).items()
         return sum(worker.waiting for other, worker in workers if other.default == lane)
 
     def _close(self, lane: Lane) -> list[LoadedLane]:
         """Stops admission to a version; its workers answer their requests and then close."""
-        return [self._close_part(part) for part in self._parts(lane)]
+        return [self._close_lane(own) for own in self._lanes_of(lane)]
 
-    def _close_part(self, part: Lane) -> LoadedLane:
-        loaded = self._loaded.pop(part)
-        self._memory[loaded.device].unloaded(part)
-        self._draining[part] = loaded.worker
-        self._queue.close(part, loaded.worker.close)
+    def _close_lane(self, lane: Lane) -> LoadedLane:
+        loaded = self._loaded.pop(lane)
+        self._memory[loaded.device].unloaded(lane)
+        self._draining[lane] = loaded.worker
+        self._queue.close(lane, loaded.worker.close)
         return loaded
 
     def _forget(self, lane: Lane) -> None:

@@ -7,8 +7,8 @@ In: a store, a model and a version. Out: a backend verified on this machine, or 
 artifact passes.
 
 Rules: a digest is checked before the bytes reach a runtime; kinds that are code load only from the
-local store, or if signed by a trusted key; an artifact serves only after the golden inputs gave
-the golden outputs on this machine, within the tolerance in the manifest.
+local store, or if signed by a trusted key; an artifact serves only after a replay of the
+golden rows on this machine agreed with their outputs, within the tolerance in the manifest.
 """
 
 import functools
@@ -133,7 +133,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class _Proven:
+class _Verified:
     backend: Backend
     parity: Parity
     latency_s: dict[int, float]
@@ -161,17 +161,17 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
     choice = memory.recall(found.key) if found.are_measured(options) else None
     order = ranked(found.fitting, choice, found.wanted)
     for artifact in [*order.artifacts, *found.unfit]:
-        open_one = functools.partial(_open_and_prove, store, manifest, artifact, golden, options)
-        proven: list[_Proven] = []
+        open_one = functools.partial(_open_and_verify, store, manifest, artifact, golden, options)
+        verified: list[_Verified] = []
         try:
-            proven.extend(open_one() for _ in range(options.instances))
+            verified.extend(open_one() for _ in range(options.instances))
         except UnprobedError:  # raised by the first instance, so none is open yet
             raise
         except Exception as error:  # a runtime may raise anything on a file it cannot run
-            for one in proven:
+            for one in verified:
                 one.backend.close()
-            told = isinstance(error, StoreError | LoadError | BackendError)
-            reason = str(error) if told else repr(error)
+            is_known = isinstance(error, StoreError | LoadError | BackendError)
+            reason = str(error) if is_known else repr(error)
             reasons.append(f"artifact {artifact.name}: {reason}")
             failed_replays += error.failed_replays if isinstance(error, LoadError) else 0
             logger.warning(
@@ -186,10 +186,10 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
         return LoadedVersion(
             manifest=manifest,
             artifact=artifact,
-            backends=[one.backend for one in proven],
+            backends=[one.backend for one in verified],
             reopen=lambda open_one=open_one: open_one().backend,  # type: ignore[misc]
-            parity=proven[0].parity,
-            latency_s=proven[0].latency_s,
+            parity=verified[0].parity,
+            latency_s=verified[0].latency_s,
             row_elements=sum(array[:1].size for array in golden.inputs.values()),
             load_s=time.monotonic() - started,
             row_ms=order.row_ms,
@@ -247,13 +247,13 @@ def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
     size_bytes = sum(entry.size_bytes for entry in artifact.all_files())
     misfit = _misfit(artifact, options)
     if misfit is not None:
-        _tell_misfit(manifest.model, manifest.version, artifact.name, str(misfit))
+        _log_misfit(manifest.model, manifest.version, artifact.name, str(misfit))
         return False
     return not options.room_bytes or size_bytes <= options.room_bytes
 
 
 @functools.lru_cache(maxsize=4096)
-def _tell_misfit(model: str, version: int, artifact: str, reason: str) -> None:
+def _log_misfit(model: str, version: int, artifact: str, reason: str) -> None:
     """Logs that an artifact cannot run here, only once: a version is examined several times."""
     logger.warning(
         "artifact cannot run here",
@@ -338,40 +338,42 @@ def _probe_files(
     )
 
 
-def _open_and_prove(
+def _open_and_verify(
     store: ModelStore,
     manifest: Manifest,
     artifact: Artifact,
     golden: GoldenRows,
     options: LoadOptions,
-) -> _Proven:
+) -> _Verified:
     # If a run happens only in the calling thread, that thread may have low priority, and its CPU
     # time is the run's, regardless of other work on the core.
     alone = options.backend.runs_in_the_calling_thread and not options.isolate
     clock = time.thread_time if alone else time.monotonic
 
-    def open_and_prove() -> _Proven:
+    def open_and_verify() -> _Verified:
         backend = _open(store, manifest, artifact, options)
         try:
-            parity = prove(backend, golden, manifest, artifact)
+            parity = replay_golden(backend, golden, manifest, artifact)
             latency_s = warm_up(backend, golden, manifest.signature.max_batch_size, clock)
         except BaseException:
             backend.close()
             raise
-        return _Proven(backend, parity, with_certificate(latency_s, artifact.latency_ms))
+        return _Verified(backend, parity, with_certificate(latency_s, artifact.latency_ms))
 
     low_priority = alone and options.low_priority
-    return run_at_low_priority(open_and_prove) if low_priority else open_and_prove()
+    return run_at_low_priority(open_and_verify) if low_priority else open_and_verify()
 
 
-def prove(backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact) -> Parity:
-    """Replays the golden inputs.
+def replay_golden(
+    backend: Backend, golden: GoldenRows, manifest: Manifest, artifact: Artifact
+) -> Parity:
+    """Replays the golden rows.
 
     Raises:
         LoadError: the outputs differ from the golden ones by more than the artifact's tolerance.
     """
     tolerance = artifact.verification.tolerance
-    where, rows = "replaying the golden inputs on this machine", manifest.signature.max_batch_size
+    where, rows = "replaying the golden rows on this machine", manifest.signature.max_batch_size
     parity = replay_once(where, backend.run, golden, rows, tolerance.embeddings).parity
     if failure := parity.failure(tolerance):
         raise LoadError(f"{where}: {failure}", 1)

@@ -14,7 +14,7 @@ from model_store.errors import StoreError
 from services.errors import BackendError
 from services.inference.loading.loader import LoadError
 
-MAX_TOLD = 2_000
+MAX_REASON = 2_000
 """Maximum characters of a reason, which is logged, announced and returned to clients."""
 
 P = ParamSpec("P")
@@ -44,11 +44,11 @@ def guarded(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise LoadError(f"it ended the thread that reads it: {error!r}") from error
 
 
-def told(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Returns the message of a failure, preceded by its type if it is unexpected."""
     text = str(error) if is_expected(error) else f"{type(error).__name__}: {error}"
     text = text.encode(errors="replace").decode()  # file names may not be valid text
-    return text if len(text) <= MAX_TOLD else text[: MAX_TOLD - 3] + "..."
+    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 3] + "..."
 
 
 def is_expected(error: BaseException) -> bool:

@@ -32,7 +32,7 @@ from model_store.store import ModelStore
 from services.inference.loading.background_choice import BackgroundChoice
 from services.inference.loading.lanes import Lanes
 from services.inference.loading.loader import LoadError
-from services.inference.loading.model_failure import in_thread, is_expected, told
+from services.inference.loading.model_failure import in_thread, is_expected, reason_of
 from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.unserved_models import missing_models, refusal
 from services.queueing.directory import Directory
@@ -103,8 +103,8 @@ class Reconciler:
             stop: event that is set when the process drains.
             after_pass: callback after every pass, when readiness may have changed.
         """
-        if told_of_store := self._store.storage.how_new():
-            logger.warning("store created", extra={"reason": told_of_store})
+        if message := self._store.storage.how_new():
+            logger.warning("store created", extra={"reason": message})
         async with asyncio.TaskGroup() as workers:
             while not stop.is_set():
                 await self._pass(workers)
@@ -132,9 +132,9 @@ class Reconciler:
         try:
             listings = await in_thread(self._store.listing)
         except Exception as error:
-            self._complain("store", "is unreachable; serving the loaded versions", told(error))
+            self._complain("store", "is unreachable; serving the loaded versions", reason_of(error))
             if not self.converged_once:
-                self.look = Look(started=False, fault=told(error))
+                self.look = Look(started=False, fault=reason_of(error))
             return
         if self._lanes.loaded() and not listings:
             # An unmounted folder looks like an empty one, and a store is not emptied on purpose.
@@ -175,7 +175,7 @@ class Reconciler:
                 await self._lanes.load_kept(lane, tasks)
             except Exception as error:
                 bug = None if is_expected(error) else error
-                self._complain(topic, "cannot be loaded", told(error), bug)
+                self._complain(topic, "cannot be loaded", reason_of(error), bug)
             else:
                 self._complaints.pop(topic, None)
             kept.add(lane)
@@ -219,7 +219,7 @@ class Reconciler:
         try:
             return await in_thread(self._store.foreign_layout)
         except Exception as error:
-            return told(error)
+            return reason_of(error)
 
     def _choose(self, tasks: asyncio.TaskGroup) -> None:
         """Starts to measure, in the background, versions loaded by the publisher's figures."""
@@ -243,7 +243,7 @@ class Reconciler:
         except Exception as error:
             fault = "cannot be read; serving the loaded versions"
             bug = None if is_expected(error) else error
-            self._complain(_topic(name), fault, told(error), bug)
+            self._complain(_topic(name), fault, reason_of(error), bug)
         else:
             self._complaints.pop(_topic(name), None)
 
@@ -269,7 +269,7 @@ class Reconciler:
             try:
                 model.pointers = await in_thread(self._store.pointers_at, name, generation)
             except Exception as error:
-                reasons.append(told(error))
+                reasons.append(reason_of(error))
         if reasons:
             self._complain(topic, "are unreadable", reasons[0])
         else:
@@ -302,7 +302,7 @@ class Reconciler:
 
     def _announce_failure(self, model: _Model, lane: Lane, error: Exception) -> None:
         """Announces that a version is refused; logs it if the reason is new."""
-        reason, labels = told(error), (lane.model, str(lane.version))
+        reason, labels = reason_of(error), (lane.model, str(lane.version))
         self._metrics.model_ready.labels(*labels).set(0)
         self._metrics.expect_lane(lane.model, lane.version)
         self._metrics.failed_loads.labels(*labels).inc()

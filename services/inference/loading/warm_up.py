@@ -1,6 +1,6 @@
 """Warms up a newly opened backend at growing batch sizes, and measures the latency of each.
 
-In: a backend, its golden inputs, the maximum batch size, a clock. Out: seconds by batch size.
+In: a backend, its golden rows, the maximum batch size, a clock. Out: seconds by batch size.
 """
 
 import time
@@ -28,7 +28,7 @@ def warm_up(
 
     Args:
         backend: backend to run.
-        golden: golden inputs, repeated to fill a batch.
+        golden: golden rows, repeated to fill a batch.
         max_batch_size: most rows to run at once.
         clock: clock that returns seconds.
         repeats: number of measured runs per size, after one that is not measured.

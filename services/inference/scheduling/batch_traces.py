@@ -1,6 +1,6 @@
 """Records a batch in the traces of its requests, from timestamps that the worker already took."""
 
-from services.errors import BackendError
+from services.errors import ServingError
 from services.inference.scheduling.batch_rules import Batch
 from services.inference.scheduling.instance import BatchReport
 from services.queueing.records import Lane
@@ -32,7 +32,7 @@ def trace_batch(
                 size=len(batch.entries),
                 rows=batch.rows,
                 padded_rows=batch.padded_rows,
-                failed=sum(isinstance(result, BackendError) for result in report.results),
+                failed=sum(isinstance(result, ServingError) for result in report.results),
                 given_ns=ns_of(given_at),
                 started_ns=ns_of(report.started_at),
                 ended_ns=ns_of(report.started_at + report.seconds),

@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -24,6 +24,7 @@ from services.errors import (
     BackendError,
     DeviceError,
     InputRefusedError,
+    UnreadAnswersError,
     WorkerProcessDiedError,
 )
 from services.inference.backends.backend import Backend
@@ -32,13 +33,13 @@ from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.failure_text import plain_line
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry
-from services.queueing.part_window import PartWindow
+from services.queueing.part_window import MAX_UNREAD, READ_WITHIN_S, PartWindow
 from services.queueing.records import Lane
 
 logger = logging.getLogger("flambeau.worker")
 
-Result = Mapping[str, Array] | BackendError
-"""An entry's outputs, or the error of its run."""
+Result = Mapping[str, Array] | BackendError | UnreadAnswersError
+"""An entry's outputs, or the error of its run or its reader."""
 
 
 class BatchReport(msgspec.Struct, frozen=True, eq=False):
@@ -60,8 +61,8 @@ class BatchPart(msgspec.Struct, frozen=True, eq=False):
     """One of several answers to the entries of a batch."""
 
     batch: Batch
-    results: list[Mapping[str, Array]]
-    """Outputs per entry, in order; none for entries that nobody reads."""
+    results: list[Result]
+    """Outputs or error per entry, in order; no outputs for entries that nobody reads."""
     number: int
     started_at: float
     seconds: float
@@ -146,6 +147,11 @@ class Instance:
         """Lets the thread close its backend and end."""
         self._inbox.put(None)
 
+    @property
+    def is_alive(self) -> bool:
+        """True until its thread has ended, or was abandoned."""
+        return not self.abandoned and self._thread.is_alive()
+
     def join(self) -> None:
         """Waits until the thread has ended; an abandoned thread may never end."""
         self._thread.join()
@@ -172,7 +178,7 @@ class Instance:
                 break
             self._tell(batch, report)
             del batch, report  # an idle model must not retain the arrays of its last batch
-        # The pool retains an instance that was replaced until its lane ends; not its backend.
+        # The pool retains a replaced instance until the next replacement; not its backend.
         backend, self._backend = self._backend, None
         with contextlib.suppress(Exception):  # no caller is left to report it to
             backend.close()
@@ -193,19 +199,33 @@ class Instance:
         seconds = time.monotonic() - started_at
         return BatchReport(results, started_at, seconds, together, self._waited_s)
 
-    def _run(self, batch: Batch) -> list[Mapping[str, Array]]:
+    def _run(self, batch: Batch) -> list[Result]:
         backend = self._backend
         assert backend is not None
         self.started_at = time.monotonic()
         inputs = self._arrays.join(batch, backend.buffer)
         if not backend.gives_parts:
-            return self._arrays.split(backend.run(inputs), batch)
+            return [*self._arrays.split(backend.run(inputs), batch)]
         with contextlib.closing(backend.run_in_parts(inputs)) as parts:
-            self._give_parts(parts, batch)
-        return [{} for _ in batch.entries]
+            windows = self._give_parts(parts, batch)
+        return [self._ending(window) for window in windows]
 
-    def _give_parts(self, parts: Iterator[Mapping[str, Array]], batch: Batch) -> None:
-        """Hands over each answer of a backend that gives several, as fast as it is read."""
+    def _ending(self, window: PartWindow) -> Result:
+        """Returns what ends a request with parts: no more outputs, or its reader's error."""
+        if not window.is_unread:
+            return {}
+        return UnreadAnswersError(
+            f"model {self._lane} has {MAX_UNREAD} parts of the answer ready, and the caller has "
+            f"read none for {READ_WITHIN_S:g} s; read the parts as they come"
+        )
+
+    def _give_parts(
+        self, parts: Iterator[Mapping[str, Array]], batch: Batch
+    ) -> Sequence[PartWindow]:
+        """Hands over each answer of a backend that gives several, as fast as it is read.
+
+        Returns the window of each entry.
+        """
         started_at = self.started_at
         windows = [PartWindow() for _ in batch.entries]
         for entry, window in zip(batch.entries, windows, strict=True):
@@ -213,22 +233,25 @@ class Instance:
             if entry.dead:  # its window was not there to be closed
                 window.close()
         for number, outputs in enumerate(parts):
-            results = self._arrays.split(outputs, batch)
+            results: list[Result] = [*self._arrays.split(outputs, batch)]
             now = time.monotonic()
             self._awaits_reader = True
-            wanted = [window.give() for window in windows]
+            give_up_at = now + READ_WITHIN_S  # for all: one reader's time is every reader's
+            wanted = [window.give(give_up_at - time.monotonic()) for window in windows]
             self.started_at = time.monotonic()
             self._awaits_reader = False
             self._waited_s += self.started_at - now
             if self.abandoned or not any(wanted):
                 break
             results = [
-                one if is_wanted else {} for one, is_wanted in zip(results, wanted, strict=True)
+                one if is_wanted else self._ending(window)
+                for one, is_wanted, window in zip(results, wanted, windows, strict=True)
             ]
             part = BatchPart(batch, results, number, started_at, now - started_at)
             self._has_given = True
             with contextlib.suppress(RuntimeError):  # the event loop has closed: the process exits
                 self._loop.call_soon_threadsafe(self._gave, part)
+        return windows
 
     def _after_failure(self, batch: Batch, error: BaseException) -> list[Result]:
         died = isinstance(error, DeviceError) and not self.abandoned and self._replace(error)

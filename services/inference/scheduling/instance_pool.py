@@ -130,7 +130,8 @@ class InstancePool:
             instance.retired = True
         for instance in (*self.idle, *self._opening):
             instance.stop()
-        self._leaving += [*self.idle, *self.busy]
+        leaving = (*self._leaving, *self.idle, *self.busy)
+        self._leaving = [one for one in leaving if one.is_alive]  # the others need no `join`
         self._opening.clear()
         self.idle[:] = [self._instance(backend, slot) for slot, backend in enumerate(backends)]
 

@@ -255,7 +255,7 @@ class Worker:
         self._pool.begin(batch, expected_s)
         return expected_s
 
-    def go_over_to(
+    def replace_backends(
         self,
         backends: list[Backend],
         reopen: Callable[[], Backend],
@@ -376,7 +376,9 @@ class Worker:
         """Hands over one of several answers to the requests of a batch."""
         batch = part.batch
         for entry, outputs in zip(batch.entries, part.results, strict=True):
-            if outputs:
+            if isinstance(outputs, ServingError):
+                entry.finish(outputs)
+            elif outputs:
                 entry.part(
                     InferReply(
                         lane=self._lane,
@@ -396,7 +398,7 @@ class Worker:
         stop = start + ANSWERS_AT_ONCE
         entries, results = batch.entries[start:stop], report.results[start:stop]
         for entry, result in zip(entries, results, strict=True):
-            if isinstance(result, BackendError):
+            if isinstance(result, ServingError):
                 entry.finish(result)
             else:
                 entry.finish(

@@ -14,26 +14,26 @@ import msgspec
 from services.queueing.part_window import MAX_UNREAD
 from services.queueing.records import InferReply
 
-TELL_AFTER = MAX_UNREAD // 2
-"""Parts read since the worker was last told: it then still has half of its window."""
+REPORT_AFTER = MAX_UNREAD // 2
+"""Parts read since the last report to the worker: it then still has half of its window."""
 
 
 class ArrivingParts:
     """Puts the parts of one request in order; the `Window` of its readers.
 
     Args:
-        tell: has the worker told how many parts were read.
+        report: callback that sends the worker the number of parts that were read.
 
     Attributes:
         read: parts that the caller has read.
     """
 
-    __slots__ = ("_early", "_next", "_tell", "_told", "read")
+    __slots__ = ("_early", "_next", "_report", "_reported", "read")
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report = report
         self._early: dict[int, InferReply] = {}
-        self._next = self._told = self.read = 0
+        self._next = self._reported = self.read = 0
 
     @property
     def given(self) -> int:
@@ -43,7 +43,7 @@ class ArrivingParts:
     def arrived(self, reply: InferReply) -> Iterator[InferReply]:
         """Yields the replies whose turn has come with this one."""
         if reply.number < self._next:
-            self._tell()  # its worker runs the request anew, and knows nothing of the reader
+            self._report()  # its worker runs the request anew, and knows nothing of the reader
             return
         self._early[reply.number] = reply
         while (found := self._early.pop(self._next, None)) is not None:
@@ -53,9 +53,9 @@ class ArrivingParts:
     def take(self) -> None:
         """Counts a part that the caller has read."""
         self.read += 1
-        if self.read - self._told >= TELL_AFTER:
-            self._told = self.read
-            self._tell()
+        if self.read - self._reported >= REPORT_AFTER:
+            self._reported = self.read
+            self._report()
 
     def close(self) -> None:
         """Drops parts that came early: the request is over."""

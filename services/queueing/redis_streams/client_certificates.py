@@ -62,7 +62,7 @@ class ClientCertificates:
         self._context: ssl.SSLContext | None = None
         self._metrics: TlsMetrics | None = None
 
-    def tell(self, metrics: TlsMetrics) -> None:
+    def report(self, metrics: TlsMetrics) -> None:
         """Tells metrics of expiry, each time they are asked for, and from now on of renewals."""
         self._metrics = metrics
         for expiring in self._expiring:

@@ -154,10 +154,10 @@ class RedisClients:
         """True if keys of different slots are on different servers, beyond one script."""
         return self._kind == "cluster"
 
-    def tell_certificates(self, metrics: TlsMetrics) -> None:
-        """Has metrics told of the certificates that the URL names: of expiry and renewals."""
+    def report_certificates(self, metrics: TlsMetrics) -> None:
+        """Reports the expiry and the renewals of the certificates that the URL names."""
         if self._tls is not None:
-            self._tls.tell(metrics)
+            self._tls.report(metrics)
 
     def open(self) -> Commands:
         """Opens a client for commands that answer at once."""

@@ -13,7 +13,7 @@ from services.queueing.part_window import Window
 from services.queueing.records import InferReply, Lane
 from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
-from services.queueing.redis_streams.large_records import Places, Room
+from services.queueing.redis_streams.large_records import Room, TransferLimit
 from services.queueing.redis_streams.outage import Outage
 from services.telemetry.metrics import Metrics
 
@@ -61,7 +61,7 @@ class HoldingLane(Protocol):
     def streams(self) -> tuple[str, ...]:
         """The streams that this worker reads."""
 
-    def count_leaving(self, held: "Held", size: int) -> None:
+    def count_unwritten(self, held: "Held", size: int) -> None:
         """Counts the bytes of a large outcome that is on its way to Redis."""
 
     def fail(self, held: "Held", error: ServingError) -> None:
@@ -117,17 +117,17 @@ class Downlink:
         answer: hands an outcome over and lets the request go; None only lets it go.
         give: hands over one of several answers, which is not the last.
         clock_s: Redis' clock less `time.monotonic()`, as far as is known.
-        gateways: those that were heard of, and how often in a row they did not seem alive.
+        gateways: by name, the number of successive checks that did not find it alive.
         metrics: of the process.
         outage: tracker of faults of Redis.
         suspect: the one that runs, if any.
         silent_at: when Redis did not answer last; a `time.monotonic()` second.
         is_clogged: True if more outcomes wait for delivery than this process can hold.
-        leaving_bytes: of large outcomes that are on their way to Redis.
+        unwritten_bytes: bytes of large outcomes that are being written to Redis.
         keeping: held by the lane that mentions what it holds and takes over what others left (only
             one suspect runs), or that leaves something to others.
         room: for large payloads and outcomes.
-        reading: places for large payloads that are fetched.
+        reading: limit on large payloads that are fetched at once.
         look: set when there may be something to take over.
         quiet: set when a lane has ended, or nothing is under way any more.
     """
@@ -146,10 +146,10 @@ class Downlink:
     suspect: Held | None = None
     silent_at: float = -math.inf
     is_clogged: bool = False
-    leaving_bytes: int = 0
+    unwritten_bytes: int = 0
     keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
     room: Room = field(default_factory=lambda: Room(LARGE_PAYLOAD_BYTES))
-    reading: Places = field(default_factory=Places)
+    reading: TransferLimit = field(default_factory=TransferLimit)
 
     def is_gone(self, gateway: str) -> bool:
         """Returns True if a gateway died: one check is not enough, Redis may have lost it."""

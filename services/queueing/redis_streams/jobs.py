@@ -40,11 +40,11 @@ from services.queueing.redis_streams.keys import (
     version_text,
 )
 from services.queueing.redis_streams.large_records import (
-    Places,
-    leave,
+    TransferLimit,
     length_of,
     load_outcome,
-    pushing,
+    push_to,
+    write_pieces,
 )
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import PAYLOAD_GRACE_S, unreachable
@@ -98,7 +98,7 @@ class Jobs:
         """Events of waits for jobs, by the channel and the number that will name the job."""
         self._may_wait = True
         self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
-        self._writing, self._reading = Places(), Places()
+        self._writing, self._reading = TransferLimit(), TransferLimit()
 
     async def submit(
         self,
@@ -178,7 +178,7 @@ class Jobs:
         pieces = _digested_but_last(request_pieces(request), digest)
         async with self._writing.of(bytes_of(request.inputs)):
             lives_ms = int((timeout_s + PAYLOAD_GRACE_S) * 1000)
-            await leave(pieces, lives_ms, pushing(self._redis, large_key))
+            await write_pieces(pieces, lives_ms, push_to(self._redis, large_key))
         shapes = [(name, one.shape, one.dtype) for name, one in request.inputs.items()]
         digest.update(repr(shapes).encode())
         digest.update(encode_request(msgspec.structs.replace(nameless, inputs={})))

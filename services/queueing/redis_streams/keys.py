@@ -87,7 +87,7 @@ class JobKeys:
 
     Attributes:
         by_time: sorted set of their numbers by the microsecond in which they were made.
-        webhooks: stream of those that are over and whose caller wants to be told.
+        webhooks: stream of those that are over and have a webhook.
         finished: channel that names those that are over.
     """
 

@@ -7,7 +7,7 @@ means nothing.
 Rules:
 - neither the event loop nor Redis is busy with one record for longer than with a few pieces;
 - a list is forgotten after its time, however far its writer came;
-- what an older version has left as one string is read, too.
+- a record that an older version wrote as one string is read, too.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ UNFINISHED_LIVE_MS = 60_000
 Push = Callable[[list[Piece], int], Awaitable[object]]
 
 
-async def leave(pieces: Iterator[Piece], lives_ms: int, push: Push) -> None:
+async def write_pieces(pieces: Iterator[Piece], lives_ms: int, push: Push) -> None:
     """Writes a record to Redis.
 
     Args:
@@ -79,8 +79,8 @@ async def leave(pieces: Iterator[Piece], lives_ms: int, push: Push) -> None:
         some = then
 
 
-def pushing(redis: Commands, key: str) -> Push:
-    """Makes the function that appends pieces to a list, if Redis has the memory."""
+def push_to(redis: Commands, key: str) -> Push:
+    """Returns a function that appends pieces to a list, if Redis has the memory."""
 
     async def push(pieces: list[Piece], lives_ms: int) -> None:
         trip = redis.trip()
@@ -257,8 +257,8 @@ async def _last(redis: Commands, key: str) -> tuple[int, bytes] | None:
     return None if data is None else (count - 1, data)
 
 
-class Places:
-    """Places of a process for large records that it reads, or writes, at once.
+class TransferLimit:
+    """Limits the large records that a process reads, or writes, at once.
 
     Args:
         large: for records over `MEDIUM_BYTES`.

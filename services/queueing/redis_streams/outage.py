@@ -35,15 +35,15 @@ class Outage:
         self._clock = clock
         self._answers: bool | None = None
         """None until the first command."""
-        self._failed_at = self._told_at = 0.0
+        self._failed_at = self._logged_at = 0.0
         self.why = ""
 
     def failed(self, error: Exception) -> None:
         """Records that Redis did not answer."""
         self._failed_at = self._clock()
         self.why = unreachable_reason(self._url, error)
-        if self._answers is not False or self._failed_at - self._told_at >= AGAIN_S:
-            self._answers, self._told_at = False, self._failed_at
+        if self._answers is not False or self._failed_at - self._logged_at >= AGAIN_S:
+            self._answers, self._logged_at = False, self._failed_at
             logger.error("the queue is unreachable", extra={"reason": self.why})
 
     def answered(self) -> None:

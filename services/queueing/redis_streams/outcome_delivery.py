@@ -5,8 +5,8 @@ hash of a job; then the request leaves its stream.
 
 Rules:
 - a request leaves its stream only after its last outcome has been delivered;
-- all ready outcomes go in one round trip, up to a limit of bytes; large ones are left in pieces
-  beside the list, and hold nothing up;
+- all ready outcomes go in one round trip, up to a limit of bytes; large ones are written in pieces
+  beside the list, and delay no other;
 - outcomes wait for as long as Redis is unreachable.
 """
 
@@ -35,7 +35,7 @@ from services.queueing.redis_streams.keys import (
     large_reply_key,
     replies_key,
 )
-from services.queueing.redis_streams.large_records import Places, leave
+from services.queueing.redis_streams.large_records import TransferLimit, write_pieces
 from services.queueing.redis_streams.receiving_lane import RETRY_S
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sender import NUMBER
@@ -43,6 +43,7 @@ from services.queueing.redis_streams.sending_lane import AT_ONCE_BYTES
 from services.queueing.redis_streams.wire import (
     Piece,
     WireError,
+    bytes_of,
     encode_outcome,
     encode_reference,
     is_large,
@@ -56,7 +57,7 @@ LARGE_REPLIES_BYTES = 128 * 2**20
 FETCHED_WITHIN_S = 10.0
 LOOK_FOR_ROOM_S = 0.05
 JOB_OUTCOMES_LIVE_S = 3600
-"""Large ones, until the job is said to be over: Redis may be out of reach meanwhile."""
+"""Large ones, until the job is stored as over: Redis may be out of reach meanwhile."""
 
 
 class Outgoing(NamedTuple):
@@ -79,7 +80,7 @@ class OutcomeDelivery:
     Args:
         clients: of the Redis that the gateways read from.
         downlink: state of the worker's lanes, which hand their outcomes over through it.
-        tasks: group of the tasks that leave large outcomes.
+        tasks: group of the tasks that write large outcomes.
         freed: callback for large outcomes that no longer take room.
     """
 
@@ -98,7 +99,7 @@ class OutcomeDelivery:
         self._answer_script, self._finish_job = Script("answer"), Script("finish_job")
         self._keep_pieces, self._take_room = Script("keep_pieces"), Script("take_room")
         self._attempts = itertools.count(1)
-        self._writing = Places()
+        self._writing = TransferLimit()
         self._outbox: list[Outgoing] = []
         self._done: list[Held] = []
         """Answered, and still in their streams."""
@@ -123,7 +124,7 @@ class OutcomeDelivery:
             if outcome is None or held.gateway == NOBODY:
                 self._send(held, b"")
             elif isinstance(outcome, InferReply) and is_large(outcome.outputs):
-                self._leave_soon(held, outcome)
+                self._start_writing(held, outcome)
             else:
                 self._send(held, encode_outcome(outcome))
         except (TensorError, TypeError) as error:
@@ -133,15 +134,15 @@ class OutcomeDelivery:
         """Hands over one of several answers; its request stays in its stream."""
         try:
             if is_large(reply.outputs):
-                self._leave_soon(held, reply)
+                self._start_writing(held, reply)
             else:
                 self._send(held, encode_outcome(reply), is_part=True)
         except (TensorError, TypeError) as error:
             held.lane.fail(held, _unwritable(held, error))
 
-    def _leave_soon(self, held: Held, reply: InferReply) -> None:
-        self._count_leaving(held, _bytes_of(reply))
-        self._tasks.create_task(self._leave(held, reply))
+    def _start_writing(self, held: Held, reply: InferReply) -> None:
+        self._count_unwritten(held, _least_bytes(reply))
+        self._tasks.create_task(self._write(held, reply))
 
     def _send_unwritable(self, held: Held, error: Exception) -> None:
         """Answers with an error in place of outputs that are none of the protocol's."""
@@ -152,14 +153,14 @@ class OutcomeDelivery:
         """Hands over what travels of an outcome; nothing only lets its request go."""
         self._outbox.append(Outgoing(held, data, is_part))
         if self._trip is None:
-            self._trip = asyncio.get_running_loop().create_task(self._travel())
+            self._trip = asyncio.get_running_loop().create_task(self._run_trips())
 
-    async def _leave(self, held: Held, reply: InferReply) -> None:
-        """Leaves a large outcome under a key of its own, as often as it takes; then hands it over.
+    async def _write(self, held: Held, reply: InferReply) -> None:
+        """Writes a large outcome under a key of its own, as often as it takes; then hands it over.
 
-        A key is never written twice: what another attempt left there would be part of it.
+        A key is never written twice: the pieces of another attempt would be part of it.
         """
-        is_job, size, failed = held.gateway == JOB, _bytes_of(reply), list[str]()
+        is_job, size, failed = held.gateway == JOB, _least_bytes(reply), list[str]()
         while True:
             attempt = f"{self._downlink.worker}-{next(self._attempts)}"
             if is_job:
@@ -170,8 +171,10 @@ class OutcomeDelivery:
             try:
                 if not is_job:
                     await self._wait_for_room(held.gateway, key, size)
-                async with self._writing.of(size):
-                    await leave(reply_pieces(reply), lives_s * 1000, partial(self._push, key))
+                async with self._writing.of(bytes_of(reply.outputs)):
+                    await write_pieces(
+                        reply_pieces(reply), lives_s * 1000, partial(self._push, key)
+                    )
                 if failed:
                     await self._redis.send("UNLINK", *failed)
             except RedisError as error:
@@ -190,12 +193,12 @@ class OutcomeDelivery:
                 reference = encode_reference(key, is_last=reply.is_last)
                 self._send(held, reference, is_part=not reply.is_last)
                 break
-        self._count_leaving(held, -size)
+        self._count_unwritten(held, -size)
 
     async def _wait_for_room(self, gateway: str, key: str, size: int) -> None:
         """Waits while a gateway has large outcomes to fetch; Redis has to keep them meanwhile.
 
-        After `FETCHED_WITHIN_S` it is left all the same: the gateway may be slow.
+        After `FETCHED_WITHIN_S` it is written all the same: the gateway may be slow.
         """
         give_up_at = time.monotonic() + FETCHED_WITHIN_S
         keys = (large_replies_key(gateway), key)
@@ -209,17 +212,17 @@ class OutcomeDelivery:
     async def _push(self, key: str, pieces: list[Piece], lives_ms: int) -> None:
         await self._keep_pieces(self._redis, (key,), lives_ms, *pieces)
 
-    def _count_leaving(self, held: Held, size: int) -> None:
+    def _count_unwritten(self, held: Held, size: int) -> None:
         """Counts bytes of a large outcome that is on its way, or no longer."""
-        held.lane.count_leaving(held, size)
-        self._downlink.leaving_bytes += size
+        held.lane.count_unwritten(held, size)
+        self._downlink.unwritten_bytes += size
         if size > 0:
             self._downlink.room.charge(held.lane.lane, size)
         else:
             self._downlink.room.give(held.lane.lane, -size)
             self._freed()
 
-    async def _travel(self) -> None:
+    async def _run_trips(self) -> None:
         try:
             while self._outbox or self._done:
                 outbox = self._pack()
@@ -310,8 +313,8 @@ def _answer_call(
     return keys, [REPLIES_LIVE_S, GROUP, len(listed), *listed, *ids]
 
 
-def _bytes_of(reply: InferReply) -> int:
-    """The least size of an outcome; elements of BYTES count as references."""
+def _least_bytes(reply: InferReply) -> int:
+    """Returns the least size of an outcome, which is known at once: texts count as references."""
     return sum(array.nbytes for array in reply.outputs.values())
 
 

@@ -36,7 +36,7 @@ logger = logging.getLogger("flambeau.queue")
 
 KEEP_EVERY_S = 1.0
 FORGET_AFTER_LOOKS = 600
-"""A gateway that has been gone for so many looks, about a second each, has left nothing."""
+"""Checks, about one a second, after which a dead gateway is forgotten: it has no requests left."""
 
 
 class RedisReceiver:
@@ -44,9 +44,9 @@ class RedisReceiver:
 
     Args:
         clients: of the Redis that the gateways write to.
-        worker: a name no other process has, without blanks.
-        queue: this process's own, where the requests wait for a batch.
-        metrics: of the process.
+        worker: unique name of the process, without blanks.
+        queue: queue of this process, where the requests wait for a batch.
+        metrics: metrics of the process.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class RedisReceiver:
             self._tasks.create_task(self._run_lane(receiving), name=f"queue of {lane}")
 
     def close(self, lane: Lane, closed: Callable[[], None]) -> None:
-        """Lets no more in, as soon as the gateways have heard that the lane leaves.
+        """Stops admission once the gateways know that the lane closes.
 
         Args:
-            lane: which; it has been withdrawn from the directory.
-            closed: called when nothing more will come.
+            lane: a lane that has been withdrawn from the directory.
+            closed: callback after the last request.
         """
         open_ones = [receiving for receiving in self._lanes.values() if receiving.lane == lane]
-        if not open_ones:  # it has been handed back
+        if not open_ones:  # its requests were returned
             closed()
             return
         self._closing[lane] = closed
@@ -110,13 +110,13 @@ class RedisReceiver:
         """Serves open lanes inside the context; survives any fault of Redis."""
         try:
             async with self._tasks:
-                chores = [
+                loops = [
                     self._tasks.create_task(self._keep()),
-                    self._tasks.create_task(self._hear_notices()),
+                    self._tasks.create_task(self._receive_notices()),
                 ]
                 yield
-                for chore in chores:
-                    chore.cancel()
+                for loop in loops:
+                    loop.cancel()
         finally:
             await self._redis.close()
 
@@ -125,7 +125,7 @@ class RedisReceiver:
         self._draining = True
         for receiving in self._lanes.values():
             receiving.hand_back()
-        while self._lanes or self._downlink.leaving_bytes or self._delivery.is_under_way:
+        while self._lanes or self._downlink.unwritten_bytes or self._delivery.is_under_way:
             self._downlink.quiet.clear()
             await self._downlink.quiet.wait()
 
@@ -147,7 +147,7 @@ class RedisReceiver:
         self._downlink.quiet.set()
 
     def _has_room(self) -> None:
-        """A large outcome has left: lanes may take more."""
+        """Handles the end of a large outcome: lanes may take more."""
         for receiving in self._lanes.values():
             receiving.look_again()
 
@@ -165,11 +165,11 @@ class RedisReceiver:
                 async with asyncio.timeout(KEEP_EVERY_S):
                     await self._downlink.look.wait()
 
-    async def _keep_each(self, *duties: Callable[[], Awaitable[None]]) -> None:
-        """Does each of some duties, whatever becomes of the others: in a cluster one may fail."""
-        for duty in duties:
+    async def _keep_each(self, *steps: Callable[[], Awaitable[None]]) -> None:
+        """Runs each step although another may fail: in a cluster one node may be unreachable."""
+        for step in steps:
             try:
-                await duty()
+                await step()
             except RedisError as error:
                 self._downlink.silent_at = time.monotonic()
                 self._clients.outage.failed(error)
@@ -187,10 +187,10 @@ class RedisReceiver:
             if gateways[gateway] > FORGET_AFTER_LOOKS:
                 del gateways[gateway]
 
-    async def _hear_notices(self) -> None:
+    async def _receive_notices(self) -> None:
         """Drops cancelled requests, and widens windows of parts.
 
-        A request whose cancellation is lost still runs; parts that were read are told again.
+        A request whose cancellation is lost still runs; the number of parts read is sent again.
         """
         while True:
             try:

@@ -156,7 +156,7 @@ class ReceivingLane:
                 self._given_up.append(held)
         self._changed.set()
 
-    def count_leaving(self, held: Held, size: int) -> None:
+    def count_unwritten(self, held: Held, size: int) -> None:
         """The large outcome of a request is on its way, or with a negative size no longer."""
         self._answering[held] += size
         if not self._answering[held]:
@@ -213,7 +213,7 @@ class ReceivingLane:
             if now - held.taken_at > MENTION_AFTER_S
             for part in (held.stream, held.stream_id)
         ]
-        # Where nobody was heard for a while, all seem dead until they have had time to speak.
+        # After an outage of Redis all workers seem dead until they have renewed their heartbeats.
         unsure = now - downlink.silent_at < ABANDONED_S
         room = 0 if unsure or self._phase is Phase.HANDING_BACK else self._room()
         counts_us = COUNTS_FOR_S * 1_000_000 if self._phase.is_staying else 0
@@ -223,7 +223,7 @@ class ReceivingLane:
             max(min(room, TAKE_OVER_AT_ONCE), 0), 0 if downlink.suspect else 1, self.keys.lives_s,
             *mentioned,
         )  # fmt: skip
-        self._heard_time(now_us)
+        self._learn_clock(now_us)
         oldest_ms = int(oldest.partition(b"-")[0] or 0)
         oldest_s = max(int(now_us) / 1e6 - oldest_ms / 1000, 0.0) if oldest_ms else 0.0
         self.load = LaneLoad(length - taken, taken, oldest_s)
@@ -245,12 +245,12 @@ class ReceivingLane:
         """Returns the number of further requests that may be held."""
         intake = self._intake
         downlink = self._downlink
-        if downlink.is_clogged or (self._answering and downlink.leaving_bytes > CLOGGED_BYTES):
+        if downlink.is_clogged or (self._answering and downlink.unwritten_bytes > CLOGGED_BYTES):
             return 0
         capacity = intake.background_capacity if self.keys.jobs else intake.capacity
         return capacity - len(self._held)
 
-    def _heard_time(self, now_us: bytes) -> None:
+    def _learn_clock(self, now_us: bytes) -> None:
         self._downlink.clock_s = int(now_us) / 1e6 - time.monotonic()
 
     async def _wait_for_change(self) -> None:
@@ -274,7 +274,7 @@ class ReceivingLane:
         now_us, *taken = await self._take_script(
             self._downlink.redis, streams, GROUP, self._downlink.worker, room
         )
-        self._heard_time(now_us)
+        self._learn_clock(now_us)
         for number, entries in taken:
             stream = len(streams) + 1 - number if lowest_first else number
             for stream_id, fields in entries:

@@ -42,7 +42,7 @@ class FleetWatch:
     """Reads the announcements of the workers.
 
     Args:
-        clients: of the Redis that they say it to.
+        clients: of the Redis that they announce to.
         changed: called with what they serve, whenever that has changed.
         metrics: metrics of the workers present and lost.
     """
@@ -73,14 +73,14 @@ class FleetWatch:
         Raises:
             RedisError: Redis is out of reach.
         """
-        lost, change, *said = await self._script(self._redis, FLEET_KEYS, self._known)
+        lost, change, *found = await self._script(self._redis, FLEET_KEYS, self._known)
         self._metrics.lost_workers.labels().inc(lost)
         if change == self._known:
             return
         self._known = change
-        self._metrics.fleet_workers.set(len(said))
+        self._metrics.fleet_workers.set(len(found))
         announcements = []
-        for data in said:
+        for data in found:
             try:
                 announcement = _decode(data)
                 fleet_view([announcement])
@@ -94,14 +94,14 @@ class Announcer:
     """Announces the versions that this worker serves.
 
     Args:
-        clients: of the Redis to say it to.
+        clients: of the Redis to announce to.
         worker: its name.
         directory: versions that it serves.
         serves: function that returns True if requests for a lane would reach it.
 
     Attributes:
         started: True once the whole store has been read.
-        heard: True if Redis stored the last announcement.
+        is_stored: True if Redis stored the last announcement.
         row_s: by lane, seconds by which each request that waits delays the next here.
         fault: why this worker cannot serve its store, or lacks a model; empty if neither.
     """
@@ -122,7 +122,7 @@ class Announcer:
         self._live: dict[str, tuple[int, int]] = {}
         self._soon = asyncio.Event()
         self.started = False
-        self.heard = False
+        self.is_stored = False
         self.row_s: Mapping[Lane, float] = {}
         self.fault = ""
 
@@ -137,11 +137,11 @@ class Announcer:
         try:
             while True:
                 try:
-                    await self._say(COUNTS_FOR_S * 1_000_000, _encode(self._announcement()))
-                    self.heard = True
+                    await self._announce(COUNTS_FOR_S * 1_000_000, _encode(self._announcement()))
+                    self.is_stored = True
                     self._outage.answered()
                 except RedisError as error:
-                    self.heard = False
+                    self.is_stored = False
                     self._outage.failed(error)
                 self._soon.clear()
                 with contextlib.suppress(TimeoutError):
@@ -149,10 +149,10 @@ class Announcer:
                         await self._soon.wait()
         finally:
             with contextlib.suppress(RedisError):
-                await self._say(0, b"")
+                await self._announce(0, b"")
             await self._redis.close()
 
-    async def _say(self, microseconds: int, what: bytes) -> None:
+    async def _announce(self, microseconds: int, what: bytes) -> None:
         await self._script(self._redis, FLEET_KEYS, self._worker, microseconds, what)
 
     def _announcement(self) -> Announcement:
@@ -162,7 +162,7 @@ class Announcer:
             if served.state != "ready" or self._serves(served.lane):
                 versions.append(announced(self._open_part(served), row_s))
         ready = {(v.model, v.version) for v in versions if v.state == "ready"}
-        live = {m: said for m, said in self._live.items() if (m, said[1]) in ready}
+        live = {m: found for m, found in self._live.items() if (m, found[1]) in ready}
         return Announcement(self._worker, self.started, tuple(versions), live, self.fault)
 
     def _open_part(self, served: ServedVersion) -> ServedVersion:

@@ -22,7 +22,7 @@ from services.errors import ServingError
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import BLOCK_S, RedisClients
 from services.queueing.redis_streams.keys import alive_key, large_replies_key, replies_key
-from services.queueing.redis_streams.large_records import Places, length_of, load_outcome
+from services.queueing.redis_streams.large_records import TransferLimit, length_of, load_outcome
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink, unreachable
 from services.queueing.redis_streams.wire import Reference, decode_outcome, reference_in
@@ -34,7 +34,7 @@ ANSWERS_AT_ONCE = 32
 """Outcomes delivered in one turn of the event loop, which must be free again within 1 ms."""
 ALIVE_S = 5
 """Time without a heartbeat after which a gateway is dead, and its requests are dropped."""
-SAY_ALIVE_EVERY_S = 1.0
+HEARTBEAT_EVERY_S = 1.0
 LOOK_FOR_LOST_EVERY_S = 2.0
 RETRY_S = 0.2
 """Pause after a fault of Redis."""
@@ -65,13 +65,13 @@ class RedisSender:
             redis=self._redis,
             gateway=gateway,
             max_depth=max_depth,
-            heard=self._heard,
+            record_trip=self._record_trip,
             refusal=unreachable("it has not been contacted yet"),
         )
         self.reached = asyncio.Event()
         """Set at the first answer of Redis."""
         # One large answer at a time: its memory is charged only once it is here.
-        self._reading = Places(1)
+        self._reading = TransferLimit(1)
         self._fetching: set[asyncio.Task[None]] = set()
         """Tasks that fetch large outcomes."""
         self._alive_script = Script("alive")
@@ -95,13 +95,13 @@ class RedisSender:
         """Receives outcomes until cancelled; survives any fault of Redis."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._say_alive())
+                tasks.create_task(self._send_heartbeats())
                 tasks.create_task(self._receive())
                 tasks.create_task(self._look_for_lost())
         finally:
             await self._leave()
 
-    def _heard(self, error: RedisError | None) -> None:
+    def _record_trip(self, error: RedisError | None) -> None:
         """Records whether Redis answered, and reports changes."""
         if error is None:
             self._uplink.refusal = None
@@ -174,22 +174,22 @@ class RedisSender:
             trip.add("ZREM", self._large_replies, *keys)
             await trip.execute()
 
-    async def _say_alive(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             try:
                 await self._alive_script(self._redis, (self._alive,), ALIVE_S)
             except RedisError as error:
-                self._heard(error)
+                self._record_trip(error)
             else:
-                self._heard(None)
-            await asyncio.sleep(SAY_ALIVE_EVERY_S)
+                self._record_trip(None)
+            await asyncio.sleep(HEARTBEAT_EVERY_S)
 
     async def _look_for_lost(self) -> None:
         while True:
             await asyncio.sleep(LOOK_FOR_LOST_EVERY_S)
             for lane in {sent.lane for sent in self._uplink.unanswered.values()}:
                 if self.up:
-                    lane.tell_again()
+                    lane.report_read_again()
                     with contextlib.suppress(RedisError):
                         await lane.send_lost_again()
 

@@ -7,8 +7,8 @@ Rules:
   it is dropped;
 - a dead entry leaves its stream, and the worker that may have it is notified;
 - a large payload is in Redis before its entry is sent, and delays no other entry;
-- workers are told how many parts of an answer were read: again every few seconds, for a message
-  may be lost.
+- workers get the number of parts that were read: again every few seconds, for a message may be
+  lost.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from services.queueing.records import HIGHEST_PRIORITY, InferReply, Lane
 from services.queueing.redis_streams.arriving_parts import ArrivingParts
 from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
-from services.queueing.redis_streams.large_records import Places, leave, pushing
+from services.queueing.redis_streams.large_records import TransferLimit, push_to, write_pieces
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.step_sender import (
     LOST_AFTER_MISSES,
@@ -58,7 +58,7 @@ PAYLOAD_GRACE_S = 60
 
 
 _Packet = tuple[Entry, str]
-"""An entry that is ready to travel, and where its payload lies, if it is large."""
+"""An entry that is ready to be sent, and the key of its payload, if it is large."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class Sent:
         payload_key: key of its payload, if it is large.
         stream_id: None until Redis has confirmed it, and once its outcome has come.
         missed: number of checks that did not find it.
-        again: True if it had been accepted, and Redis lost it.
+        again: True if it had been accepted, and Redis lost it, or its worker was gone.
     """
 
     number: int
@@ -95,20 +95,20 @@ class Uplink:
         gateway: its name.
         max_depth: the most requests a lane may hold in Redis.
         row_s: by lane, seconds by which each request in it delays the next, where that is known.
-        heard: callback for the success or failure of each round trip.
+        record_trip: callback for the success or failure of each round trip.
         refusal: why nothing may be sent at present, or None.
-        writing: places for large payloads that are left.
+        writing: limit on large payloads that are written at once.
         unanswered: by number, what was sent and has no outcome yet.
     """
 
     redis: Commands
     gateway: str
     max_depth: int
-    heard: Callable[[RedisError | None], None]
+    record_trip: Callable[[RedisError | None], None]
     row_s: Mapping[Lane, float] = field(default_factory=dict)
     refusal: ServingError | None = None
     unanswered: dict[int, Sent] = field(default_factory=dict)
-    writing: Places = field(default_factory=Places)
+    writing: TransferLimit = field(default_factory=TransferLimit)
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
 
@@ -122,25 +122,26 @@ class SendingLane:
         self._enqueue_keys = (self._keys.workers, *self._keys.streams)
         self._enqueue, self._missing = Script("enqueue"), Script("missing")
         self._steps = StepSender(self._keys)
-        self._ready_steps: list[_Packet] = []
+        self._ready_steps: list[tuple[Entry, str, bool]] = []
+        """Each with the key of its payload, and whether it is sent again."""
         self._outbox: deque[_Packet] = deque()
         self._lost: deque[Entry] = deque()
         """Accepted requests that Redis lost, until the next check."""
         self._again: deque[_Packet] = deque()
         """Packets of lost requests, to be sent again now."""
-        self._leaving: set[asyncio.Task[None]] = set()
-        """Tasks that send large payloads."""
+        self._writing: set[asyncio.Task[None]] = set()
+        """Tasks that write large payloads."""
         self._sent: dict[Entry, Sent] = {}
         self._withdrawn: list[Sent] = []
         self._read: set[Entry] = set()
-        """Entries whose callers have read parts since their workers were told."""
+        """Entries whose callers have read parts since that was last published."""
         self._trip: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
         """Entries that are not in Redis yet."""
         ready = len(self._outbox) + len(self._again) + len(self._ready_steps)
-        return ready + len(self._lost) + len(self._leaving)
+        return ready + len(self._lost) + len(self._writing)
 
     def accept(self, entry: Entry) -> None:
         """Sends an entry, with all others of this turn of the loop."""
@@ -154,7 +155,7 @@ class SendingLane:
         sent = self._forget(entry)
         if sent is not None and sent.stream_id is not None:
             self._withdrawn.append(sent)
-            self._depart()
+            self._start_trips()
 
     def answered(self, sent: Sent, outcome: Outcome) -> None:
         """Handles an outcome: the only one of a request, one of several, or its error."""
@@ -172,7 +173,7 @@ class SendingLane:
         """Hands over one of several answers, and those that waited for it."""
         window = entry.window
         if window is None:
-            window = entry.window = ArrivingParts(partial(self._tell, entry))
+            window = entry.window = ArrivingParts(partial(self._report_read, entry))
         assert isinstance(window, ArrivingParts)
         for one in window.arrived(reply):
             if one.is_last:
@@ -181,15 +182,15 @@ class SendingLane:
             else:
                 entry.part(one)
 
-    def _tell(self, entry: Entry) -> None:
-        """Has the worker told how many parts were read."""
+    def _report_read(self, entry: Entry) -> None:
+        """Has the worker informed of the number of parts that were read."""
         self._read.add(entry)
-        self._depart()
+        self._start_trips()
 
-    def tell_again(self) -> None:
-        """Tells the workers once more how many parts were read."""
+    def report_read_again(self) -> None:
+        """Publishes once more how many parts were read."""
         self._read.update(entry for entry in self._sent if entry.window is not None)
-        self._depart()
+        self._start_trips()
 
     async def send_lost_again(self) -> None:
         """Sends confirmed requests again that Redis lost before their outcome came.
@@ -216,7 +217,11 @@ class SendingLane:
             self._put(entry, again=True)
 
     async def _fail_lost_steps(self) -> None:
-        """Answers the steps whose workers are gone, and those that Redis has lost."""
+        """Answers the steps whose workers are gone, and those that Redis has lost.
+
+        A first step is sent again, to another worker: nothing of its sequence exists yet. It is
+        sent twice at most, so that a step that kills its worker kills no more than two.
+        """
         asked = [
             sent for sent in self._sent.values() if sent.stream_id is not None and not sent.stream
         ]
@@ -227,20 +232,25 @@ class SendingLane:
             asked, await self._steps.lost(self._uplink.redis, names), strict=True
         ):
             sent.missed = sent.missed + 1 if is_lost else 0
-            if sent.missed >= LOST_AFTER_MISSES and self._forget(sent.entry) is not None:
+            if sent.missed < LOST_AFTER_MISSES or self._forget(sent.entry) is None:
+                continue
+            step = sent.entry.request.sequence
+            if step is not None and step.is_start and not sent.again:
+                self._put(sent.entry, again=True)
+            else:
                 sent.entry.finish(sequence_lost(sent.entry))
 
     def _put(self, entry: Entry, *, again: bool) -> None:
-        """Makes an entry ready to travel."""
+        """Makes an entry ready to be sent."""
         if not is_large(entry.request.inputs):
             self._make_ready(entry, "", again)
             return
-        task = asyncio.get_running_loop().create_task(self._leave_payload(entry, again))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        task = asyncio.get_running_loop().create_task(self._write_payload(entry, again))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
 
-    async def _leave_payload(self, entry: Entry, again: bool) -> None:
-        """Leaves a large payload under a key of its own, and then makes its entry ready."""
+    async def _write_payload(self, entry: Entry, again: bool) -> None:
+        """Writes a large payload under a key of its own, and then makes its entry ready."""
         uplink = self._uplink
         key = f"{self._keys.payload}:{uplink.gateway}:{next(uplink.numbers)}"
         async with uplink.writing.of(bytes_of(entry.request.inputs)):
@@ -249,7 +259,7 @@ class SendingLane:
             pieces = request_pieces(entry.request)
             wanted = itertools.takewhile(lambda _: not entry.dead, pieces)
             try:
-                await leave(wanted, lives_ms, pushing(uplink.redis, key))
+                await write_pieces(wanted, lives_ms, push_to(uplink.redis, key))
                 if entry.dead:
                     await uplink.redis.send("UNLINK", key)
                     return
@@ -257,7 +267,7 @@ class SendingLane:
                 with contextlib.suppress(RedisError):  # then it is forgotten a little later
                     await uplink.redis.send("UNLINK", key)
                 if not isinstance(error, OutOfMemoryError):
-                    uplink.heard(error)
+                    uplink.record_trip(error)
                 if again:  # it was accepted: the next look tries again
                     self._lost.append(entry)
                 else:
@@ -267,10 +277,10 @@ class SendingLane:
 
     def _make_ready(self, entry: Entry, payload_key: str, again: bool) -> None:
         if entry.request.sequence is not None:
-            self._ready_steps.append((entry, payload_key))
+            self._ready_steps.append((entry, payload_key, again))
         else:
             (self._again if again else self._outbox).append((entry, payload_key))
-        self._depart()
+        self._start_trips()
 
     def _forget(self, entry: Entry) -> Sent | None:
         sent = self._sent.pop(entry, None)
@@ -278,17 +288,17 @@ class SendingLane:
             self._uplink.unanswered.pop(sent.number, None)
         return sent
 
-    def _depart(self) -> None:
+    def _start_trips(self) -> None:
         if self._trip is None:
-            self._trip = asyncio.get_running_loop().create_task(self._travel())
+            self._trip = asyncio.get_running_loop().create_task(self._run_trips())
 
-    async def _travel(self) -> None:
+    async def _run_trips(self) -> None:
         try:
             while self._again or self._outbox or self._ready_steps or self._withdrawn or self._read:
                 await self._send()
                 await self._send_steps()
                 await self._withdraw()
-                await self._tell_read()
+                await self._publish_read()
         finally:
             self._trip = None
 
@@ -311,7 +321,7 @@ class SendingLane:
         except OutOfMemoryError as error:
             results = [error] * len(trip)
         except RedisError as error:
-            uplink.heard(error)
+            uplink.record_trip(error)
             results = [error] * len(trip)
         for sent, result in zip(trip, results, strict=True):
             if isinstance(result, bytes) and result[:1].isdigit():
@@ -333,8 +343,8 @@ class SendingLane:
         ready, self._ready_steps = self._ready_steps[:AT_ONCE], self._ready_steps[AT_ONCE:]
         trip: list[Sent] = []
         steps: list[tuple[Entry, str, bytes]] = []
-        for entry, key in ready:
-            sent = Sent(next(uplink.numbers), entry, self, 0, key)
+        for entry, key, again in ready:
+            sent = Sent(next(uplink.numbers), entry, self, 0, key, again=again)
             if entry.dead:
                 self._withdrawn += [sent] if key else []
                 continue
@@ -351,7 +361,7 @@ class SendingLane:
             else:
                 results = [*await self._steps.send(uplink.redis, steps, uplink.max_depth)]
         except RedisError as error:
-            uplink.heard(error)
+            uplink.record_trip(error)
             results = [error] * len(trip)
         for sent, result in zip(trip, results, strict=True):
             if isinstance(result, tuple):
@@ -407,9 +417,9 @@ class SendingLane:
         try:
             await trip.execute()
         except RedisError as error:
-            uplink.heard(error)  # their deadlines end them
+            uplink.record_trip(error)  # their deadlines end them
 
-    async def _tell_read(self) -> None:
+    async def _publish_read(self) -> None:
         """Names the parts that were read to the workers that may wait for that."""
         read, self._read = self._read, set()
         lines = [
@@ -421,7 +431,7 @@ class SendingLane:
             try:
                 await self._uplink.redis.send("PUBLISH", self._keys.notices, "\n".join(lines))
             except RedisError as error:
-                self._uplink.heard(error)  # they are told again
+                self._uplink.record_trip(error)  # it is published again
 
     def _refusal(self, result: object, entry: Entry) -> ServingError:
         """Returns the error of an entry that Redis did not accept."""

@@ -5,8 +5,10 @@ workers, and errors of steps whose sequence has no owner any more.
 
 Rules:
 - the first step chooses a worker, which owns the sequence from then on, for every gateway;
-- a step is never given to another worker, nor sent again: the state is in its owner. When the owner
-  is gone, or Redis has lost the step, its caller is told that the sequence is lost.
+- a first step whose worker is gone, or which Redis has lost, is sent once more and chooses again:
+  nothing of its sequence exists elsewhere;
+- a later step is never given to another worker, nor sent again: the state is in its owner. When the
+  owner is gone, or Redis has lost the step, the request fails with `SequenceLostError`.
 """
 
 import random

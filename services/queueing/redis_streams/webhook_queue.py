@@ -3,8 +3,8 @@
 In: the streams that `finish_job.lua` and `cancel_job.lua` write to. Out: the ids of jobs that are
 due, each to one gateway at a time.
 
-Rules: what is being told stays in its stream until it is confirmed, so a gateway that
-dies is succeeded by another; the more often a telling failed, the longer the pause before the next.
+Rules: a delivery stays in its stream until it is confirmed, so another gateway repeats
+it if this one dies; the more often it failed, the longer the pause before the next attempt.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ PAUSES_S = (0, 15, 60, 120, 600, 1800, 3600, 7200, 14_400, 28_800)
 that the Standard Webhooks specification recommends, a little shortened; but a pause is counted
 from when a try begins, and none is so short that a host which is slow to answer is called twice."""
 LOOKED_AT = 100
-"""Tellings that failed before, at a time; all of them are looked at."""
+"""Failed deliveries in one look; all of them are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class Delivery:
     """One webhook delivery that is due now."""
 
     job_id: str
@@ -54,7 +54,7 @@ class WebhookQueue:
         self._gateway = gateway
         self._grouped: set[str] = set()
 
-    async def due(self, models: Iterable[str], most: int) -> list[Telling]:
+    async def due(self, models: Iterable[str], most: int) -> list[Delivery]:
         """Takes due deliveries of some models.
 
         Args:
@@ -64,7 +64,7 @@ class WebhookQueue:
         Raises:
             RedisError: Redis is out of reach.
         """
-        found: list[Telling] = []
+        found: list[Delivery] = []
         for model in models:
             if len(found) == most:
                 break
@@ -79,22 +79,22 @@ class WebhookQueue:
                 self._grouped.discard(stream)
         return found
 
-    async def told(self, telling: Telling) -> None:
+    async def remove(self, delivery: Delivery) -> None:
         """Removes a delivery that succeeded or has no retries left.
 
         Raises:
             RedisError: Redis is out of reach.
         """
         trip = self._redis.trip()
-        trip.add("XACK", telling.stream, GROUP, telling.entry)
-        trip.add("XDEL", telling.stream, telling.entry)
+        trip.add("XACK", delivery.stream, GROUP, delivery.entry)
+        trip.add("XDEL", delivery.stream, delivery.entry)
         await trip.execute()
 
     async def close(self) -> None:
         """Closes the connection."""
         await self._redis.close()
 
-    async def _take(self, model: str, stream: str, most: int) -> list[Telling]:
+    async def _take(self, model: str, stream: str, most: int) -> list[Delivery]:
         """Takes due deliveries of one model: failed ones, and new ones."""
         found = await self._again(model, stream, most)
         if len(found) == most:
@@ -104,12 +104,12 @@ class WebhookQueue:
             "STREAMS", stream, ">",
         )  # fmt: skip
         for _, entries in fresh or ():
-            found += [_telling(model, stream, entry, fields, 1) for entry, fields in entries]
+            found += [_delivery(model, stream, entry, fields, 1) for entry, fields in entries]
         return found
 
-    async def _again(self, model: str, stream: str, most: int) -> list[Telling]:
+    async def _again(self, model: str, stream: str, most: int) -> list[Delivery]:
         """Takes failed deliveries whose pause is over, of any gateway."""
-        found: list[Telling] = []
+        found: list[Delivery] = []
         after = "-"
         while True:
             pending = await self._redis.send(
@@ -124,7 +124,7 @@ class WebhookQueue:
                 return found
             after = f"({pending[-1]['message_id'].decode()}"
 
-    async def _claimed(self, model: str, stream: str, left: Mapping[str, Any]) -> list[Telling]:
+    async def _claimed(self, model: str, stream: str, left: Mapping[str, Any]) -> list[Delivery]:
         """One that failed before, if its pause is over and no other gateway was quicker."""
         tries = left["times_delivered"]
         pause_ms = PAUSES_S[min(tries, len(PAUSES_S) - 1)] * 1000
@@ -134,7 +134,9 @@ class WebhookQueue:
             "XCLAIM", stream, GROUP, self._gateway, pause_ms, left["message_id"]
         )
         return [
-            _telling(model, stream, entry, fields, tries + 1) for entry, fields in claimed if fields
+            _delivery(model, stream, entry, fields, tries + 1)
+            for entry, fields in claimed
+            if fields
         ]
 
     async def _make_group(self, stream: str) -> None:
@@ -148,7 +150,7 @@ class WebhookQueue:
         self._grouped.add(stream)
 
 
-def _telling(
+def _delivery(
     model: str, stream: str, entry: bytes, fields: dict[bytes, bytes], tries: int
-) -> Telling:
-    return Telling(f"{model}.{fields[b'job'].decode()}", stream, entry, tries)
+) -> Delivery:
+    return Delivery(f"{model}.{fields[b'job'].decode()}", stream, entry, tries)

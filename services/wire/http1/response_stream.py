@@ -73,7 +73,9 @@ class ResponseStream:
         is_chunked: True if pieces are framed as chunks.
     """
 
-    __slots__ = ("_connection", "_ends", "_exchange", "_is_broken", "_is_chunked", "_waiting")
+    __slots__ = (
+        "_connection", "_ending", "_ends", "_exchange", "_is_broken", "_is_chunked", "_waiting",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class ResponseStream:
         self._exchange = exchange
         self._connection = connection
         self._is_chunked = is_chunked
+        self._ending = b""
         self._ends = self._is_broken = False
         self._waiting: deque[tuple[bytes, Callable[[], None]]] = deque([(head, _nothing)])
 
@@ -99,15 +102,23 @@ class ResponseStream:
             BufferFullError: there is no room for it to wait.
             ServingError: the caller has disconnected.
         """
-        piece = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
+        piece = self._framed(data)
         self._exchange.reserve(len(piece))
         self._waiting.append((piece, taken))
         self.proceed()
 
-    def end(self) -> None:
-        """Ends the response behind the pieces before."""
+    def end(self, last: bytes = b"") -> None:
+        """Ends the response behind the pieces before.
+
+        Args:
+            last: a last piece, such as an error; it is never refused, whatever the budget holds.
+        """
+        self._ending = self._framed(last) if last else b""
         self._ends = True
         self.proceed()
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
 
     def break_off(self) -> None:
         """Ends the connection behind the pieces before: the response is incomplete."""
@@ -130,7 +141,8 @@ class ResponseStream:
         if self._is_broken:
             self._connection.break_off()
         else:
-            self._exchange.finish([_LAST_CHUNK] if self._is_chunked else [])
+            ending = self._ending + _LAST_CHUNK if self._is_chunked else self._ending
+            self._exchange.finish([ending] if ending else [])
 
 
 def refuse_old(version: str) -> UnsupportedError:

@@ -77,7 +77,7 @@ async def test_who_leaves_says_so_and_still_answers() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", where.http_port, timeout=TIMEOUT_S)
         before = await asked(connection, INFER, BODY)
         assert (before.status, before.getheader("connection")) == (200, None)
-        leaving = asyncio.create_task(front.part())
+        leaving = asyncio.create_task(front.begin_drain())
         await asyncio.sleep(0)
         kept = await asked(connection, INFER, BODY)
         assert (kept.status, kept.getheader("connection")) == (200, "close")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.queueing.records import InferReply, Lane
-from services.queueing.redis_streams.arriving_parts import TELL_AFTER, ArrivingParts
+from services.queueing.redis_streams.arriving_parts import REPORT_AFTER, ArrivingParts
 
 
 def part(number: int, count: int) -> InferReply:
@@ -33,9 +33,9 @@ def test_each_part_comes_once_in_order_whatever_the_arrivals(
 def test_worker_is_told_before_its_window_is_full_and_when_a_part_comes_again() -> None:
     told: list[int] = []
     parts = ArrivingParts(lambda: told.append(parts.read))
-    for number in range(TELL_AFTER + 1):
+    for number in range(REPORT_AFTER + 1):
         assert len([*parts.arrived(part(number, 100))]) == 1
         parts.take()
-    assert told == [TELL_AFTER]
+    assert told == [REPORT_AFTER]
     assert not [*parts.arrived(part(0, 100))]
-    assert told == [TELL_AFTER, TELL_AFTER + 1]
+    assert told == [REPORT_AFTER, REPORT_AFTER + 1]

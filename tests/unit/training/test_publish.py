@@ -1,5 +1,6 @@
 """Around publishing: the artifacts, the lineage and the configuration for Triton."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from model_store.store import ModelStore
 from model_store.tolerance import Tolerance
 from tests.fixtures import onnx_models
 from tests.fixtures.client_environment import run_in_client_environment
-from tests.fixtures.store_versions import draft_in, entry_in
+from tests.fixtures.store_versions import artifact_in, draft_in, entry_in
 from tests.unit.training.recipes import recipe, splits, untrained
-from training.exporters.triton_config import config_pbtxt
+from training.exporters.triton_config import config_pbtxt, triton_config
 from training.publish import CHECKPOINT, check_bump, publish
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
 from training.reporting.report import ArtifactReport, CheckpointReport, Report
 from training.verification.verify import reference
 
@@ -132,6 +134,52 @@ def test_triton_tells_the_tensors_of_a_torchscript_module_apart_by_position() ->
     assert 'backend: "pytorch"' in text
     for name in ("image__0", "mask__1", "logits__0"):
         assert f'name: "{name}"' in text
+
+
+def test_triton_gets_a_runtime_that_it_has() -> None:
+    known = {
+        "onnx": 'platform: "onnxruntime_onnx"',
+        "openvino": 'backend: "openvino"',
+        "pt2": "",
+        "aoti": "",
+        "torchscript": 'backend: "pytorch"\nplatform: "pytorch_libtorch"',
+    }
+    assert {kind: EXPORT_KINDS[kind].triton_runtime for kind in known} == known
+
+
+@pytest.mark.parametrize(
+    ("kinds", "named"),
+    [
+        (("pt2", "aoti"), None),
+        (("pt2", "openvino"), "model.openvino"),
+        (("aoti", "torchscript", "openvino"), "model.torchscript"),
+        (("pt2", "torchscript", "onnx"), "model.onnx"),
+    ],
+)
+def test_triton_gets_no_artifact_that_it_cannot_run(
+    kinds: tuple[str, ...], named: str | None, tmp_path: Path
+) -> None:
+    """The first kind is the fastest; ONNX goes before it."""
+    artifacts = [
+        artifact_in(tmp_path, name=kind, kind=kind, latency_ms={1: 1.0 + place})
+        for place, kind in enumerate(kinds)
+    ]
+    text = triton_config("digits", artifacts, SIGNATURE)
+    assert (f'default_model_filename: "{named}"' in text) if named else not text
+
+
+def test_version_that_triton_cannot_run_has_no_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(onnx_models.linear())
+    with_it = published(tmp_path)
+    assert "config.pbtxt" in [entry.file for entry in with_it.files]
+    plain = replace(EXPORT_KINDS["onnx"], triton_runtime="")
+    monkeypatch.setitem(EXPORT_KINDS, "onnx", plain)
+    (tmp_path / "config.pbtxt").unlink()
+    without = published(tmp_path)
+    assert "config.pbtxt" not in [entry.file for entry in without.files]
+    assert ModelStore(str(tmp_path / "store")).manifest(without.model, without.version) == without
 
 
 def test_triton_parses_the_configuration() -> None:

@@ -158,6 +158,29 @@ def test_piece_without_room_is_refused() -> None:
     on_loop(test)
 
 
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_error_ends_a_stream_although_there_is_no_room(version: str) -> None:
+    async def test() -> None:
+        w = streaming()
+        w.send(request("/stream", version=version))
+        (one,) = Streamed.begun
+        w.connection.pause_writing()
+        one.give(b"part")
+        budget = w.connection.port.budget
+        others = budget.limit_bytes - budget.held_bytes
+        budget.held_bytes += others
+        with pytest.raises(BufferFullError):
+            one.give(b"one more")
+        one.sending.end(b"error")
+        budget.held_bytes -= others
+        w.connection.resume_writing()
+        await settle()
+        assert w.answers()[0].body == b"parterror"
+        assert held(w) == 0
+
+    on_loop(test)
+
+
 def test_response_that_breaks_off_ends_the_connection() -> None:
     async def test() -> None:
         w = streaming()

@@ -55,15 +55,17 @@ class ExportKind:
     """True if `export: auto` always tries it in FP32, and it is preferred where only one artifact
     can be used: every host runs it."""
     tried_by_default: bool = True
-    """True if `export: auto` tries it unless a recipe lists its kinds."""
+    """True if `export: auto` tries it unless a recipe lists its kinds: each run of `auto` then
+    exports it, measures it, and publishes it if it is among the best. Set it False for a new kind
+    until it has been measured (`speedups`), or if it only serves hosts that accept no other."""
     quantizes_only_linear_weights: bool = False
     """True if `method: weights` applies to linear layers alone."""
     one_list_of_names: bool = False
     """True if its graph has one list of names for inputs and outputs."""
     note: str = ""
     """Line that is printed once before artifacts of the kind are made."""
-    triton_runtime: str = 'backend: "pytorch"\nplatform: "pytorch_libtorch"'
-    """Lines of Triton's `config.pbtxt` that name the runtime."""
+    triton_runtime: str = ""
+    """Lines of Triton's `config.pbtxt` that name the runtime; empty if Triton cannot run it."""
     triton_by_position: bool = False
     """True if Triton identifies its tensors by position, as `NAME__0`."""
 

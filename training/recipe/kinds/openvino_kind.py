@@ -53,4 +53,5 @@ OPENVINO = ExportKind(
         "openvino-int8 weights": (1.0, 1.7, 1.1, 1.0),
     },
     one_list_of_names=True,
+    triton_runtime='backend: "openvino"',
 )

@@ -28,5 +28,6 @@ TORCHSCRIPT = ExportKind(
     tried_by_default=False,
     note="note: torch has deprecated TorchScript and develops it no further; "
     "serve the ONNX artifacts where you can",
+    triton_runtime='backend: "pytorch"\nplatform: "pytorch_libtorch"',
     triton_by_position=True,
 )

@@ -15,7 +15,7 @@ from services.gateway.jobs.job_service import check_webhook
 from services.gateway.jobs.webhooks import SecretError, Webhooks, read_secret
 from services.queueing.job_records import Job
 from services.queueing.records import Lane
-from services.queueing.redis_streams.webhook_queue import PAUSES_S, Telling
+from services.queueing.redis_streams.webhook_queue import PAUSES_S, Delivery
 
 
 @contextmanager
@@ -52,9 +52,9 @@ def deliver(caplog: pytest.LogCaptureFixture) -> Deliver:
 
     async def deliver(data: bytes) -> tuple[int, list[bytes]]:
         told, queue, jobs = asyncio.Event(), AsyncMock(), AsyncMock()
-        last = Telling("m.1", "s", b"1-0", len(PAUSES_S))
+        last = Delivery("m.1", "s", b"1-0", len(PAUSES_S))
         queue.due.side_effect = [[last], *[[]] * 1000]
-        queue.told.side_effect = lambda _: told.set()
+        queue.remove.side_effect = lambda _: told.set()
         with answering(data) as (url, heard), caplog.at_level("INFO", "flambeau.webhooks"):
             jobs.find.return_value = Job(
                 id="m.1", lane=Lane("m", 1), state="done", created_at=0, deadline=0, webhook=url

@@ -85,7 +85,7 @@ def test_it_is_published_verified_and_served(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_factor")
 def test_it_is_refused_like_the_others(tmp_path: Path) -> None:
     store, manifest = published(tmp_path, b"3")
-    with pytest.raises(LoadError, match="replaying the golden inputs on this machine: largest"):
+    with pytest.raises(LoadError, match="replaying the golden rows on this machine: largest"):
         load_version(store, manifest, LoadOptions())
     on_gpu = LoadOptions(backend=OpenOptions(device=Device("cuda", 0)))
     words = "factor runs on the CPU only, not on cuda:0 yet; serve the version's onnx or torch"

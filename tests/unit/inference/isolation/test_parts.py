@@ -5,7 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from services.errors import BackendError, WorkerProcessDiedError
+from services.errors import BackendError, UnreadAnswersError, WorkerProcessDiedError
+from services.inference.scheduling import instance
 from services.queueing.part_window import MAX_UNREAD
 from tests.fixtures.counting_process import IsolatedCounting
 from tests.fixtures.part_reader import PartReader
@@ -34,6 +35,17 @@ async def test_slow_reader_pauses_the_process() -> None:
             reader.read()
             await reader.until(len(reader.heard) + 1)
         assert reader.values == [2.0 + number for number in range(100)]
+
+
+async def test_reader_that_stops_frees_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance, "READ_WITHIN_S", 0.3)
+    async with running(IsolatedCounting(100)) as made:
+        stopped = reader_of(made, 1.0, reads=False)
+        await stopped.wait()
+        assert isinstance(stopped.heard[-1], UnreadAnswersError)
+        following = reader_of(made, 1.0)
+        await following.wait()
+        assert len(following.values) == 100
 
 
 async def test_caller_that_leaves_ends_the_run_and_the_process_serves_the_next() -> None:

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from services.errors import BackendError, DeadlineExceededError
+from services.errors import BackendError, DeadlineExceededError, UnreadAnswersError
+from services.inference.scheduling import instance
 from services.queueing.part_window import MAX_UNREAD
 from tests.fixtures.fake_backends import CountingBackend
 from tests.fixtures.part_reader import PartReader
@@ -55,6 +56,23 @@ async def test_slow_reader_stops_the_backend_and_nothing_is_lost() -> None:
             await reader.until(len(reader.heard) + 1)
         assert [reply.number for reply in reader.replies] == [*range(101)]
         assert made.counted("flambeau_worker_restarts_total", reason="blocked") in (None, 0)
+
+
+async def test_reader_that_stops_fails_alone_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance, "READ_WITHIN_S", 0.3)
+    async with running(CountingBackend(100)) as made:
+        stopped = [reader_of(made, 1.0, reads=False) for _ in range(2)]
+        reader = reader_of(made, 5.0)
+        began = asyncio.get_running_loop().time()
+        await reader.wait()
+        assert reader.values == [10.0 + number for number in range(100)]
+        for one in stopped:
+            assert one.numbers == [*range(MAX_UNREAD)]
+            assert len(one.heard) == MAX_UNREAD + 1
+            error = one.heard[-1]
+            assert isinstance(error, UnreadAnswersError)
+            assert "has read none for 0.3 s" in str(error)
+        assert asyncio.get_running_loop().time() - began < 0.6, "they are waited for together"
 
 
 async def test_caller_who_leaves_ends_the_run() -> None:

@@ -176,7 +176,7 @@ async def test_exchange_of_the_artifact_loses_open_sequences_and_nothing_else() 
         waiting, behind = step(made, "s", 1), step(made, "s", 2)
         plain = made.infer(7)
         made.backends.append(new)
-        made.worker.go_over_to([new], lambda: new, {}, 1)
+        made.worker.replace_backends([new], lambda: new, {}, 1)
         for call in (waiting, behind):
             assert isinstance(await call.error(), SequenceLostError)
         backend.gate.set()

@@ -454,7 +454,7 @@ async def test_a_worker_goes_over_to_other_backends_and_every_request_is_answere
         calls = [await made.busy_with(0.0)]
         calls += [made.infer(float(n)) for n in range(1, 4)]
         made.backends.append(after)
-        made.worker.go_over_to([after], DoublingBackend, {1: 0.001}, 1)
+        made.worker.replace_backends([after], DoublingBackend, {1: 0.001}, 1)
         calls += [made.infer(float(n)) for n in range(4, 7)]
         before.gate.set()
         assert [await call.values() for call in calls] == [[2.0 * n] for n in range(7)]
@@ -470,7 +470,7 @@ async def test_what_was_learned_of_the_backends_before_does_not_count_for_the_ne
         error = await made.infer(1.0, timeout_s=1).error()
         assert isinstance(error, WouldMissDeadlineError)
         made.backends.append(quick)
-        made.worker.go_over_to([quick], DoublingBackend, {1: 0.001}, 1)
+        made.worker.replace_backends([quick], DoublingBackend, {1: 0.001}, 1)
         assert await made.infer(1.0, timeout_s=1).values() == [2.0]
 
 
@@ -479,6 +479,6 @@ async def test_a_backend_that_blocks_while_its_worker_goes_over_is_not_replaced(
     async with running(before, execution_timeout_s=0.05) as made:
         blocked = await made.busy_with(0.0)
         made.backends.append(after)
-        made.worker.go_over_to([after], DoublingBackend, {}, 1)
+        made.worker.replace_backends([after], DoublingBackend, {}, 1)
         assert isinstance(await blocked.error(), BackendError)
         assert await made.infer(1.0).values() == [2.0]

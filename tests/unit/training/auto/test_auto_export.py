@@ -8,6 +8,7 @@ import yaml
 
 from training.errors import RecipeError
 from training.recipe.file import load_recipe, parse_recipe, resolved_yaml
+from training.recipe.kinds.export_kinds import EXPORT_KINDS
 from training.recipe.parts.auto_export import AutoExport, AutoPart
 from training.recipe.recipe import Recipe
 
@@ -21,7 +22,8 @@ def test_auto_is_stored_with_every_default_and_reads_back_as_the_same_object() -
     assert parse_recipe(resolved_yaml(recipe), "there") == recipe
     stored = yaml.safe_load(resolved_yaml(recipe))["export"]["auto"]
     assert stored["budget_s"] == 900.0
-    assert stored["kinds"] == ["onnx", "openvino", "pt2", "aoti"]  # TorchScript only on request
+    assert stored["kinds"] == [n for n, kind in EXPORT_KINDS.items() if kind.tried_by_default]
+    assert "torchscript" not in stored["kinds"], "only on request"
     assert stored["precisions"] == ["fp32", "bf16", "fp16", "int8"]
     assert stored["tolerance"]["int8"]["max_metric_drop"] == 0.01
 

@@ -114,7 +114,8 @@ def test_bfloat16_is_for_processors_that_have_it() -> None:
 
 def test_what_is_not_installed_is_left_out_with_what_to_install() -> None:
     bare = Machine(cpu_features=ZEN_4.cpu_features, without_fp16="no GPU")
-    assert tried(CNN, bare) == ["onnx", "onnx-int8 static", "pt2-bf16", "pt2"]
+    shipped = AutoExport(kinds=("onnx", "openvino", "pt2", "aoti"))
+    assert tried(CNN, bare, shipped) == ["onnx", "onnx-int8 static", "pt2-bf16", "pt2"]
     reasons = left_out(CNN, bare)
     openvino, torchao = (install_command(extra) for extra in ("openvino-train", "train"))
     assert reasons["openvino"] == f"openvino is not installed; {openvino}"

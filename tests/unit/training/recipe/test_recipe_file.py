@@ -88,7 +88,7 @@ def test_every_field_says_when_to_change_it() -> None:
             "export=[{kind: onx}]",
             "'export.0' is {'kind': 'onx'}: no kind 'onx' (did you mean 'onnx'?)",
         ),
-        ("export=[{}]", "it has no kind; give one of onnx, openvino, pt2, aoti, torchscript"),
+        ("export=[{}]", f"it has no kind; give one of {', '.join(EXPORT_KINDS)}"),
         ("export=[onnx]", "'export.0' is 'onnx': write a mapping, as in {kind: onnx}"),
         ("export=[]", "the list is empty; give at least one entry, as in [{kind: onnx}]"),
         ("export=[{kind: onnx, precision: bf16}]", "'bf16'; it has fp32, fp16, int8"),
