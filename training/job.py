@@ -54,18 +54,30 @@ class EventWriter:
     def __init__(self, file: IO[str], together: Path | None = None) -> None:
         self._file = file
         self._together = together
-        self._stopping = False
+        self._is_terminated = False
+        self.is_of_rank = False
+        """True once this process has joined others that train with it."""
         self.alias_told = ""
         """The outcome for the recipe's alias, once a version is published."""
 
     @property
     def stop_asked(self) -> bool:
         """See `training.watcher.Watcher.stop_asked`."""
-        return self._stopping or (self._together is not None and (self._together / STOP).exists())
+        if self._together is not None and (self._together / STOP).exists():
+            return True
+        return self._is_terminated
+
+    @property
+    def is_restarted(self) -> bool:
+        """True if torchrun ends this rank because another was lost; its errors follow from that.
+
+        torchrun sends SIGTERM to the process group, so this rank's child processes are gone too.
+        """
+        return self._is_terminated and self._together is not None
 
     def stop(self, *_: object) -> None:
         """Asks the run to stop; a signal handler."""
-        self._stopping = True
+        self._is_terminated = True
 
     def begin(self, folder: Path) -> None:
         """See `training.watcher.Watcher.begin`."""
@@ -104,7 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file_bytes=int(asked.file_limit_gib * GIB),
             open_files=asked.open_files_limit,
         )
-        return _run(asked, events)
+        code = _run(asked, events)
+    if events.is_of_rank:
+        from training.distributed.ranks import exit_rank
+
+        exit_rank(code)
+    return code
 
 
 def set_limits(*, memory_bytes: int, file_bytes: int, open_files: int) -> None:
@@ -183,7 +200,7 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
     # Read before the ranks meet, and so before any of them can write the file.
     ranks, resume = ALONE, is_to_resume(asked)
     if started_by_torchrun():
-        ranks = join_ranks()
+        ranks, events.is_of_rank = join_ranks(), True
     elif recipe.train.processes > 1:
         from training.distributed.launcher import run_together
 
@@ -239,7 +256,10 @@ def _same_for_all(asked: argparse.Namespace) -> list[str]:
 
 
 def _tell_failure(events: EventWriter, error: Exception, text: str) -> None:
-    events.write("failed", text=text, error=type(error).__name__)
+    if events.is_restarted:
+        events.write("crashed", text=text)
+    else:
+        events.write("failed", text=text, error=type(error).__name__)
 
 
 def _once_alone(attempt: Callable[[], "Manifest"]) -> "Manifest":

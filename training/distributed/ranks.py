@@ -7,9 +7,11 @@ Rules: messages between ranks other than gradients are small and in CPU memory, 
 wait for a GPU; rank 0 decides, and is the only one to write.
 """
 
+import os
 import random
+import sys
 from datetime import timedelta
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +102,21 @@ ALONE = Ranks()
 def started_by_torchrun() -> bool:
     """Returns True if torchrun has started this process."""
     return dist.is_torchelastic_launched()
+
+
+def exit_rank(code: int) -> NoReturn:
+    """Ends this process without the interpreter's finalization.
+
+    A thread of gloo may still release the last tensor that it has sent. It needs the GIL for that;
+    Python ends threads that request it during finalization, and the process aborts (`terminate
+    called without an active exception`). torchrun would then restart all ranks.
+
+    Args:
+        code: exit code of the process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def join_ranks() -> Ranks:

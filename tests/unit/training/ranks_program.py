@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.unit.training.recipes import DATA
 from training.datasets import load_splits
 from training.distributed.lifeline import hold_lifeline
-from training.distributed.ranks import Ranks, join_ranks
+from training.distributed.ranks import Ranks, exit_rank, join_ranks
 from training.job import EventWriter, is_to_resume
 from training.loop.loop import assist, train
 from training.process import compilation
@@ -51,3 +51,4 @@ def main(arguments: Sequence[str]) -> None:
     joined.leave()
     if ranks.is_first:
         events.write("published", model="all", version=1)
+    exit_rank(0)

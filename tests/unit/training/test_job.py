@@ -1,6 +1,8 @@
 """`training.job`: its reports on a run, and its exit codes."""
 
 import json
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import training.pipeline
 from model_store.errors import StoreError
 from tests.fixtures.training_jobs import RECIPE
 from training import job
+from training.distributed import ranks
 from training.errors import DataError, RunBusyError, StoppedError
 
 
@@ -22,7 +25,13 @@ class Runs:
         self.codes: list[int] = []
         self.folders: tuple[Path, ...] | None = None
 
-    def __call__(self, *outcomes: Exception | None, recipe: str = RECIPE) -> list[dict[str, Any]]:
+    def __call__(
+        self,
+        *outcomes: Exception | None,
+        recipe: str = RECIPE,
+        options: Sequence[str] = (),
+        before: Callable[[], None] = lambda: None,
+    ) -> list[dict[str, Any]]:
         following = iter(outcomes)
 
         def run(
@@ -39,6 +48,7 @@ class Runs:
             self.folders = reach.folders
             watcher.begin(folder / recipe.name)
             watcher.end_epoch(1, {"val/loss": 0.5, "train/loss": float("nan")})
+            before()
             outcome = next(following)
             if outcome is not None:
                 raise outcome
@@ -52,7 +62,7 @@ class Runs:
             job.main([
                 "--recipe", str(self._folder / "recipe.yaml"), "--store", "s3://b/store",
                 "--runs-dir", "/runs", "--events", str(events), "--memory-limit-gib", "512",
-                "--data-folder", "/lent",
+                "--data-folder", "/lent", *options,
             ])
         )  # fmt: skip
         return [json.loads(line) for line in events.read_text().splitlines()]
@@ -110,6 +120,33 @@ def test_a_bug_is_told_and_shown(runs: Runs, tmp_path: Path) -> None:
         runs(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     last = json.loads((tmp_path / "events").read_text().splitlines()[-1])
     assert "lower data.batch_size" in last["text"]
+
+
+@pytest.mark.parametrize(("is_terminated", "kind"), [(True, "crashed"), (False, "failed")])
+def test_errors_of_a_rank_that_torchrun_restarts_do_not_end_the_run(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminated: bool, kind: str
+) -> None:
+    handlers: list[Any] = []
+    monkeypatch.setattr("training.job.signal.signal", lambda _, handler: handlers.append(handler))
+
+    def lose_child() -> None:
+        if is_terminated:
+            (stop,) = handlers
+            stop(signal.SIGTERM, None)
+
+    error = EOFError("unexpected EOF")
+    last = runs(error, options=["--together", str(tmp_path)], before=lose_child)[-1]
+    assert (last["kind"], "unexpected EOF" in last["text"]) == (kind, True)
+
+
+def test_a_rank_exits_without_finalization(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(ranks, "started_by_torchrun", lambda: True)
+    monkeypatch.setattr(ranks, "join_ranks", lambda: ranks.Ranks(1, 2))
+    monkeypatch.setattr(ranks, "exit_rank", codes.append)
+    monkeypatch.setattr(training.pipeline, "assist", lambda *_: None)
+    assert runs(None) == []
+    assert codes == [0]
 
 
 def test_a_bad_recipe_is_told(runs: Runs) -> None:
