@@ -33,6 +33,7 @@ def up(
 ) -> None:
     """Train a first model if the store is empty, then serve it."""
     with needing(EXTRAS):
+        from services.inference.start_checks import check_machine
         from services.ports import PortError, check_free
         from services.settings import ConfigError, checked
         from services.standalone.config import ServerConfig
@@ -40,6 +41,7 @@ def up(
     settings = {"store": store, **parse_settings(set_ or [])}
     with failing_with({ConfigError: 2, PortError: 1}):  # before the training, which takes longer
         config = checked(ServerConfig, settings)
+        check_machine(config)
         check_free(config.host, config.ports())
     fill_if_empty(store, recipe)
     run(settings)

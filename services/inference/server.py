@@ -21,6 +21,7 @@ from services.errors import ShuttingDownError
 from services.inference.config import InferenceConfig
 from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.reconciler import Reconciler
+from services.inference.start_checks import check_machine
 from services.ports import metrics_server
 from services.process import freeze_garbage, process_name, stop_on_signals
 from services.queueing.directory import Directory
@@ -46,10 +47,12 @@ def serve(config: InferenceConfig) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Raises:
+        ConfigError: the device or the folder of trusted keys is not on this machine.
         PortError: the port of metrics is in use.
         QueueUrlError: the URL of the queue is wrong.
         StorageError: the store's URL is wrong.
     """
+    check_machine(config)
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     process = _Process(config, ModelStore(config.store), RedisClients(config.queue))

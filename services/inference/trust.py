@@ -67,13 +67,20 @@ class Trust:
                 f"trusted key (signature_needed_for={self.signature_needed_for}): {error}"
             ) from error
 
-    def _keys(self) -> list[TrustedKey]:
-        if not self.keys_folder:
-            return trusted_keys(KeyFolder().trusted_folder)
-        folder = Path(self.keys_folder).expanduser()
-        if not folder.is_dir():
+    def check_folder(self) -> None:
+        """Checks that the folder of the keys exists, if one is set.
+
+        Raises:
+            KeyFileError: it does not.
+        """
+        if self.keys_folder and not Path(self.keys_folder).expanduser().is_dir():
             raise KeyFileError(
                 f"trusted_keys is {self.keys_folder}, which is not a folder; give the folder with "
                 "the public keys"
             )
-        return trusted_keys(folder)
+
+    def _keys(self) -> list[TrustedKey]:
+        if not self.keys_folder:
+            return trusted_keys(KeyFolder().trusted_folder)
+        self.check_folder()
+        return trusted_keys(Path(self.keys_folder).expanduser())

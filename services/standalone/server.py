@@ -19,6 +19,7 @@ from services.gateway.front import Front, Listening
 from services.gateway.payload_settings import open_sampler
 from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.reconciler import Reconciler
+from services.inference.start_checks import check_machine
 from services.process import stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
@@ -38,10 +39,12 @@ def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None
         on_started: called once, after the first full scan of the store.
 
     Raises:
-        ConfigError: it would be open without authentication; access or samples are misconfigured.
+        ConfigError: it would be open without authentication; access or samples are misconfigured;
+            the device or the folder of trusted keys is not on this machine.
         PortError: a port is in use.
         StorageError: the store cannot be opened.
     """
+    check_machine(config)
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     store = ModelStore(config.store)
