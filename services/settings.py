@@ -123,7 +123,7 @@ def settings_from(
             options[name],
             dest=name,
             action="append" if is_list else "store",
-            help=(field.description or "").replace("%", "%%").replace("\n", " "),
+            help=f"{field.description}{_default(field)}".replace("%", "%%").replace("\n", " "),
             metavar="VALUE",
         )
     try:
@@ -149,6 +149,18 @@ def _option(name: str, field: FieldInfo) -> str:
     """Returns the option of a setting; a repeatable option is in the singular."""
     option = f"--{name.replace('_', '-')}"
     return option.removesuffix("s") if get_origin(field.annotation) is tuple else option
+
+
+def _default(field: FieldInfo) -> str:
+    """Returns what the help says of a default; nothing of an empty one, which the text explains."""
+    if field.is_required():
+        return " Required."
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, tuple):
+        value = ", ".join(map(str, value))
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return "" if value in ("", {}) else f" (default: {value})"
 
 
 def command_line(settings: Mapping[str, object]) -> list[str]:

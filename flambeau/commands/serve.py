@@ -11,22 +11,34 @@ from model_store.host.install_advice import needing
 
 def serve(
     store: Annotated[
-        str | None, typer.Option(help="Store URL: a folder or s3://bucket/prefix.")
+        str | None,
+        typer.Option(
+            help="Store URL: a folder or s3://bucket/prefix.", show_default="./var/model_store"
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Serve only this model; may be repeated.", autocompletion=models_that_begin
+            help="Serve only this model; may be repeated.",
+            autocompletion=models_that_begin,
+            show_default="all",
         ),
     ] = None,
     artifact: Annotated[
-        str | None, typer.Option(help="Serve this artifact instead of the fastest verified one.")
+        str | None,
+        typer.Option(help="Serve this artifact of every version.", show_default="the fastest"),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="REST port; 0 picks a free one.")] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 picks a free one.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")
+    ] = None,
+    http_port: Annotated[
+        int | None, typer.Option(help="REST port; 0 picks a free one.", show_default="8000")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="gRPC port; 0 picks a free one.", show_default="8001")
+    ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus port; 0 picks a free one.")
+        int | None, typer.Option(help="Prometheus port; 0 picks a free one.", show_default="8002")
     ] = None,
     set_: Annotated[
         list[str] | None,

@@ -157,5 +157,8 @@ class InferenceSettings(ProcessSettings):
 class InferenceConfig(InferenceSettings):
     """All settings of `python -m services.inference`."""
 
+    host: str = "127.0.0.1"
+    """Address that the metrics port listens on, the only one of a worker. Set `0.0.0.0` for
+    a Prometheus on another machine."""
     queue: str
     """URL of the Redis or Valkey that the gateways write to."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from model_store.strict import StrictModel
 from services.access.config import AccessSettings
@@ -14,6 +14,8 @@ from training.recipe.targets import split_target
 
 class KubeflowSettings(StrictModel):
     """Cluster and specification of TrainJobs; a part of `TrainerConfig`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     kubernetes_url: str = "https://kubernetes.default.svc"
     """URL of the Kubernetes API; the default is right within a cluster."""

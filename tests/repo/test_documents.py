@@ -10,10 +10,12 @@ import typer.main
 
 from flambeau.cli import app
 from services.access.config import AccessSettings
+from services.gateway.config import GatewayConfig
 from services.gateway.edges.rest_infer import TIMEOUT_HEADER
-from services.inference.config import ModelSettings
+from services.inference.config import InferenceConfig, ModelSettings
 from services.standalone.config import ServerConfig
 from services.telemetry.metrics import Metrics
+from services.trainer.config import TrainerConfig
 from training.recipe.reference import reference
 from training.recipe.schema import recipe_schema
 
@@ -78,6 +80,17 @@ def test_every_setting_of_who_may_do_what_is_in_its_table() -> None:
     section = DOCS["reference/settings.md"].split("## Every setting of access")[1].split("## ")[0]
     cells = "".join(row.split("|")[1] for row in section.splitlines() if row.startswith("| `"))
     assert sorted(re.findall(r"`(\w+)`", cells)) == sorted(AccessSettings.model_fields)
+
+
+def test_every_setting_of_the_other_processes_is_in_a_table() -> None:
+    kinds = (GatewayConfig, InferenceConfig, TrainerConfig)
+    missing = [
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        for name in kind.model_fields
+        if f"`{name}`" not in DOCS["reference/settings.md"]
+    ]
+    assert missing == []
 
 
 def test_every_setting_a_model_may_have_of_its_own_is_named() -> None:

@@ -1,7 +1,9 @@
 """Settings from a command line: every field an option, lists item by item."""
 
 import pytest
+from typer.main import get_command
 
+from flambeau.cli import app
 from services.gateway.config import GatewayConfig
 from services.inference.config import InferenceConfig
 from services.settings import ConfigError, ServiceSettings, checked, command_line, settings_from
@@ -47,6 +49,35 @@ def test_the_help_says_what_each_option_is_for(capsys: pytest.CaptureFixture[str
         settings_from(["--help"], GatewayConfig, "")
     text = " ".join(capsys.readouterr().out.split())
     assert "URL of the Redis or Valkey that the workers read from." in text
+
+
+def test_the_help_says_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        settings_from(["--help"], InferenceConfig, "")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Lowest level that is logged. (default: info)" in text
+    assert "Run each backend in its own worker process" in text
+    assert "tenth of a millisecond per batch. (default: false)" in text
+    assert "Redis or Valkey that the gateways write to. Required." in text
+    assert "Address that the metrics port listens on" in text
+    assert "Empty for those of `flambeau keys trust`. --signature" in text
+
+
+@pytest.mark.parametrize("kind", [GatewayConfig, InferenceConfig, ServerConfig, TrainerConfig])
+def test_every_setting_has_a_help(kind: type[ServiceSettings]) -> None:
+    assert [name for name, field in kind.model_fields.items() if not field.description] == []
+
+
+def test_the_options_of_serve_show_the_defaults_of_the_settings() -> None:
+    fields = ServerConfig.model_fields
+    shown = {
+        parameter.name: parameter.show_default
+        for parameter in get_command(app).commands["serve"].params
+    }  # type: ignore[attr-defined]
+    names = ("store", "host", "http_port", "grpc_port", "metrics_port")
+    assert {name: shown[name] for name in names} == {
+        name: str(fields[name].default) for name in names
+    }
 
 
 def test_a_bad_value_is_named() -> None:
