@@ -12,7 +12,7 @@ from pydantic import Field
 from model_store.document import SMALL, parse_as
 from model_store.errors import BadNameError, DocumentError, ManifestError, VersionNotFoundError
 from model_store.manifest import check_name
-from model_store.strict import StrictModel
+from model_store.strict import StrictModel, nearest_name
 
 PRODUCTION = "production"
 """The alias that selects the version for requests that name none."""
@@ -68,9 +68,12 @@ def previous_target(history: list[Pointers], alias: str) -> int:
         alias: the alias to roll back.
 
     Raises:
-        VersionNotFoundError: the alias never named another version.
+        VersionNotFoundError: there is no such alias, or it never named another version.
     """
     targets = [p.aliases[alias] for p in history if alias in p.aliases]
+    if history and not targets:
+        hint = nearest_name(alias, history[-1].aliases)
+        raise VersionNotFoundError(f"there is no alias '{alias}'{hint}; nothing to roll back")
     for target in reversed(targets):
         if target != targets[-1]:
             return target

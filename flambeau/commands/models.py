@@ -1,5 +1,6 @@
 """`flambeau models`: the contents and integrity of a model store, and its live versions."""
 
+import difflib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 models_app = Verbs(no_args_is_help=True, help="List, inspect, verify and promote models.")
 
+SIMILAR = 0.8
+"""Ratio of `difflib` from which aliases count as similar; 0.83 for `canary` and `cnaary`."""
 Alias = Annotated[str, typer.Option(metavar="NAME", help="The alias to move.")]
 Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded in the history.")]
 
@@ -133,16 +136,24 @@ def promote(
     model: ModelName,
     version: Annotated[
         int | None,
-        typer.Argument(metavar="VERSION", parser=parse_version, help="New version of the alias."),
+        typer.Argument(
+            metavar="VERSION",
+            parser=parse_version,
+            help="Version that the alias shall name; required, unless MODEL is MODEL/VERSION.",
+        ),
     ] = None,
     alias: Alias = PRODUCTION,
     why: Why = "",
     store: StoreUrl = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Point production, or another alias, at a version."""
+    """Point production, or another alias, at a version; an alias that is new is created."""
     name, number = named_version(model, version)
-    _print_move(existing_store(store).promote(name, number, alias, why), name, alias, as_json)
+    opened = existing_store(store)
+    before = opened.pointers(name)
+    moved = opened.promote(name, number, alias, why)
+    _print_move(moved, name, alias, as_json)
+    _tell_if_new(name, alias, before.aliases if before else {})
 
 
 @models_app.command()
@@ -284,6 +295,15 @@ def _print_move(pointers: "Pointers", model: str, alias: str, as_json: bool) -> 
         return
     version = pointers.aliases[alias]
     typer.echo(f"{model} {alias} → {version} (generation {pointers.generation})")
+
+
+def _tell_if_new(model: str, alias: str, known: "Mapping[str, int]") -> None:
+    """Tells on standard error that an alias was created, since its name may be a typing error."""
+    if alias in known or alias == PRODUCTION:
+        return
+    close = difflib.get_close_matches(alias, {*known, PRODUCTION}, n=1, cutoff=SIMILAR)
+    hint = f"; did you mean '{close[0]}'?" if close else ""
+    typer.echo(f"note: created the alias '{alias}' of {model}{hint}", err=True)
 
 
 def _print_lines(lines: list[str]) -> None:

@@ -1,5 +1,6 @@
 """`flambeau train RECIPE` trains here; `flambeau train submit RECIPE` on a training service."""
 
+import difflib
 import json
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -31,10 +32,16 @@ class TrainGroup(VerbGroup):
     """Interprets an unknown subcommand as a recipe to train here."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Inserts the default subcommand."""
-        if args and args[0] not in self.commands and args[0] != "--help":
+        """Inserts the default subcommand, unless the first word is a misspelt subcommand."""
+        first = args[0] if args else ""
+        if first and first not in self.commands and first != "--help" and not self._near(first):
             args = [HERE, *args]
         return super().parse_args(ctx, args)
+
+    def _near(self, word: str) -> bool:
+        """Returns True if a word is similar to a subcommand; recipes have a dot or a colon."""
+        is_name = not set(word) & set("./:-")
+        return is_name and bool(difflib.get_close_matches(word, self.commands, n=1))
 
 
 train_app = Verbs(

@@ -6,7 +6,6 @@ regular file (opening a pipe would block); every failure is a `StoreError` that 
 """
 
 import contextlib
-import difflib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -23,16 +22,12 @@ from model_store.errors import (
     StoreNotFoundError,
     TooLargeError,
 )
+from model_store.host.nearest_folder import nearest_folder
 from model_store.storage.plain_file import NotPlainFileError, OversizedFileError, read_plain_file
 from model_store.storage.s3_credentials import missing_credentials
-from model_store.strict import MAX_NAME
 
 MAX_APPENDED_BYTES = 2**30
 """Limit of a file in a bucket that is appended to: appending reads and writes the whole file."""
-
-
-MAX_SIBLINGS = 1000
-"""Folders whose names are compared with the name of a missing one."""
 
 
 class MissingFileError(StorageError):
@@ -67,7 +62,7 @@ class Storage:
             if self.is_local:
                 folder = Path(url.removeprefix("file://")).expanduser().absolute()
                 self.is_new = not folder.exists()
-                self._nearest = _nearest_folder(folder) if self.is_new else None
+                self._nearest = nearest_folder(folder) if self.is_new else None
                 if self.is_new and must_exist:
                     raise StoreNotFoundError(
                         f"there is no store {folder}: no such folder{self._did_you_mean()}; give "
@@ -261,19 +256,6 @@ def _check_bucket(url: str) -> None:
         raise ValueError(f"no store can be opened at {scheme}://")
     if not place.partition("/")[0]:
         raise ValueError("it names no bucket")
-
-
-def _nearest_folder(missing: Path) -> Path | None:
-    """Returns the existing folder most similar to a missing one, in the first differing part."""
-    there = next(parent for parent in missing.parents if parent.is_dir())
-    first, *rest = missing.relative_to(there).parts
-    with contextlib.suppress(OSError):
-        names = [entry.name for entry in itertools.islice(os.scandir(there), MAX_SIBLINGS)]
-        for name in difflib.get_close_matches(first[:MAX_NAME], names):
-            found = there.joinpath(name, *rest)
-            if found.is_dir():
-                return found
-    return None
 
 
 def _append_whole(file: int, data: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from model_store.host.nearest_folder import nearest_folder
 from model_store.strict import explain
 from model_store.yaml_text import YamlError, read_yaml
 from training.errors import RecipeError
@@ -104,6 +105,13 @@ def read_recipe_text(path: Path) -> str:
             raise RecipeError(f"recipe {path} is larger than {MAX_RECIPE_BYTES} bytes; is it one?")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        if not path.parent.is_dir():
+            near = nearest_folder(path.parent.absolute())
+            hint = f" (did you mean '{near}'?)" if near else ""
+            raise RecipeError(
+                f"there is no recipe {path}: no such folder{hint}; paths start at the working "
+                "directory"
+            ) from None
         found = ", ".join(sorted(str(p) for p in path.parent.glob("*.y*ml"))) or "no recipe"
         raise RecipeError(f"there is no recipe {path}; that folder holds: {found}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -334,11 +334,12 @@ class Worker:
         if slack > 0 and self.idle and now - self._decayed_at > DECAY_EVERY_S:
             self._decayed_at = now
             self._batcher.decay_estimate(entry.request)
+        left = _milliseconds(slack) if slack > 0 else "no time"
         entry.refuse(
             WouldMissDeadlineError(
-                f"model {self._lane} would need an estimated {need * 1000:.1f} ms for this "
-                f"request, and its deadline leaves {max(slack, 0) * 1000:.1f} ms; give it more "
-                "time, retry later or add servers"
+                f"model {self._lane} would need an estimated {_milliseconds(need)} for this "
+                f"request, and its deadline leaves {left}; give it more time, retry later or add "
+                "servers"
             )
         )
         return True
@@ -477,3 +478,8 @@ class Worker:
     def count_restart(self, reason: str) -> None:
         """Counts a backend that is opened again."""
         self._metrics.worker_restarts.labels(*self._labels, reason).inc()
+
+
+def _milliseconds(seconds: float) -> str:
+    """Returns a time as in `12.5 ms`; short ones with two digits, as in `0.03 ms`."""
+    return f"{seconds * 1000:{'.1f' if seconds >= 1e-3 else '.2g'}} ms"

@@ -342,9 +342,9 @@ def test_promote_rollback_and_history(run: Run, store: ModelStore, folder: Path)
     assert lines(run("models", "promote", "digits", 2, "--why", "better on ones")) == [
         "digits production → 2 (generation 2)"
     ]
-    assert lines(run("models", "promote", "digits", 2, "--alias", "canary")) == [
-        "digits canary → 2 (generation 3)"
-    ]
+    created = run("models", "promote", "digits", 2, "--alias", "canary")
+    assert created.stdout == "digits canary → 2 (generation 3)\n"
+    assert created.stderr == "note: created the alias 'canary' of digits\n"
     assert lines(run("models", "rollback", "digits", "--why", "worse on sevens")) == [
         "digits production → 1 (generation 4)"
     ]
@@ -356,6 +356,29 @@ def test_promote_rollback_and_history(run: Run, store: ModelStore, folder: Path)
     assert moves[3].endswith("  canary=2, production=1  worse on sevens")
     who = store.history("digits")[0].who
     assert all(f" UTC  {who}  " in move for move in moves)
+
+
+@pytest.mark.parametrize(
+    ("alias", "nearest"), [("prodution", "production"), ("cnaary", "canary"), ("blue", "")]
+)
+def test_a_misspelt_alias_is_created_and_told(
+    run: Run, store: ModelStore, folder: Path, alias: str, nearest: str
+) -> None:
+    publish_in(store, folder)
+    store.promote("digits", 1, alias="canary")
+    hint = f"; did you mean '{nearest}'?" if nearest else ""
+    promoted = run("models", "promote", "digits", 1, "--alias", alias, "--json")
+    assert promoted.stderr == f"note: created the alias '{alias}' of digits{hint}\n"
+    assert json.loads(promoted.stdout)["aliases"] == {"canary": 1, alias: 1}
+    assert run("models", "promote", "digits", 1, "--alias", alias).stderr == ""
+
+
+def test_an_unknown_alias_is_not_rolled_back(run: Run, store: ModelStore, folder: Path) -> None:
+    publish_in(store, folder)
+    store.promote("digits", 1)
+    assert error(run("models", "rollback", "digits", "--alias", "prodution")) == (
+        "there is no alias 'prodution' (did you mean 'production'?); nothing to roll back"
+    )
 
 
 def test_history_as_json(run: Run, store: ModelStore, folder: Path) -> None:

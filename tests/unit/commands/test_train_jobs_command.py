@@ -101,6 +101,23 @@ def test_what_is_no_verb_is_a_recipe_to_train_here(arguments: Sequence[str]) -> 
     assert result.stderr.startswith("error: there is no recipe missing.yaml")
 
 
+@pytest.mark.parametrize(("word", "verb"), [("sumbit", "submit"), ("resme", "resume")])
+def test_a_misspelt_verb_gets_the_nearest(word: str, verb: str) -> None:
+    result = run(word, "recipe.yaml")
+    assert result.exit_code == 2
+    assert f"No such command '{word}'. Did you mean '{verb}'?" in result.stderr
+
+
+def test_a_misspelt_folder_of_recipes_gets_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    hint = f"no such folder (did you mean '{tmp_path / 'recipes'}'?); paths start at the working"
+    assert hint in run("recipse/digits.yaml").stderr
+    assert "no such folder; paths start" in run("nowhere/digits.yaml").stderr
+
+
 def test_a_recipe_goes_to_the_service_as_it_is(service: Service, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("name: tiny  # with its comments")
     (tmp_path / "token").write_text("secret\n")

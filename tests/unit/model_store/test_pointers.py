@@ -82,7 +82,17 @@ def test_other_aliases_do_not_count() -> None:
     assert previous_target(moves, "canary") == 8
 
 
-@pytest.mark.parametrize("moves", [[], history(1), history(1, 1), [generation(1, canary=2)]])
+@pytest.mark.parametrize("moves", [[], history(1), history(1, 1)])
 def test_nothing_to_roll_back_to(moves: list[Pointers]) -> None:
     with pytest.raises(VersionNotFoundError, match="alias 'production' has named no other version"):
         previous_target(moves, "production")
+
+
+def test_an_alias_that_is_not_there_is_named() -> None:
+    moves = [generation(1, canary=2)]
+    with pytest.raises(
+        VersionNotFoundError, match=r"no alias 'production' \(known: canary\); noth"
+    ):
+        previous_target(moves, "production")
+    with pytest.raises(VersionNotFoundError, match=r"no alias 'canry' \(did you mean 'canary'\?\)"):
+        previous_target(moves, "canry")

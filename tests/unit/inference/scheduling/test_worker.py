@@ -286,6 +286,16 @@ async def test_what_cannot_make_its_deadline_is_refused_at_once() -> None:
     assert not backend.batches
 
 
+@pytest.mark.parametrize(
+    ("run_s", "timeout_s", "needed"), [(2e-5, 1e-6, "0.024 ms"), (1.0, 0.0, "no time")]
+)
+async def test_short_times_are_told_too(run_s: float, timeout_s: float, needed: str) -> None:
+    async with running(DoublingBackend(), seeds={1: run_s}) as made:
+        (error,) = made.infer(1.0, timeout_s=timeout_s).heard
+        assert needed in str(error)
+        assert " 0.0 ms" not in str(error)
+
+
 async def test_what_cannot_make_its_deadline_goes_to_the_lane_named_for_that() -> None:
     backend, faster = DoublingBackend(), Shelf()
     async with running(backend, seeds={1: 1.0}) as made:
