@@ -124,7 +124,7 @@ def speedup(report: Report, artifact: ArtifactReport) -> float:
 def best(report: Report) -> ArtifactReport | None:
     """Returns the fastest verified artifact whose accuracy loss is within `MAX_DROP`."""
     floor = report.checkpoint.metric.value - MAX_DROP
-    fitting = [a for a in report.proven() if a.metric is not None and a.metric.value >= floor]
+    fitting = [a for a in report.verified() if a.metric is not None and a.metric.value >= floor]
     return max(fitting, key=lambda artifact: speedup(report, artifact), default=None)
 
 
@@ -189,7 +189,7 @@ def _artifact_row(report: Report, name: str) -> str:
     artifact = _find(report, name)
     if artifact is None:
         return _row([f"`{name}`", *["-"] * 5, NOT_TRAINED])
-    reason = "proven" if artifact.refusal is None else artifact.refusal.replace("|", "\\|")
+    reason = "verified" if artifact.refusal is None else artifact.refusal.replace("|", "\\|")
     if artifact.metric is None or artifact.agreement is None or artifact.size_bytes is None:
         return _row([f"`{artifact.name}`", *["-"] * 5, reason])
     difference = artifact.max_abs_difference

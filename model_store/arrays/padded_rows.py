@@ -52,7 +52,7 @@ def padded_rows(inputs: Mapping[str, Array], signature: Signature) -> PaddedRows
         by_bucket.setdefault(padding.bucket_of(length), []).append(row)
     if all(lengths[row] == bucket for bucket, rows in by_bucket.items() for row in rows):
         raise SignatureError(
-            f"the padding cannot be proven: each of the {len(lengths)} golden rows fills its "
+            f"the padding cannot be verified: each of the {len(lengths)} golden rows fills its "
             f"bucket of {list(padding.buckets)}; put shorter rows first into the test split"
         )
     size = signature.max_batch_size

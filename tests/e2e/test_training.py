@@ -164,7 +164,7 @@ def test_the_user_sees_epochs_one_note_a_table_and_the_outcome(home: Home) -> No
     assert heading.split()[0] == "artifact"
     assert [row.split()[0] for row in rows] == ["checkpoint", "torchscript", "onnx", "onnx-int8"]
     assert rows[0].rstrip().endswith("reference")
-    assert sum(row.rstrip().endswith("proven, fastest") for row in rows) == 1
+    assert sum(row.rstrip().endswith("verified, fastest") for row in rows) == 1
     assert outcome == "published digits 1 (1.0.0) → production"
 
 

@@ -2,7 +2,7 @@
 
 Measured on an AVX2 processor, one thread, batches of 32: torch took 26.1 ms for the digits' CNN in
 FP16 and 3.6 in FP32; ONNX Runtime took 1.0 and 1.2, because it converts every half and computes in
-FP32. So FP16 gains nothing there, and its verification proves nothing about real FP16 hardware.
+FP32. So FP16 gains nothing there, and its verification says nothing about real FP16 hardware.
 """
 
 from typing import Literal
@@ -34,6 +34,6 @@ def half_device() -> Literal["cpu", "cuda"]:
     raise ExportError(
         f"fp16 is for GPUs, and {lacks}; this processor has neither "
         f"{' nor '.join(sorted(FP16_FEATURES))}: torch takes 7 times as long as in FP32, and ONNX "
-        "Runtime computes in FP32, so that nothing would be proven; use bf16 or int8, or export "
+        "Runtime computes in FP32, so that nothing would be verified; use bf16 or int8, or export "
         "on a machine with a GPU"
     )

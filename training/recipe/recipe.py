@@ -124,7 +124,8 @@ class Recipe(RecipePart):
     [8, 32]}}`. Give it for models that take images of several sizes; only requests of one size
     share a batch."""
     labels: Labels = Field(default={})
-    """Class names of an output, in order, as in `{logits: [cat, dog]}`; responses contain them.
+    """Class names of an output, in order, as in `{logits: [cat, dog]}`. The metadata of the
+    model has them, and `flambeau infer` prints them; responses have the output's numbers alone.
     Give it when classes have names."""
     export: ExportChoice = (OnnxExport(), OnnxInt8Export())
     """Artifacts to make and verify, or `auto`, which selects those that are worth serving. Add a

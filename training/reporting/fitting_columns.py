@@ -10,8 +10,8 @@ from rich.cells import cell_len
 
 GAP = 2
 """Blanks between columns of a table without borders."""
-LAST_WIDTH = 15
-"""Width that the last column needs to be readable: `proven, fastest`."""
+LAST_WIDTH = 17
+"""Width that the last column needs to be readable: `verified, fastest`."""
 
 
 def fitting_columns(

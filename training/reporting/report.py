@@ -154,13 +154,13 @@ class Report(StrictModel):
     examination: Examination | None = None
     """Analysis of the answers to the test split; None in older reports."""
 
-    def proven(self) -> list[ArtifactReport]:
+    def verified(self) -> list[ArtifactReport]:
         """Returns the verified artifacts in the order they were made."""
         return [artifact for artifact in self.artifacts if artifact.refusal is None]
 
     def published(self) -> list[ArtifactReport]:
         """Returns the published artifacts: all verified ones that `export: auto` did not drop."""
-        return [artifact for artifact in self.proven() if artifact.dropped is None]
+        return [artifact for artifact in self.verified() if artifact.dropped is None]
 
     def fastest(self) -> ArtifactReport | None:
         """Returns the published artifact with the fewest ms per row at its best batch size."""
@@ -248,7 +248,7 @@ def verdict(artifact: ArtifactReport, fastest: ArtifactReport | None = None) -> 
         return f"refused: {artifact.refusal}"
     if artifact.dropped is not None:
         return f"dropped: {artifact.dropped}"
-    return "proven, fastest" if artifact is fastest else "proven"
+    return "verified, fastest" if artifact is fastest else "verified"
 
 
 def parity_text(artifact: ArtifactReport) -> str:

@@ -27,7 +27,7 @@ class Flambeau(Peer):
         self.name = name
         self.exact = artifact == "onnx"
         self._artifact = artifact
-        what = f"artifact `{artifact}` (FP32)" if artifact else "the fastest proven artifact"
+        what = f"artifact `{artifact}` (FP32)" if artifact else "the fastest verified artifact"
         self.asked = f"`flambeau serve`, {what}, batches of at most {MAX_BATCH}, no wait"
 
     def install(self) -> str:

@@ -47,6 +47,6 @@ def test_every_hole_has_its_reason() -> None:
     lines = page_block({"MLP": report}).splitlines()
     assert "| `onnx` | 4.0 |" in lines
     assert "| `pt2` | - |" in lines
-    assert "| `onnx` | - | 100.0% | 90.0% | 2 | 4.0 | proven |" in lines
+    assert "| `onnx` | - | 100.0% | 90.0% | 2 | 4.0 | verified |" in lines
     assert "| `pt2` | - | - | - | - | - | it \\| broke |" in lines
     assert f"| `pt2-int8-qat` | - | - | - | - | - | {NOT_TRAINED} |" in lines

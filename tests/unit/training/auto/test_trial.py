@@ -221,7 +221,7 @@ def test_lines_say_each_thing_once() -> None:
         table.left_out("aoti", "there is no C++ compiler")
     assert screen.getvalue().splitlines() == [
         "export: auto  candidate onnx  parity 2.4e-07  accuracy 95.0 %  batch 1 1.0 ms  "
-        "batch 32 10.0 ms  memory 104.9 MB  verdict proven",
+        "batch 32 10.0 ms  memory 104.9 MB  verdict verified",
         "export: auto  candidate pt2  parity 2.4e-07  accuracy 95.0 %  memory 104.9 MB  "
         "verdict refused: too far",
         "export: auto  candidate onnx  verdict dropped: dominated by aoti",

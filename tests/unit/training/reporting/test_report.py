@@ -97,9 +97,9 @@ def test_every_row_has_its_verdict_and_its_figures() -> None:
     ]
     assert rows["exact"].startswith("0  ")
     assert rows["onnx"].startswith("2.4e-07      100 %    98.6 %  44 KB  11.0 MB  0.120 ms")
-    assert rows["onnx"].endswith("proven")
+    assert rows["onnx"].endswith("verified")
     assert "99.7 %" in rows["onnx-int8"]
-    assert rows["onnx-int8"].endswith("proven, fastest")
+    assert rows["onnx-int8"].endswith("verified, fastest")
     assert rows["broken"].endswith("refused: too far")
     assert rows["unmade"].endswith("refused: no file")
 
@@ -110,7 +110,7 @@ def test_the_verdict_is_readable_on_a_narrow_terminal(width: int) -> None:
     print_table(ALL, Console(file=screen, width=width, force_terminal=True, no_color=True))
     text = re.sub(r"\x1b\[\d*m", "", screen.getvalue())
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
-    for said in ("verdict", "reference", "proven, fastest", "refused: no", "98.6 %", "0.310 ms"):
+    for said in ("verdict", "reference", "verified, fastest", "refused: no", "98.6 %", "0.310 ms"):
         assert said in text
     assert ("too narrow for: agreement, " in text) == (width <= 80)
     assert ("agreement" in text.splitlines()[0]) == (width > 80)
@@ -130,7 +130,7 @@ def test_what_lost_is_in_the_report_and_not_published() -> None:
     lost = artifact("onnx-int8", method="static", dropped=better, latency_ms={1: 1e-3})
     other = artifact("onnx-int8", method="dynamic", refusal="too far")
     found = report(artifact("onnx"), lost, other)
-    assert [one.name for one in found.proven()] == ["onnx", "onnx-int8"]
+    assert [one.name for one in found.verified()] == ["onnx", "onnx-int8"]
     assert [one.name for one in found.published()] == ["onnx"]
     fastest = found.fastest()
     assert fastest is not None
