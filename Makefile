@@ -201,11 +201,11 @@ dashboard-pictures: $(DEVELOPING) ## The same, and draws docs/images from what P
 	@$(BIN)/python -m tests.dashboards --pictures docs/images $(ARGS)
 
 .PHONY: docs
-docs: $(SERVING) ## Write docs/reference/recipe.md, every key of a recipe, from the schema.
+docs: $(SERVING) ## Regenerate docs/reference/recipe.md, every key of a recipe; `docs-site` builds the site.
 	@$(BIN)/python -m training.recipe.reference
 
 .PHONY: docs-site
-docs-site: $(DOCS_INSTALLED) ## Build the documentation as a site that needs no network: build/site. Warnings are errors.
+docs-site: $(DOCS_INSTALLED) ## Build the whole documentation as a site without network access: build/site. Warnings are errors.
 	@rm -rf build/site build/site-doctrees
 	@$(DOCS)/bin/sphinx-build --builder html --fail-on-warning --keep-going --quiet \
 		--conf-dir docs --doctree-dir build/site-doctrees . build/site

@@ -173,7 +173,7 @@ def _find(report: Report, name: str) -> ArtifactReport | None:
 def _family(family: str, report: Report) -> list[str]:
     low, high = report.checkpoint.metric.interval or (0.0, 1.0)
     lines = [
-        f"## {family}",
+        f"## {family[0].upper()}{family[1:]}",
         "",
         f"Recipe `{FAMILIES[family]}`. The checkpoint: "
         f"{report.checkpoint.metric.value:.1%} of the test labels (95 % interval {low:.1%} to "

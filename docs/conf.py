@@ -39,7 +39,7 @@ _SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTAL
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")
 _ANCHOR = re.compile(r'^<a id="(\w+)"></a>$', re.MULTILINE)
 _LINK_TO_ANCHOR = re.compile(r"\]\(#(\w+)\)")
-_EVERY_PAGE_OF = {"Decisions": ["adr/*"]}
+_EVERY_PAGE_OF = {"Runbooks": ["runbooks/*"], "Decisions": ["adr/*"]}
 """Folders of `docs/` that a section of the start page contains whole."""
 
 
@@ -56,8 +56,6 @@ def navigation(app: Sphinx, page: str, source: list[str]) -> None:
             _contents(_EVERY_PAGE_OF.get(name, _entries(text)), f":caption: {name}")
             for name, text in _SECTION.findall(source[0])
         )
-    elif page == "docs/guides/operations":
-        source[0] += _contents(["../runbooks/*"], "")
     elif page == "docs/reference/recipe":
         source[0] = _ANCHOR.sub(lambda found: f"(part-{found[1].lower()})=", source[0])
         source[0] = _LINK_TO_ANCHOR.sub(lambda found: f"](#part-{found[1].lower()})", source[0])

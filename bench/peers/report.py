@@ -56,7 +56,7 @@ class PeerReport:
             sections.append(f"### {TITLES.get(model, model)}")
             sections += self._model_tables([f for f in figures if f.model == model])
         sections += ["### Start and memory", self._start_table(median_starts(self.starts), models)]
-        sections += ["### What each was asked", self._asked_list()]
+        sections += ["### Settings of each server", self._asked_list()]
         return "\n\n".join(sections)
 
     def verdicts(self) -> list[Verdict]:

@@ -57,10 +57,11 @@ def add(
 
     from model_store.strict import explain
     from services.access.api_keys import ApiKey, KeysFileError, add_key, digest_of, new_key
+    from services.settings import ConfigError
 
     secret = new_key()
     until = datetime.now(UTC).replace(microsecond=0) + _span(expires) if expires else None
-    with failing_with({KeysFileError: 1}), written_down("add key", name, audit_log):
+    with failing_with({KeysFileError: 1, ConfigError: 2}), written_down("add key", name, audit_log):
         try:
             key = ApiKey(
                 name=name,
@@ -71,7 +72,7 @@ def add(
                 rows_per_s=rows_per_s,
             )
         except ValidationError as error:
-            raise KeysFileError(explain(error, ApiKey)) from error
+            raise ConfigError(explain(error, ApiKey)) from error
         add_key(file, key)
     facts = key.model_dump(mode="json", exclude={"sha256"})
     print_outcome(secret, {**facts, "key": secret, "file": str(file)}, as_json)
@@ -86,10 +87,11 @@ def add(
 def list_keys(file: KeysFile = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """List the keys with name, grants and expiry."""
     from services.access.api_keys import KeysFileError, read_keys
+    from services.settings import ConfigError
 
-    with failing_with({KeysFileError: 1}):
+    with failing_with({KeysFileError: 1, ConfigError: 2}):
         if not file.exists() and file != DEFAULT_FILE:
-            raise KeysFileError(f"there is no file {file}; make one with flambeau access add")
+            raise ConfigError(f"there is no file {file}; make one with flambeau access add")
         found = read_keys(file).keys
     if as_json:
         print_json([key.model_dump(mode="json", exclude={"sha256"}) for key in found])

@@ -8,16 +8,16 @@ import typer
 
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.keys import KeysFolder
+from flambeau.commands.options.store import STORE_FAILURES
 from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.tables import UNKNOWN, columns
-from model_store.errors import StoreError
 
 keys_app = Verbs(no_args_is_help=True, help="Make, trust and list keys that sign versions.")
 
 
 @keys_app.command()
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def new(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Name of the key.")] = "default",
     keys: KeysFolder = "",
@@ -36,9 +36,14 @@ def new(
 
 
 @keys_app.command()
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def trust(
-    file: Annotated[Path, typer.Argument(metavar="FILE.pem", help="File of a public key.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.pem", exists=True, dir_okay=False, help="File of a public key."
+        ),
+    ],
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the key; the file's name unless given.")
     ] = "",
@@ -53,7 +58,7 @@ def trust(
 
 
 @keys_app.command("list")
-@failing_with({StoreError: 1})
+@failing_with(STORE_FAILURES)
 def list_keys(
     keys: KeysFolder = "",
     as_json: AsJson = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from model_store.errors import StoreError, StoreNotFoundError
+from model_store.errors import BadNameError, StoreError, StoreNotFoundError
 
 if TYPE_CHECKING:
     from model_store.store import ModelStore
@@ -17,8 +17,12 @@ StoreUrl = Annotated[
     str, typer.Option("--store", metavar="URL", help="A folder or s3://bucket/prefix.")
 ]
 
-STORE_FAILURES: dict[type[Exception], int] = {StoreError: 1, StoreNotFoundError: 2}
-"""Exit codes of commands that read a store: a missing store is a usage error."""
+STORE_FAILURES: dict[type[Exception], int] = {
+    StoreError: 1,
+    StoreNotFoundError: 2,
+    BadNameError: 2,
+}
+"""Exit codes of commands on a store: a missing store and an invalid name are usage errors."""
 
 
 def existing_store(url: str) -> "ModelStore":

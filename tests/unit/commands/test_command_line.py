@@ -330,7 +330,7 @@ def test_who_has_no_key_is_told_the_option(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_keys_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["access", "list", "--file", str(tmp_path / "no.yaml")])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert f"there is no file {tmp_path}/no.yaml" in done.stderr
 
 
@@ -379,3 +379,10 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(
 def test_a_wrong_command_line_exits_with_2(words: str) -> None:
     done = CliRunner().invoke(app, words.split())
     assert (done.exit_code, done.output.count("\n")) == (2, 1), done.output
+
+
+def test_a_grant_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    done = CliRunner().invoke(app, ["access", "add", "ci", "--grant", "foo", "--file", str(file)])
+    assert (done.exit_code, done.stdout, file.exists()) == (2, "", False)
+    assert "error: 'grants" in done.stderr

@@ -62,18 +62,16 @@ def test_somebody_elses_key_is_trusted_by_the_name_it_is_given(
     assert (keys / "trusted/grace.pem").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["new", "../x"], "key name '../x' is not allowed"),
-        (["trust", "none.pem"], "cannot read the key none.pem: No such file or directory"),
-    ],
-)
-def test_what_fails_says_why(run: Run, arguments: list[str], error: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: {error}")
+def test_what_fails_says_why(run: Run, tmp_path: Path) -> None:
+    result = run("new", "../x")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: key name '../x' is not allowed")
     assert result.stderr.count("\n") == 1
+    result = run("trust", "none.pem")
+    assert (result.exit_code, "'none.pem' does not exist" in result.stderr) == (2, True)
+    (tmp_path / "broken.pem").write_text("no key")
+    result = run("trust", tmp_path / "broken.pem")
+    assert (result.exit_code, result.stderr.startswith("error: ")) == (1, True)
 
 
 def test_an_empty_folder_says_what_to_do(run: Run, keys: Path) -> None:

@@ -115,7 +115,7 @@ def test_those_of_a_request_go_and_then_all(store: str) -> None:
 
 def test_a_name_that_is_no_model_is_refused(store: str) -> None:
     result = run(store, "delete", "../digits")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "model name '../digits' is not allowed" in result.output
 
 

@@ -157,7 +157,7 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     for name in names:
         text = (ROOT / f"docs/runbooks/{name}.md").read_text()
         headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-        assert headings == [name, "What it means", "Look at", "Do"]
+        assert headings == [name, "Meaning", "Diagnosis", "Remedy"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_the_panel_that_an_alert_links_to_is_its_runbook() -> None:
         panel = by_number[url_of_runbook(name, "{panel}")]
         assert (panel["title"], panel["type"]) == (name, "text")
         content = panel["options"]["content"]
-        assert "## What it means" in content
+        assert "## Meaning" in content
         assert not re.search(r"\]\((?!https://)", content)
 
 
