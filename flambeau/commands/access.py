@@ -20,7 +20,10 @@ access_app = Verbs(
 KeysFile = Annotated[
     Path,
     typer.Option(
-        "--file", metavar="FILE", dir_okay=False, help="The server's api_keys_file; it is watched."
+        "--file",
+        metavar="FILE",
+        dir_okay=False,
+        help="File of API keys: the server's api_keys_file.",
     ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key's owner.")]
@@ -43,16 +46,19 @@ def add(
     ],
     file: KeysFile = DEFAULT_FILE,
     expires: Annotated[
-        str, typer.Option(metavar="SPAN", help="Lifetime: 12h, 90d; unlimited unless given.")
+        str,
+        typer.Option(metavar="SPAN", help="Lifetime, such as 12h or 90d; unlimited unless given."),
     ] = "",
     requests_per_s: Annotated[
-        float, typer.Option(min=0, help="Requests per second; 0 for no limit.")
+        float, typer.Option(min=0, help="Rate limit in requests per second; 0 for none.")
     ] = 0,
-    rows_per_s: Annotated[float, typer.Option(min=0, help="Rows per second; 0 for no limit.")] = 0,
+    rows_per_s: Annotated[
+        float, typer.Option(min=0, help="Rate limit in rows per second; 0 for none.")
+    ] = 0,
     audit_log: AuditLog = "",
     as_json: AsJson = False,
 ) -> None:
-    """Create a key. It is shown only once, here; the file stores only its hash."""
+    """Create a key and print it, once; the file stores only its hash."""
     from pydantic import ValidationError
 
     from model_store.strict import explain
@@ -85,7 +91,7 @@ def add(
 
 @access_app.command("list")
 def list_keys(file: KeysFile = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """List the keys with name, grants and expiry."""
+    """List the keys with their names, grants, expiry and rate limits."""
     from services.access.api_keys import KeysFileError, read_keys
     from services.settings import ConfigError
 
@@ -122,7 +128,7 @@ def revoke(
     audit_log: AuditLog = "",
     as_json: AsJson = False,
 ) -> None:
-    """Remove a key from the file; servers that watch it refuse the key within two seconds."""
+    """Remove a key from the file; running servers refuse it within two seconds."""
     from services.access.api_keys import KeysFileError, revoke_key
 
     with failing_with({KeysFileError: 1}), written_down("revoke key", name, audit_log):

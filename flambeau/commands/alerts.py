@@ -24,26 +24,27 @@ def alerts(
         Path | None, typer.Option(callback=writable_file, help="Output file; printed unless given.")
     ] = None,
     operator: Annotated[
-        bool, typer.Option("--operator", help="Write a PrometheusRule of the Prometheus operator.")
+        bool,
+        typer.Option("--operator", help="Write a PrometheusRule, for the Prometheus Operator."),
     ] = False,
     runbook_url: Annotated[
         str | None,
         typer.Option(
-            help="URL of the runbooks, in which {alert} stands for an alert's name, and {panel} "
-            "for its panel in the dashboard flambeau-runbooks. Unless given, that dashboard on a "
-            "Grafana at localhost:3000.",
+            help="URL pattern of the runbooks: {alert} is the name of the alert, {panel} its panel "
+            "in the dashboard flambeau-runbooks. Unless given, that dashboard on Grafana at "
+            "localhost:3000.",
         ),
     ] = None,
     namespace: Annotated[
         str,
         typer.Option(
-            help="Limit the rules to one namespace of Kubernetes, so that one Prometheus can load "
-            "the rules of several stores.",
+            help="Kubernetes namespace to limit the rules to, so that one Prometheus can load the "
+            "rules of several stores.",
         ),
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print alert rules for Prometheus, for the objectives (slo) of each model in the store."""
+    """Print Prometheus alert rules for the service-level objectives of each model in the store."""
     from flambeau.monitoring.objectives import stored_objectives
     from flambeau.monitoring.rules import prometheus_rule, rules_file
     from flambeau.monitoring.runbooks import RUNBOOK_URL

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 jobs_app = Verbs(no_args_is_help=True, help="Submit asynchronous jobs, and fetch their results.")
 
-JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, as printed by submit.")]
 OutputFile = Annotated[
     Path | None,
     typer.Option(callback=writable_file, help="Write the outputs to this .npz file."),
@@ -45,11 +45,15 @@ def submit(
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     version: ServedVersion = "",
-    key: Annotated[str, typer.Option(help="Idempotency key: one job for each key.")] = "",
+    key: Annotated[
+        str, typer.Option(help="Idempotency key: submitting it again returns the same job.")
+    ] = "",
     timeout_s: Annotated[
         float | None, typer.Option(min=0.001, help="Deadline of the job, in seconds.")
     ] = None,
-    webhook: Annotated[str, typer.Option(help="URL to call when it has finished.")] = "",
+    webhook: Annotated[
+        str, typer.Option(help="URL that the server calls when the job is over.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Submit a job, and print its id."""
@@ -75,7 +79,7 @@ def get(
     output: OutputFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job, and its result if it is done."""
+    """Show a job, and its outputs if it is done."""
     with _clients(server, token_file) as (_, jobs):
         _show(jobs.get(job), output, as_json)
 
@@ -88,7 +92,7 @@ def wait(
     output: OutputFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until a job is over, and show it; fails unless it is done."""
+    """Wait until a job is over, and show it. Exits with 1 unless it is done."""
     with _clients(server, token_file) as (_, jobs):
         found = jobs.wait(job)
         _show(found, output, as_json)
@@ -147,10 +151,10 @@ def batch(
     token_file: TokenFile = None,
     version: ServedVersion = "",
     rows: Annotated[
-        int, typer.Option(min=1, help="Rows per job; at most, and by default, the largest batch.")
+        int, typer.Option(min=1, help="Rows per job; at most the largest batch of the model.")
     ] = 1024,
 ) -> None:
-    """Run input files through a model as jobs. Run it again after an interruption to resume."""
+    """Run input files through a model as jobs; the same command resumes an interrupted batch."""
     from flambeau.batch_files import check_folder, read_items, result_path
 
     with _clients(server, token_file) as (served_by, jobs):

@@ -34,7 +34,7 @@ Params = Annotated[
     typer.Option(
         "--param",
         metavar="KEY=KIND",
-        help="Parameter to search, in the form above; may be repeated.",
+        help="Key to search and its distribution, as above; may be repeated.",
     ),
 ]
 Trials = Annotated[
@@ -43,17 +43,20 @@ Trials = Annotated[
         min=1,
         callback=_at_most(100_000),
         metavar="N",
-        help="Number of trials in total, with those of earlier calls.",
+        help="Total number of trials, those of earlier calls included.",
     ),
 ]
 Processes = Annotated[
-    int, typer.Option(min=1, callback=_at_most(256), metavar="N", help="Trials at once.")
+    int,
+    typer.Option(
+        min=1, callback=_at_most(256), metavar="N", help="Number of trials that run in parallel."
+    ),
 ]
 MetricName = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Metric that trials are compared by, such as val/accuracy; stop.metric unless given.",
+        help="Metric to optimize, such as val/accuracy; stop.metric of the recipe unless given.",
     ),
 ]
 Overrides = Annotated[
@@ -63,26 +66,40 @@ Overrides = Annotated[
 Prune = Annotated[bool, typer.Option("--prune/--no-prune", help="Stop unpromising trials early.")]
 Timeout = Annotated[
     float | None,
-    typer.Option(min=0, metavar="S", help="Seconds; the next call resumes trials that still run."),
+    typer.Option(
+        min=0,
+        metavar="S",
+        help="Time limit of the search in seconds; the next call resumes unfinished trials.",
+    ),
 ]
 TrialTimeout = Annotated[
     float | None,
-    typer.Option(min=0, metavar="S", help="Time limit of a trial in seconds; a longer one fails."),
+    typer.Option(
+        min=0, metavar="S", help="Time limit of a trial in seconds; a trial that exceeds it fails."
+    ),
 ]
 TrialMemory = Annotated[
     float,
     typer.Option(
-        min=0.1, metavar="GIB", help="Memory limit of a trial in GiB; one that needs more fails."
+        min=0.1,
+        metavar="GIB",
+        help="Memory limit of a trial in GiB; a trial that exceeds it fails.",
     ),
 ]
 Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Publish the best trial.")]
 SweepsDir = Annotated[
     Path,
     typer.Option(
-        metavar="DIR", callback=writable_folder, help="Folder of searches, with a folder for each."
+        metavar="DIR", callback=writable_folder, help="Folder of searches, one subfolder for each."
     ),
 ]
-SignWith = Annotated[str, typer.Option(metavar="KEY", help="As for flambeau train.")]
+SignWith = Annotated[
+    str,
+    typer.Option(metavar="KEY", help="Private key that signs the version, as for flambeau train."),
+]
+Keys = Annotated[
+    str, typer.Option(metavar="DIR", help="Folder of the keys, as for flambeau train.")
+]
 
 
 def sweep(
@@ -100,9 +117,9 @@ def sweep(
     store: StoreUrl = DEFAULT_STORE,
     sweeps_dir: SweepsDir = Path("./var/sweeps"),
     sign_with: SignWith = "",
-    keys: Annotated[str, typer.Option(metavar="DIR", help="As for flambeau train.")] = "",
+    keys: Keys = "",
 ) -> None:
-    """Search for better values of a recipe, and publish the best trial.
+    """Search for hyperparameters of a recipe, and publish the best trial.
 
     Each --param names a key and its distribution: 'optim.adamw.lr=log(1e-4, 1e-1)',
     'model.args.dropout=float(0, 0.5)', 'train.epochs=int(5, 20)' or

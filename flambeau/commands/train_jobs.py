@@ -56,7 +56,7 @@ train_app.command(HERE, cls=RecipeCommand)(train)
 Server = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="gRPC address of the training service.")
 ]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="Id, from `submit`.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, as printed by submit.")]
 
 
 @train_app.command()
@@ -78,7 +78,9 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show its log until it has finished.")
     ] = False,
-    key: Annotated[str, typer.Option(help="Idempotency key: one job for each key.")] = "",
+    key: Annotated[
+        str, typer.Option(help="Idempotency key: submitting it again returns the same job.")
+    ] = "",
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     as_json: AsJson = False,

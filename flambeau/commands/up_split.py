@@ -40,8 +40,8 @@ AFTER_FAILURE_S = 0.1
 def up_split(
     store: StoreUrl = DEFAULT_STORE,
     recipe: FirstRecipe = None,
-    gateways: Annotated[int, typer.Option(min=1, max=50, help="How many.")] = 2,
-    workers: Annotated[int, typer.Option(min=1, max=50, help="How many.")] = 2,
+    gateways: Annotated[int, typer.Option(min=1, max=50, help="Number of gateways.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, max=50, help="Number of workers.")] = 2,
     load: Annotated[bool, typer.Option(help="Send an example load.")] = True,
     set_: Annotated[
         list[str] | None,

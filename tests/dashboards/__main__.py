@@ -24,7 +24,8 @@ publish: {model: tiny}
 """
 WINDOW_S = 6.0
 TRAINING_TIMEOUT_S = 180.0
-BROKEN_RECIPE = RECIPE.replace("training.networks:SmallCnn", "training.networks:NoSuchNetwork")
+BROKEN_RECIPE = RECIPE.replace("width: 4", "width: -4")
+"""Accepted by the service, and impossible to train."""
 
 
 def main() -> int:

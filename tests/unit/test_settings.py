@@ -72,8 +72,8 @@ def test_the_options_of_serve_show_the_defaults_of_the_settings() -> None:
     fields = ServerConfig.model_fields
     shown = {
         parameter.name: parameter.show_default
-        for parameter in get_command(app).commands["serve"].params
-    }  # type: ignore[attr-defined]
+        for parameter in vars(get_command(app))["commands"]["serve"].params
+    }
     names = ("store", "host", "http_port", "grpc_port", "metrics_port")
     assert {name: shown[name] for name in names} == {
         name: str(fields[name].default) for name in names

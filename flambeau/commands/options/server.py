@@ -14,6 +14,6 @@ Inputs = Annotated[
     typer.Option(
         "--input",
         metavar="NAME=VALUE",
-        help="An input: FILE.npy, FILE.json or JSON itself. Once for each input.",
+        help="Value of an input: FILE.npy, FILE.json or JSON; repeat it for each input.",
     ),
 ]

@@ -385,4 +385,4 @@ def test_a_grant_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     done = CliRunner().invoke(app, ["access", "add", "ci", "--grant", "foo", "--file", str(file)])
     assert (done.exit_code, done.stdout, file.exists()) == (2, "", False)
-    assert "error: 'grants" in done.stderr
+    assert "error: 'foo' does not begin with a scope" in done.stderr

@@ -11,7 +11,11 @@ from flambeau.cli import app
 from services.inference.config import InferenceConfig, InferenceSettings
 from services.inference.server import serve
 from services.inference.start_checks import check_machine
-from services.settings import ConfigError
+from services.settings import ConfigError, checked
+
+
+def settings(**given: str) -> InferenceSettings:
+    return checked(InferenceSettings, given)
 
 
 @pytest.fixture
@@ -20,25 +24,25 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_this_machine_has_is_accepted(tmp_path: Path) -> None:
-    check_machine(InferenceSettings())
-    check_machine(InferenceSettings(trusted_keys=str(tmp_path)))
+    check_machine(settings())
+    check_machine(settings(trusted_keys=str(tmp_path)))
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_gpu_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"device cuda:0 was asked for, .* serve on device cpu$"):
-        check_machine(InferenceSettings(device="cuda"))
+        check_machine(settings(device="cuda"))
 
 
 def test_a_gpu_without_torch_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "services.inference.backends.gpu.cuda_device", None)
     with pytest.raises(ConfigError, match=r"device cuda:1 needs torch, .*pip install"):
-        check_machine(InferenceSettings(device="cuda:1"))
+        check_machine(settings(device="cuda:1"))
 
 
 def test_a_folder_of_keys_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trusted_keys is .*/none, which is not a folder; give"):
-        check_machine(InferenceSettings(trusted_keys=str(tmp_path / "none")))
+        check_machine(settings(trusted_keys=str(tmp_path / "none")))
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -52,6 +56,7 @@ def test_a_server_does_not_start(tmp_path: Path, command: str) -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_worker_does_not_start(tmp_path: Path) -> None:
-    config = InferenceConfig(store=str(tmp_path), queue="redis://127.0.0.1:1", device="cuda")
+    given = {"store": str(tmp_path), "queue": "redis://127.0.0.1:1", "device": "cuda"}
+    config = checked(InferenceConfig, given)
     with pytest.raises(ConfigError, match="finds no CUDA GPU here"):
         serve(config)
