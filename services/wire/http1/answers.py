@@ -6,7 +6,8 @@ the event loop in one write.
 Rules:
 - a response waits for those before it; one in pieces (`response_stream.py`) is written piece by
   piece once its turn has come, and not while the peer does not read;
-- after the last response the connection closes, but not before its output is sent.
+- after the last response the connection closes, but not before its output is sent;
+- nothing is written to a transport that closes: its peer has gone, or will read no more.
 """
 
 import abc
@@ -77,12 +78,13 @@ class AnsweringConnection(ChargedConnection):
         self._write(out)
 
     def _write(self, parts: list[bytes | memoryview]) -> None:
-        if self._write_paused and self._is_over_share():
+        transport = self._transport
+        if transport.is_closing() or (self._write_paused and self._is_over_share()):
             return
         if len(parts) == 1:
-            self._transport.write(parts[0])
+            transport.write(parts[0])
         else:
-            self._transport.writelines(parts)
+            transport.writelines(parts)
         if self._write_paused:
             self.settle_unsent()
         if not self._waiting:
@@ -120,7 +122,8 @@ class AnsweringConnection(ChargedConnection):
         """Returns True if it is an exchange's turn to be answered, and the peer reads."""
         waiting = self._waiting
         is_first = bool(waiting) and waiting[0] is exchange
-        return is_first and not self._write_paused and not self._closing
+        gone = self._closing or self._transport.is_closing()
+        return is_first and not self._write_paused and not gone
 
     def write_piece(self, piece: bytes) -> None:
         """Writes a piece of the response whose turn it is."""

@@ -7,7 +7,9 @@ Rules:
 - the work of a connection in one turn of the event loop is limited (`loop_turns.py`);
 - a refusal that leaves input unread ends the connection, but not before the peer had a chance to
   read it: closing at once would reset the connection before the response is read;
-- a peer that disconnects abandons its requests.
+- a peer that disconnects abandons its requests, and nothing more is written to it. One that only
+  ends its own direction counts as disconnected: `close` sends the same, and no client of HTTP
+  half-closes a connection whose answer it wants.
 
 A request allocates only its exchange: no task, no future, no timer. A head whose bytes have been
 seen before is not parsed again (`HttpPort.heads`): callers repeat heads.
@@ -164,6 +166,7 @@ class HttpConnection(AnsweringConnection):
         if self._incoming is not None:
             abandoned.append(self._incoming)
         self._ended = self._closing = True
+        self._out.clear()
         self._forget_input()
         self._forget_held()
         for exchange in self._waiting:
@@ -214,7 +217,7 @@ class HttpConnection(AnsweringConnection):
         Args:
             work_us: allowed now; 0 for as much as the turn has left.
         """
-        if self._advancing or self._waits_turn:
+        if self._advancing or self._waits_turn or self._transport.is_closing():
             return
         turns = self.port.turns
         if self._turn != turns.number:

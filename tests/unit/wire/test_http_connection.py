@@ -311,6 +311,37 @@ def test_caller_that_hangs_up_abandons_what_it_asked_for() -> None:
     on_loop(test)
 
 
+def test_nothing_is_written_once_the_connection_is_lost() -> None:
+    async def test() -> None:
+        faults: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        route = echo_route()
+        w = wire(route)
+        w.send(HELD * 2 + request() * 30)  # more than one turn takes: it waits for the next
+        route.held[0].release()  # written at the end of this turn
+        w.lose()
+        await settle()
+        assert (faults, w.output) == ([], b"")
+        assert not w.connection.port.budget.held_bytes
+
+    on_loop(test)
+
+
+def test_nothing_is_written_to_a_transport_that_closes() -> None:
+    async def test() -> None:
+        route = echo_route()
+        w = wire(route)
+        w.send(HELD * 2)
+        w.close()  # as after an error of a write: the loss is reported in a later turn
+        for exchange in route.held:
+            exchange.release()
+        assert w.write_calls == 0
+        await settle()
+        assert w.lost
+
+    on_loop(test)
+
+
 # Refusals.
 
 

@@ -7,12 +7,13 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from services.telemetry.metrics import Metrics
 from services.wire.http1.connection import HttpConnection
@@ -198,6 +199,22 @@ def test_peer_that_hangs_up() -> None:
             held.release()
 
     on_loop(test)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_peer_that_ends_its_direction_has_left(run: Callable[[Any], None]) -> None:
+    async def test() -> None:
+        async with running() as server:
+            reader, writer = await server.connect()
+            writer.write(request() + request("/held"))
+            await server.next_event()
+            writer.write_eof()
+            await server.next_event()
+            assert server.route.abandoned == server.route.held
+            server.route.held[0].release()
+            assert len(await everything(reader, writer)) == 1, "the one before it"
+
+    run(test())
 
 
 def test_peer_that_does_not_read_is_not_read_from_and_given_up() -> None:
