@@ -46,6 +46,7 @@ MAX_EMPTY_BYTES = 256
 HEAD_US = 20
 HEAD_SHIFT = 8
 """Parsing a head takes this long, and a microsecond for each 256 bytes."""
+_NO_REQUEST: tuple[bytes, Head, Opener, int] = (b"", NO_HEAD, Exchange, -1)
 _LINE_END = b"\r\n"
 _EMPTY_LINES = re.compile(rb"[\r\n]+")
 
@@ -66,7 +67,7 @@ class HttpConnection(AnsweringConnection):
         self._position = 0
         self._advancing = False
         # The last request that came in one piece: its head, what opens its exchange, its length.
-        self._last: tuple[bytes, Head, Opener, int] = (b"", NO_HEAD, Exchange, -1)
+        self._last = _NO_REQUEST
         # The beginning of a head that has not ended.
         self._partial = bytearray()
         self._probe: HeadProbe | None = None
@@ -165,6 +166,7 @@ class HttpConnection(AnsweringConnection):
         abandoned = [exchange for exchange in self._waiting if exchange.response is None]
         if self._incoming is not None:
             abandoned.append(self._incoming)
+            self._waiting.append(self._incoming)
         self._ended = self._closing = True
         self._out.clear()
         self._forget_input()
@@ -274,19 +276,23 @@ class HttpConnection(AnsweringConnection):
             self._begin_partial(data[position:])
             return False
         lines = data[position:end]
-        known = port.heads.get(lines)
+        known, own_bytes = port.heads.get(lines), 0
         if known is None:
             self._worked_us += HEAD_US + (len(lines) >> HEAD_SHIFT)
             known = port.learn(lines)
+            own_bytes = known[0].memory_bytes
         head, open_exchange = known
         size = head.body_bytes
-        if size is None or size > len(data) - end:
-            if head.expects_continue and self._waiting:
-                return False  # an interim answer may not overtake the answers before it
-            self._position = end
-            self._begin_body(open_exchange(self, head))
-            return True
+        is_whole = size is not None and size <= len(data) - end
+        if head.expects_continue and self._waiting and not is_whole:
+            return False  # an interim answer may not overtake the answers before it
         exchange = open_exchange(self, head)
+        exchange.held_bytes = own_bytes
+        self._budget.held_bytes += own_bytes
+        if size is None or not is_whole:
+            self._position = end
+            self._begin_body(exchange)
+            return True
         self._position = position = end + size
         if size > port.limits.max_request_bytes:
             self._incoming = exchange
@@ -339,8 +345,8 @@ class HttpConnection(AnsweringConnection):
         if exchange.last:
             self._ended = True
         budget = self._budget
-        size = exchange.held_bytes = len(body)
-        budget.held_bytes += size
+        exchange.held_bytes += len(body)
+        budget.held_bytes += len(body)
         if budget.held_bytes > budget.small_limit_bytes and self._refused_full(exchange):
             return
         if exchange.head.encoding:
@@ -424,6 +430,8 @@ class HttpConnection(AnsweringConnection):
         """Enforces timeouts; called by the port's timer."""
         now, limits = self.port.now, self.port.limits
         self._sweep_left()
+        if self._last[0] not in self.port.heads:
+            self._last = _NO_REQUEST
         if self._closing or self._write_paused:
             self.sweep_unsent(now, limits.receive_timeout_s)
         elif self._incoming is not None or self._partial:

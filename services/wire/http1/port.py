@@ -14,7 +14,10 @@ from services.wire.loop_turns import LoopTurns
 from services.wire.open_port import OpenConnection, OpenPort, PortLimits, PortMetrics
 
 MAX_KNOWN_HEADS = 1024
-MAX_KNOWN_HEAD_BYTES = 4096
+MAX_KNOWN_BYTES = 8 * 2**20
+"""Memory of all known heads: 1024 heads of 1 KiB with 36 headers each."""
+MAX_KNOWN_HEAD_BYTES = 16 * 1024
+"""Memory of one known head (`Head.memory_bytes`): 4 KiB with 50 headers."""
 _NEW_EACH_TIME = (b"x-request-id", b"traceparent")
 """Headers that differ from request to request: such heads are not cached."""
 
@@ -32,7 +35,7 @@ class HttpPort(OpenPort):
 
     Attributes:
         heads: known heads by their bytes, with the opener of their exchange; none of them announces
-            a body over the limit.
+            a body over the limit. Their number and their memory are limited.
         date: the Date header, with its CRLF; renewed with the clock.
     """
 
@@ -47,6 +50,7 @@ class HttpPort(OpenPort):
     ) -> None:
         super().__init__(limits, metrics, budget, turns, compression)
         self.heads: dict[bytes, tuple[Head, Opener]] = {}
+        self._known_bytes = 0
         self.date = b""
         self._router = router
 
@@ -92,12 +96,14 @@ class HttpPort(OpenPort):
         head = parse_head(data)
         known = head, self._router(head)
         if (
-            len(data) <= MAX_KNOWN_HEAD_BYTES
+            head.memory_bytes <= MAX_KNOWN_HEAD_BYTES
             and (head.body_bytes or 0) <= self.limits.max_request_bytes
             and not any(name in head.by_name for name in _NEW_EACH_TIME)
         ):
-            if len(self.heads) >= MAX_KNOWN_HEADS:
-                del self.heads[next(iter(self.heads))]
+            self._known_bytes += head.memory_bytes
+            while len(self.heads) >= MAX_KNOWN_HEADS or self._known_bytes > MAX_KNOWN_BYTES:
+                oldest, _ = self.heads.pop(next(iter(self.heads)))
+                self._known_bytes -= oldest.memory_bytes
             self.heads[data] = known
         return known
 

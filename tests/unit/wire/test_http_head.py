@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -175,6 +176,28 @@ def test_probe_refuses_no_head_that_parses(tail: bytes, cuts: list[int]) -> None
     edges = [0, *sorted(cuts), len(whole) - 4]
     for start, end in itertools.pairwise(edges):
         probe.feed(whole[start : min(end, len(whole) - 4)])
+
+
+def test_probe_keeps_nothing_of_a_head() -> None:
+    lines = head("GET / HTTP/1.1", "host: x", *(f"x-{number}: {'y' * 200}" for number in range(250)))
+    probe = HeadProbe()
+    tracemalloc.start()
+    probe.feed(lines[:-4])
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 2000
+
+
+@pytest.mark.parametrize("count", [0, 20, 250])
+@pytest.mark.parametrize("value_bytes", [1, 200])
+def test_memory_of_a_head_is_not_underestimated(count: int, value_bytes: int) -> None:
+    fields = [f"x-{number}: {'y' * value_bytes}" for number in range(count)]
+    lines = head("GET /a?b HTTP/1.1", "host: x", *fields)
+    tracemalloc.start()
+    parsed = [parse_head(lines) for _ in range(50)]
+    taken_bytes = tracemalloc.get_traced_memory()[0] / len(parsed)
+    tracemalloc.stop()
+    assert taken_bytes < parsed[0].memory_bytes < 3 * taken_bytes
 
 
 def test_probe_refuses_early() -> None:
