@@ -26,9 +26,10 @@ def main() -> int:
     if given.list or not attacks:
         print("\n".join(attack.name for attack in attacks) or f"no attack has {given.only!r}")
         return 0 if attacks else 2
-    budget = budget_bytes()
+    budget = budget_bytes("open")
     print(f"seed {given.seed}, budget {budget / MIB:.0f} MiB\n{HEAD}", flush=True)
     rows: list[Row] = []
+    complaints: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in VICTIMS:
             chosen = [attack for attack in attacks if attack.victim == name]
@@ -36,8 +37,9 @@ def main() -> int:
                 name, Path(folder), given.seed, given.seconds,
                 lambda row: print(row.line(), flush=True),
             )  # fmt: skip
-            rows += campaign.run(chosen)
-    complaints = [words for row in rows for words in row.complaints(budget)]
+            found = campaign.run(chosen)
+            rows += found
+            complaints += [words for row in found for words in row.complaints(budget_bytes(name))]
     for words in complaints:
         print(f"BROKEN {words}")
     if complaints:

@@ -14,13 +14,14 @@ from random import Random
 from typing import Literal, get_args
 
 from tests.fixtures.servers import ServerProcess
+from tests.fixtures.trainer_processes import TrainerProcess
 
 ANSWER_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 1.0
 MAX_HEAD_BYTES = 1024 * 1024
 
 Run = Callable[["Target", Random], Awaitable[None]]
-VictimName = Literal["open", "keyed", "tls", "split"]
+VictimName = Literal["open", "keyed", "tls", "split", "trainer"]
 VICTIMS: tuple[VictimName, ...] = get_args(VictimName)
 
 
@@ -32,8 +33,8 @@ class Attack:
         name: name of the row; unique.
         run: coroutine function of one round.
         victim: target server: `open` without authentication; `keyed`, which requires credentials;
-            one that speaks `tls`; or one that is `split` into a gateway and a worker with Redis
-            between them.
+            one that speaks `tls`; one that is `split` into a gateway and a worker with Redis
+            between them; or the training service, without authentication, as `trainer`.
     """
 
     name: str
@@ -95,7 +96,7 @@ class Target:
         wrong_answers: wrong responses that the attack reported.
     """
 
-    server: ServerProcess
+    server: ServerProcess | TrainerProcess
     store: Path
     key: str
     ends_at: float

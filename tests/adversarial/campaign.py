@@ -57,8 +57,9 @@ class Campaign:
             family = left[0].family
             with running_victim(self._name, self._store, self._folder) as victim:
                 server = victim.server
+                grpc_port = 0 if self._name == "trainer" else server.grpc_port
                 with neighbour(
-                    server.http_port, server.grpc_port, victim.key, victim.certificate
+                    server.http_port, grpc_port, victim.key, victim.certificate
                 ) as beside:
                     while left and left[0].family == family and not victim.has_ended:
                         rows.append(self._judge(left.pop(0), victim, beside))

@@ -1,7 +1,8 @@
 """The healthy client beside an attack, in a process of its own.
 
 Run as `python -m tests.adversarial.neighbour HTTP_PORT GRPC_PORT KEY CERTIFICATE`, the last one
-for a server that speaks TLS, else empty. Four threads send requests in a loop: an inference over
+for a server that speaks TLS, else empty; a GRPC_PORT of 0 means the training service, which is
+asked for its jobs over REST. Otherwise four threads send requests in a loop: an inference over
 REST, one over gRPC, liveness on a new connection, and `control`, an echo process that does nothing
 else. A wait for `control` is caused by the machine, so it is subtracted from the waits for the
 server at the same moment.
@@ -171,17 +172,17 @@ def over_grpc(port: int, key: str, certificate: str) -> Callable[[], None]:
     return ask
 
 
-def liveness(port: int, certificate: str) -> Callable[[], None]:
-    """Opens a new connection each time, as a kubelet does."""
+def fetching(port: int, path: str, certificate: str = "") -> Callable[[], None]:
+    """Opens a new connection each time, as a kubelet does that asks whether the server lives."""
 
     def ask() -> None:
         connection = http_connection(port, certificate)
         try:
-            connection.request("GET", "/v2/health/live")
+            connection.request("GET", path)
             with connection.getresponse() as answer:
                 answer.read()
             if answer.status != 200:
-                raise http.client.HTTPException(f"liveness: {answer.status}")
+                raise http.client.HTTPException(f"{path}: {answer.status}")
         finally:
             connection.close()
 
@@ -237,12 +238,15 @@ def main() -> None:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", __spec__.name, "control", str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]), theirs, ours:
-        streams = {
-            "REST": Stream("REST", PAUSE_S, over_rest(http_port, key, certificate)),
-            "gRPC": Stream("gRPC", PAUSE_S, over_grpc(grpc_port, key, certificate)),
-            "liveness": Stream("liveness", PROBE_PAUSE_S, liveness(http_port, certificate)),
-            "control": Stream("control", PAUSE_S, control(ours)),
-        }
+        streams = {"control": Stream("control", PAUSE_S, control(ours))}
+        if grpc_port:
+            streams["REST"] = Stream("REST", PAUSE_S, over_rest(http_port, key, certificate))
+            streams["gRPC"] = Stream("gRPC", PAUSE_S, over_grpc(grpc_port, key, certificate))
+            live = fetching(http_port, "/v2/health/live", certificate)
+        else:
+            streams["REST"] = Stream("REST", PAUSE_S, fetching(http_port, "/v1/jobs?limit=1"))
+            live = fetching(http_port, "/v1/health/live")
+        streams["liveness"] = Stream("liveness", PROBE_PAUSE_S, live)
         for line in sys.stdin:
             if line == "begin\n":
                 for stream in streams.values():

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from flambeau.commands.access import access_app
 from services.settings import checked
 from services.standalone.config import ServerConfig
+from services.trainer.edges.rest_port import LEAST_BUFFERED_BYTES
 from tests.adversarial.attack import VictimName
 from tests.adversarial.text_model import publish_texts
 from tests.fixtures import onnx_models
@@ -16,6 +17,7 @@ from tests.fixtures.certificates import Authority
 from tests.fixtures.peak_memory import forget_peak, major_faults, peak_bytes
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import SplitServer, running_split
+from tests.fixtures.trainer_processes import TrainerProcess, running_trainer
 
 MIB = 2**20
 TYPED = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "FP64")
@@ -25,10 +27,13 @@ TYPED = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64
 class Victim:
     """A running server, with its store, a credential for it, and a certificate to verify it."""
 
-    def __init__(self, server: ServerProcess, store: Path, key: str, certificate: str) -> None:
+    def __init__(
+        self, server: ServerProcess | TrainerProcess, store: Path, key: str, certificate: str
+    ) -> None:
         self.server, self.store, self.key, self.certificate = server, store, key, certificate
         worker = server.worker if isinstance(server, SplitServer) else None
-        self._parts = [server] if worker is None else [server, worker]
+        self._parts: list[ServerProcess | TrainerProcess] = [server]
+        self._parts += [] if worker is None else [worker]
         self._first = self._peaks()
 
     @property
@@ -58,12 +63,14 @@ class Victim:
     def expect_its_end(self) -> None:
         """Makes the runner accept any exit code."""
         for part in self._parts:
-            if part.process.poll() is not None:
+            if part.process.poll() is not None and isinstance(part, ServerProcess):
                 part.expected_code = part.process.wait(0)
 
 
-def budget_bytes() -> int:
-    """Returns the default limit of the bytes that the server holds for clients."""
+def budget_bytes(name: VictimName) -> int:
+    """Returns the default limit of the bytes that a kind of server holds for clients."""
+    if name == "trainer":
+        return LEAST_BUFFERED_BYTES
     return checked(ServerConfig, {"store": "."}).buffer_limit_bytes
 
 
@@ -99,7 +106,11 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
         pair, certificate = authority.issue("victim"), str(authority.file)
         settings["tls_certificate_file"] = str(pair.certificate)
         settings["tls_key_file"] = str(pair.key)
-    running = running_split(store) if name == "split" else running_server(store, **settings)
+    running: contextlib.AbstractContextManager[ServerProcess | TrainerProcess]
+    if name == "trainer":
+        running = running_trainer(folder, "--no-worker", f"--jobs={folder / 'jobs.sqlite'}")
+    else:
+        running = running_split(store) if name == "split" else running_server(store, **settings)
     with running as server:
         victim = Victim(server, store, key, certificate)
         yield victim

@@ -35,6 +35,7 @@ from services.wire.loop_turns import (
     WORK_A_TURN_US,
     WORK_AT_ONCE_US,
 )
+from services.wire.peer_state import has_left
 
 SPARE_CONNECTIONS = 64
 """Connections beyond the limit that still get an error response; further ones are dropped."""
@@ -430,6 +431,9 @@ class HttpConnection(AnsweringConnection):
         """Enforces timeouts; called by the port's timer."""
         now, limits = self.port.now, self.port.limits
         self._sweep_left()
+        if self._read_paused and has_left(self._transport):
+            self.abort()  # no read would say so
+            return
         if self._last[0] not in self.port.heads:
             self._last = _NO_REQUEST
         if self._closing or self._write_paused:

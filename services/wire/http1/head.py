@@ -110,7 +110,7 @@ class _Collector:
 
 
 class HeadProbe:
-    """Validates a head while it arrives, so that non-HTTP input is refused early. Keeps none of it."""
+    """Validates a head while it arrives, and keeps none of it: refuses other input early."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(object())

@@ -80,9 +80,9 @@ class FakeTransport:
     # What a connection uses of its transport.
 
     def get_extra_info(self, name: str) -> Any:
-        """Returns the peer's address."""
-        assert name == "peername"
-        return ("127.0.0.1", 50_000)
+        """Returns the peer's address; there is no socket."""
+        assert name in ("peername", "socket")
+        return ("127.0.0.1", 50_000) if name == "peername" else None
 
     def write(self, data: bytes) -> None:
         """Keeps it."""

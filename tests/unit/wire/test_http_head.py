@@ -179,7 +179,9 @@ def test_probe_refuses_no_head_that_parses(tail: bytes, cuts: list[int]) -> None
 
 
 def test_probe_keeps_nothing_of_a_head() -> None:
-    lines = head("GET / HTTP/1.1", "host: x", *(f"x-{number}: {'y' * 200}" for number in range(250)))
+    lines = head(
+        "GET / HTTP/1.1", "host: x", *(f"x-{number}: {'y' * 200}" for number in range(250))
+    )
     probe = HeadProbe()
     tracemalloc.start()
     probe.feed(lines[:-4])

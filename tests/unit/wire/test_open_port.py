@@ -201,6 +201,26 @@ def test_peer_that_hangs_up() -> None:
     on_loop(test)
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells a peer's state")
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("resets", [False, True])
+def test_peer_that_leaves_while_it_is_not_read(run: Callable[[Any], None], resets: bool) -> None:
+    async def test() -> None:
+        async with running(keep_alive_timeout_s=0.2) as server:  # what sets the time of a sweep
+            server.route.is_alone = True
+            _, writer = await server.connect()
+            writer.write(request("/held") * 2)
+            await server.next_event()
+            if resets:
+                writer.transport.abort()
+            writer.close()
+            await server.next_event()
+            assert server.route.abandoned == server.route.held
+            assert not server.connections
+
+    run(test())
+
+
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_peer_that_ends_its_direction_has_left(run: Callable[[Any], None]) -> None:
     async def test() -> None:
