@@ -5,7 +5,6 @@ command line's error messages, so that no job is queued that could never run.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import re
 import secrets
@@ -28,6 +27,7 @@ from services.errors import (
 )
 from services.trainer.code_bundle import BundleLimits, unpack
 from services.trainer.config import TrainerConfig
+from services.trainer.followed_jobs import EVENTS_AT_ONCE, FollowedJobs
 from services.trainer.recipe_code import foreign_targets
 from services.trainer.records import STATES, JobEvent, State, TrainingJob
 from services.trainer.stores import transitions
@@ -39,7 +39,6 @@ from training.recipe.recipe import Recipe
 CHECKS_AT_ONCE = 2
 """Threads that read recipes or unpack bundles. Each holds the GIL for 5 ms at a time, so that ten
 of them would delay the event loop by 50 ms whenever it needs the GIL."""
-EVENTS_AT_ONCE = 32
 LISTED_AT_MOST = 1000
 MAX_OVERRIDES = 200
 P = ParamSpec("P")
@@ -82,6 +81,7 @@ class TrainingJobService:
             max_unpacked_bytes=config.max_unpacked_bytes,
             max_files=config.max_bundle_files,
         )
+        self._followed = FollowedJobs(store)
         self._stopping = asyncio.Event()
         self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
 
@@ -93,7 +93,7 @@ class TrainingJobService:
     def stop(self) -> None:
         """Stops accepting jobs, and ends the streams that follow jobs."""
         self._stopping.set()
-        self._store.bell.ring_all()
+        self._followed.end()
 
     async def submit(self, wanted: Submission, principal: Principal) -> TrainingJob:
         """Queues a job.
@@ -205,19 +205,14 @@ class TrainingJobService:
             UnknownJobError: there is no such job.
         """
         await self.find(job_id, principal)
-        with self._store.bell.heard(job_id) as rung:
-            while True:
-                rung.clear()
-                # Read before the events, so that none is missed that occurs in between.
-                last = not follow or self.stopping or (await self.find(job_id, principal)).is_over
-                while events := await self._store.events(job_id, after, EVENTS_AT_ONCE):
-                    after = events[-1].seq
+        if follow and not self.stopping:
+            with self._followed.following(job_id) as followed:
+                async for events in followed.pages(after):
                     yield events
-                if last:
-                    return
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._store.look_every_s):
-                        await rung.wait()
+            return
+        while events := await self._store.events(job_id, after, EVENTS_AT_ONCE):
+            after = events[-1].seq
+            yield events
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Runs slow work in one of a few threads."""
