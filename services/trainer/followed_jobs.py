@@ -4,6 +4,7 @@ In: the position of a client in a job's events. Out: pages of the events behind 
 
 Rules:
 - a client that is behind reads the store itself, page by page, as fast as it takes them;
+- few pages are read at once: what was read is encoded and written in one turn of the event loop;
 - clients that have all events wait for the poll of their job, which reads new ones once for all;
 - the poll reads the state of the job before its events, so that none is missed at the end.
 """
@@ -11,14 +12,19 @@ Rules:
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from services.errors import ServingError
 from services.trainer.records import JobEvent
 from services.trainer.stores.job_store import JobStore
 
 EVENTS_AT_ONCE = 32
-"""Events of a page: a page of long lines is encoded within a millisecond."""
+"""Events of a page: one of lines of 1 KB is read, encoded and written within a millisecond."""
+PAGES_AT_ONCE = 8
+"""Pages that are read at once, and so come to the event loop in one of its turns. With 200, one for
+each client that reads a long job, a turn took 300 ms."""
+
+ReadPage = Callable[[str, int], Awaitable[list[JobEvent]]]
 
 
 class FollowedJob:
@@ -27,10 +33,11 @@ class FollowedJob:
     Args:
         store: store of the job.
         job_id: id of the job.
+        read: function that reads a page of its events.
     """
 
-    def __init__(self, store: JobStore, job_id: str) -> None:
-        self._store, self._job_id = store, job_id
+    def __init__(self, store: JobStore, job_id: str, read: ReadPage) -> None:
+        self._store, self._job_id, self._read = store, job_id, read
         self.followers = 0
         self.is_over = False
         self._error: ServingError | None = None
@@ -64,7 +71,7 @@ class FollowedJob:
     async def _behind(self, after: int) -> list[JobEvent]:
         if after >= self._page_after:
             return [event for event in self._page if event.seq > after]
-        return await self._store.events(self._job_id, after, EVENTS_AT_ONCE)
+        return await self._read(self._job_id, after)
 
     async def _watch(self) -> None:
         """Polls the store until the job is over."""
@@ -73,7 +80,7 @@ class FollowedJob:
                 while True:
                     rung.clear()
                     job, after = await self._store.find(self._job_id), self._last
-                    events = await self._store.events(self._job_id, after, EVENTS_AT_ONCE)
+                    events = await self._read(self._job_id, after)
                     if events:
                         self._page, self._page_after, self._last = events, after, events[-1].seq
                         self._wake()
@@ -113,13 +120,23 @@ class FollowedJobs:
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._jobs: dict[str, FollowedJob] = {}
+        self._reads = asyncio.Semaphore(PAGES_AT_ONCE)
+
+    async def page(self, job_id: str, after: int) -> list[JobEvent]:
+        """Returns the next events of a job behind a position; none if there are no more.
+
+        Raises:
+            QueueUnavailableError: the store is unavailable.
+        """
+        async with self._reads:
+            return await self._store.events(job_id, after, EVENTS_AT_ONCE)
 
     @contextlib.contextmanager
     def following(self, job_id: str) -> Iterator[FollowedJob]:
         """Yields a job, which is polled while anybody follows it."""
         job = self._jobs.get(job_id)
         if job is None or job.is_over:  # one that was over may have been resumed
-            job = self._jobs[job_id] = FollowedJob(self._store, job_id)
+            job = self._jobs[job_id] = FollowedJob(self._store, job_id, self.page)
         job.followers += 1
         try:
             yield job

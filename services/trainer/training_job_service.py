@@ -27,7 +27,7 @@ from services.errors import (
 )
 from services.trainer.code_bundle import BundleLimits, unpack
 from services.trainer.config import TrainerConfig
-from services.trainer.followed_jobs import EVENTS_AT_ONCE, FollowedJobs
+from services.trainer.followed_jobs import FollowedJobs
 from services.trainer.recipe_code import foreign_targets
 from services.trainer.records import STATES, JobEvent, State, TrainingJob
 from services.trainer.stores import transitions
@@ -210,7 +210,7 @@ class TrainingJobService:
                 async for events in followed.pages(after):
                     yield events
             return
-        while events := await self._store.events(job_id, after, EVENTS_AT_ONCE):
+        while events := await self._followed.page(job_id, after):
             after = events[-1].seq
             yield events
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import QueueUnavailableError
-from services.trainer.followed_jobs import EVENTS_AT_ONCE, FollowedJobs
+from services.trainer.followed_jobs import EVENTS_AT_ONCE, PAGES_AT_ONCE, FollowedJobs
 from services.trainer.records import JobEvent, TrainingJob
 from services.trainer.stores import transitions
 from services.trainer.stores.sqlite_store import SqliteJobStore
@@ -21,7 +21,7 @@ class CountingStore(SqliteJobStore):
     """Counts reads, and fails them on demand."""
 
     look_every_s = 0.01
-    reads = 0
+    reads = at_once = most_at_once = 0
     fails = False
 
     async def find(self, job_id: str) -> TrainingJob:
@@ -34,7 +34,12 @@ class CountingStore(SqliteJobStore):
     async def events(self, job_id: str, after: int, limit: int) -> list[JobEvent]:
         """Counts."""
         self.reads += 1
-        return await super().events(job_id, after, limit)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            return await super().events(job_id, after, limit)
+        finally:
+            self.at_once -= 1
 
 
 @pytest.fixture
@@ -113,6 +118,17 @@ async def test_every_follower_has_every_event_once(store: CountingStore) -> None
     for number, one in enumerate(followers[1:]):
         after = number // 2 if number % 2 else 0
         assert one.seen == list(range(after + 1, last + 1))
+
+
+async def test_few_pages_come_to_the_loop_at_once(store: CountingStore) -> None:
+    await happens(store, 10 * EVENTS_AT_ONCE)
+    jobs = FollowedJobs(store)
+    followers = [Follower(jobs) for _ in range(3 * PAGES_AT_ONCE)]
+    last = await newest(store)
+    await until(lambda: all(one.seen[-1:] == [last] for one in followers))
+    assert store.most_at_once == PAGES_AT_ONCE
+    jobs.end()
+    await asyncio.wait_for(asyncio.gather(*(one.task for one in followers)), 10)
 
 
 async def test_resumed_job_is_followed_anew(store: CountingStore) -> None:
