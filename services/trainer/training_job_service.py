@@ -193,7 +193,7 @@ class TrainingJobService:
     async def watch(
         self, job_id: str, after: int, follow: bool, principal: Principal
     ) -> AsyncIterator[list[JobEvent]]:
-        """Yields the events of a job, as they occur.
+        """Returns the events of a job, in pages, as they occur.
 
         Args:
             job_id: id of the job.
@@ -205,6 +205,9 @@ class TrainingJobService:
             UnknownJobError: there is no such job.
         """
         await self.find(job_id, principal)
+        return self._pages(job_id, after, follow)
+
+    async def _pages(self, job_id: str, after: int, follow: bool) -> AsyncIterator[list[JobEvent]]:
         if follow and not self.stopping:
             with self._followed.following(job_id) as followed:
                 async for events in followed.pages(after):

@@ -105,7 +105,8 @@ class TrainingCalls:
         try:
             principal = self._principal(context)
             asked = read_message(pb.WatchTrainingRequest, data)
-            async for events in self._service.watch(asked.id, asked.after, asked.follow, principal):
+            pages = await self._service.watch(asked.id, asked.after, asked.follow, principal)
+            async for events in pages:
                 for event in events:
                     yield event_message(event)
         except ServingError as error:

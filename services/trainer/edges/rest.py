@@ -172,13 +172,12 @@ class TrainingRoutes:
 
     async def _events(self, request: Request) -> Response:
         job_id, principal = request.path_params["id"], self._principal(request)
-        await self._service.find(job_id, principal)  # a started stream cannot return an error
         as_stream = EVENT_STREAM in request.headers.get("accept", "")
         after = _number(request, "after")
         if given := request.headers.get("last-event-id", ""):  # a browser that reconnects
             after = int(given) if given.isdecimal() and len(given) <= MAX_NUMBER_DIGITS else after
         follow = request.query_params.get("follow", "false").lower() in ("true", "1", "yes")
-        batches = self._service.watch(job_id, after, follow, principal)
+        batches = await self._service.watch(job_id, after, follow, principal)
         return StreamingResponse(
             _written(batches, as_stream),
             media_type=EVENT_STREAM if as_stream else JSON_LINES,

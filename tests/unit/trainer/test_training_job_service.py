@@ -156,7 +156,7 @@ async def test_what_a_caller_may_not_train_is_not_there(place: Place, tmp_path: 
         place.service.find(found.id, bob),
         place.service.cancel(found.id, bob),
         place.service.resume(found.id, bob),
-        anext(place.service.watch(found.id, 0, False, bob)),
+        place.service.watch(found.id, 0, False, bob),
     ):
         with pytest.raises(UnknownJobError):
             await call
@@ -251,12 +251,12 @@ async def test_a_watch_ends_with_the_job_or_the_service(place: Place) -> None:
     async def watched() -> list[int]:
         return [
             x.seq
-            async for batch in place.service.watch(found.id, 0, True, place.principal)
+            async for batch in await place.service.watch(found.id, 0, True, place.principal)
             for x in batch
         ]
 
     assert [
-        len(batch) async for batch in place.service.watch(found.id, 0, False, place.principal)
+        len(batch) async for batch in await place.service.watch(found.id, 0, False, place.principal)
     ] == [1]
     watching = asyncio.create_task(watched())
     await place.service.cancel(found.id, place.principal)
