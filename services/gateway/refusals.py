@@ -10,12 +10,7 @@ UNSUPPORTED_PARAMETERS = frozenset(
     {"shared_memory_region", "classification", "sequence_id", "sequence_start", "sequence_end"}
 )
 """Parameters that would change the meaning of the response and must not be ignored."""
-_NO_SEQUENCE: dict[str, tuple[object, ...]] = {
-    "sequence_id": (0, ""),
-    "sequence_start": (False,),
-    "sequence_end": (False,),
-}
-"""Values of a request without a sequence (Triton's sequence extension)."""
+_SEQUENCE_ID = "a string, or a whole number from 0 to 2^64 - 1"
 
 
 @contextlib.contextmanager
@@ -43,15 +38,35 @@ def refuse_unsupported(parameters: Mapping[str, Any], value_of: Callable[[Any], 
         value_of: function that returns the plain value of one of them.
 
     Raises:
+        InvalidRequestError: a parameter of a sequence has a value of the wrong type.
         UnsupportedError: the message names the parameter.
     """
     for name in parameters:
         if name not in UNSUPPORTED_PARAMETERS:
             continue
-        value = value_of(parameters[name])
-        if any(value == none and type(value) is type(none) for none in _NO_SEQUENCE.get(name, ())):
+        if name.startswith("sequence_") and _is_of_no_sequence(name, value_of(parameters[name])):
             continue
         raise UnsupportedError(
             f"parameter '{name}' belongs to an extension this server does not support; "
             "see 'extensions' in GET /v2"
         )
+
+
+def _is_of_no_sequence(name: str, value: object) -> bool:
+    """Returns True if a parameter has its value in a request without a sequence: 0, "" or false.
+
+    Source: Triton's sequence extension.
+
+    Raises:
+        InvalidRequestError: the value has the wrong type, or is out of range.
+    """
+    if name == "sequence_id":
+        fits = isinstance(value, str) or (type(value) is int and 0 <= value < 2**64)
+    else:
+        fits = isinstance(value, bool)
+    if not fits:
+        raise InvalidRequestError(
+            f"parameter '{name}' must be {_SEQUENCE_ID if name == 'sequence_id' else 'a boolean'}, "
+            f"and is {value!r:.60}; leave it out for a request without a sequence"
+        )
+    return not value

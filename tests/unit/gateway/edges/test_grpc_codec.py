@@ -316,7 +316,11 @@ def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) ->
     request = raw_request(X)
     request.outputs.add(name="y")
     owner: Any = {"request": request, "input": request.inputs[0], "output": request.outputs[0]}
-    owner[where].parameters[name].int64_param = 1
+    parameter = owner[where].parameters[name]
+    if name in ("sequence_start", "sequence_end"):
+        parameter.bool_param = True
+    else:
+        parameter.int64_param = 1
     with pytest.raises(UnsupportedError, match=name):
         (asked_outputs if where == "output" else decode_inputs)(request)
     assert UnsupportedError.grpc_code == "UNIMPLEMENTED"
@@ -331,12 +335,10 @@ def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) ->
         ("sequence_id", "int64_param", 7, False),
         ("sequence_id", "uint64_param", 2**64 - 1, False),
         ("sequence_id", "string_param", "0", False),
-        ("sequence_id", "bool_param", False, False),
         ("sequence_start", "bool_param", False, True),
         ("sequence_start", "bool_param", True, False),
         ("sequence_end", "bool_param", False, True),
         ("sequence_end", "bool_param", True, False),
-        ("sequence_end", "int64_param", 0, False),
     ],
 )
 def test_a_request_of_no_sequence_is_served(
@@ -349,3 +351,27 @@ def test_a_request_of_no_sequence_is_served(
     else:
         with pytest.raises(UnsupportedError, match=name):
             decode_inputs(request)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "said"),
+    [
+        ("sequence_id", "bool_param", False, "a string, or a whole number .*, and is False; leave"),
+        ("sequence_id", "double_param", 0.0, "and is 0.0"),
+        ("sequence_id", "int64_param", -1, "and is -1"),
+        ("sequence_id", "", None, "and is None"),
+        ("sequence_start", "int64_param", 0, "a boolean, and is 0"),
+        ("sequence_start", "string_param", "false", "a boolean, and is 'false'"),
+        ("sequence_end", "double_param", 1.0, "a boolean, and is 1.0"),
+        ("sequence_end", "", None, "a boolean, and is None"),
+    ],
+)
+def test_parameter_of_a_sequence_of_the_wrong_type(
+    name: str, field: str, value: object, said: str
+) -> None:
+    request = raw_request(X)
+    parameter = request.parameters[name]
+    if field:
+        setattr(parameter, field, value)
+    with pytest.raises(InvalidRequestError, match=f"'{name}'.*{said}"):
+        decode_inputs(request)
