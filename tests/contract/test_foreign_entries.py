@@ -84,3 +84,18 @@ async def test_outcome_of_another_form_is_dropped(redis: RedisProcess, outcome: 
     async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
         await redis.client.rpush(replies_key("g"), outcome)
         await answers(Ends(g, worker, shelf))
+
+
+async def test_list_of_outcomes_of_another_type_is_deleted(
+    redis: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = replies_key("g")
+    shelf = Shelf()
+    async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
+        ends = Ends(g, worker, shelf)
+        for _ in range(3):
+            await redis.client.delete(key)
+            await redis.client.set(key, "foreign")
+            await answers(ends)
+    told = [line for line in caplog.records if "does not return the outcomes" in line.message]
+    assert [getattr(line, "key", "") for line in told] == [key], "once in a minute"
