@@ -231,11 +231,14 @@ def event_document(event: JobEvent) -> dict[str, Any]:
 
 async def _written(batches: AsyncIterator[list[JobEvent]], as_stream: bool) -> AsyncIterator[bytes]:
     async for events in batches:
-        texts = [(event.seq, orjson.dumps(event_document(event))) for event in events]
-        if as_stream:
-            yield b"".join(b"id: %d\ndata: %b\n\n" % one for one in texts)
-        else:
-            yield b"".join(b"%b\n" % text for _, text in texts)
+        yield _page_text(events, as_stream)
+
+
+def _page_text(events: list[JobEvent], as_stream: bool) -> bytes:
+    texts = ((event.seq, orjson.dumps(event_document(event))) for event in events)
+    if as_stream:
+        return b"".join(b"id: %d\ndata: %b\n\n" % one for one in texts)
+    return b"".join(b"%b\n" % text for _, text in texts)
 
 
 def _number(request: Request, name: str) -> int:
