@@ -39,7 +39,7 @@ class Trial:
     Attributes:
         file, line: where it is.
         what: the change in words.
-        outcome: `killed`, `survived`, or `not run` where no test runs the line.
+        outcome: `killed`, `survived`, or `not run` where no test runs anything of its folder.
     """
 
     file: str

@@ -68,5 +68,20 @@ class Covering:
                     lines[line] += [test for test in tests if test not in left_out]
 
     def tests(self, name: str, line: int) -> list[str]:
-        """Returns those that run a line of a file, each once."""
-        return list(dict.fromkeys(self._tests.get(name, {}).get(line, [])))
+        """Returns the tests that run a line, each once.
+
+        A line that none runs in its own process, such as one of a worker process, has those that
+        run anything of its file, and behind them those of its folder.
+        """
+        if found := self._tests.get(name, {}).get(line):
+            return list(dict.fromkeys(found))
+        folder = f"{Path(name).parent}/"
+        near = [name, *(file for file in self._tests if file.startswith(folder))]
+        return list(
+            dict.fromkeys(
+                test
+                for file in near
+                for tests in self._tests.get(file, {}).values()
+                for test in tests
+            )
+        )
