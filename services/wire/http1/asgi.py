@@ -88,6 +88,8 @@ class _AsgiExchange(Exchange):
         "_task",
     )
     work_us = 200
+    header_us = 12
+    """A framework reads the list of headers many times: 245 headers take it 3 ms."""
 
     def __init__(
         self, application: Application, connection: ExchangeConnection, head: Head

@@ -201,7 +201,7 @@ class HttpConnection(AnsweringConnection):
             return False
         exchange = open_exchange(self, head)
         if not exchange.is_paced:
-            turns.count(exchange.work_us)
+            turns.count(exchange.work_us + exchange.header_us * len(head.headers))
         self._empty_bytes = 0
         self._waiting.append(exchange)
         if exchange.last:
@@ -341,7 +341,7 @@ class HttpConnection(AnsweringConnection):
     def _take(self, exchange: Exchange, body: Body) -> None:
         """Handles a complete request."""
         self._empty_bytes = 0
-        self._worked_us += exchange.work_us
+        self._worked_us += exchange.work_us + exchange.header_us * len(exchange.head.headers)
         self._waiting.append(exchange)
         if exchange.last:
             self._ended = True

@@ -95,6 +95,8 @@ class Exchange:
 
     work_us: ClassVar[int] = 40
     """Event loop time until its response (`loop_turns.py`)."""
+    header_us: ClassVar[int] = 0
+    """The same for each header, beside that."""
     is_quick: ClassVar[bool] = False
     """True if it is answered at once, whatever the budget holds: a live server always reports
     it."""
