@@ -47,6 +47,21 @@ async def test_a_large_tensor_travels_both_ways(redis: RedisProcess) -> None:
         assert left == []
 
 
+async def test_large_requests_leave_nothing_when_one_is_answered_while_another_leaves(
+    redis: RedisProcess,
+) -> None:
+    """A large one leaves with the trip after its answer's, which carries the next answer."""
+    shelf = Shelf()
+    async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
+        callers = [Ends(g, worker, shelf).send(n, elements=LARGE) for n in range(2)]
+        for entry in list(await shelf.holds(2)):
+            entry.finish(reply(int(entry.request.request_id)))
+            await asyncio.sleep(0)  # its answer's trip begins
+        assert [await caller.value() for caller in callers] == [0, 1]
+        await until_length(redis, 0)
+        await until_none(redis, "*payload*")
+
+
 async def test_nothing_is_taken_beyond_what_can_be_run(redis: RedisProcess) -> None:
     shelf = Shelf(capacity=2)
     async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g", 9) as g:
