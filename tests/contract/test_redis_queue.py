@@ -19,6 +19,7 @@ from services.queueing.redis_streams import receiver, receiving_lane, sender
 from services.queueing.redis_streams.keys import GROUP, LaneKeys
 from services.queueing.redis_streams.receiving_lane import ReceivingLane
 from services.queueing.redis_streams.scripts import Script
+from services.queueing.redis_streams.sending_lane import SendingLane
 from tests.fixtures.queue_ends import (
     LANE,
     Ends,
@@ -182,6 +183,29 @@ async def test_what_redis_forgot_is_sent_again_and_answered_once(
         assert await caller.value() == 2
         shelf.take().finish(reply(1))
         assert len(caller.heard) == 1
+
+
+async def test_only_what_two_looks_miss_is_sent_again(
+    redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request whose answer is on its way has left its stream, too."""
+    monkeypatch.setattr(sender, "LOOK_FOR_LOST_EVERY_S", 0.01)
+    look, deleted, again = SendingLane.send_lost_again, asyncio.Event(), list[int]()
+
+    async def watched(lane: SendingLane) -> None:
+        await deleted.wait()
+        await look(lane)
+        again.append(lane.waiting)
+
+    monkeypatch.setattr(SendingLane, "send_lost_again", watched)
+    shelf = Shelf()
+    async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
+        Ends(g, worker, shelf).send()
+        await shelf.holds(1)
+        await redis.client.flushall()
+        deleted.set()
+        await shelf.holds(2)
+    assert again[:2] == [0, 1]
 
 
 async def test_what_was_accepted_is_sent_again_however_full_the_queue(

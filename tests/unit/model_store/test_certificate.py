@@ -1,10 +1,16 @@
 """Texts and rules of a certificate."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from model_store.certificates.certificate import ArtifactResult, Environment, ReplayResult
+from model_store.certificates.certificate import (
+    ArtifactResult,
+    Certificate,
+    Environment,
+    ReplayResult,
+)
 from model_store.tolerance import Tolerance
 
 
@@ -37,6 +43,28 @@ def test_summary_names_the_device_its_threads_and_the_runtimes(
 ) -> None:
     summary = environment(**fields).summary()
     assert summary == f"{start}, python 3.11.7, onnxruntime 1.20.0, torch 2.1.0"
+
+
+def test_the_order_of_the_libraries_changes_neither_bytes_nor_digest() -> None:
+    libraries = {"torch": "2.1.0", "onnxruntime": "1.20.0"}
+    environments = [
+        environment(libraries=dict(order))
+        for order in (libraries.items(), reversed(libraries.items()))
+    ]
+    documents = {
+        Certificate(
+            model="m",
+            version=1,
+            manifest_sha256="0" * 64,
+            flambeau="1.0.0",
+            made_at=datetime(2026, 1, 1, tzinfo=UTC),
+            environment=one,
+            artifacts=(),
+        ).to_json()
+        for one in environments
+    }
+    assert len(documents) == 1
+    assert len({one.digest() for one in environments}) == 1
 
 
 EXACT = Tolerance(max_abs_difference=0.0, min_agreement=1.0)
