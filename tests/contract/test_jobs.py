@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from services.errors import (
@@ -11,7 +12,9 @@ from services.errors import (
     QueueFullError,
     ShuttingDownError,
     UnknownJobError,
+    UnsupportedError,
 )
+from services.queueing.part_window import PartWindow
 from services.queueing.records import JOB_PRIORITY, InferReply
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.dead_letters import DeadLetters
@@ -69,6 +72,25 @@ async def test_waiting_ends_when_the_job_does(redis: RedisProcess, jobs: Jobs) -
         for job in await asyncio.gather(*waiting):
             assert job.state == "failed"
             assert str(job.outcome) == "broken"
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+async def test_a_job_takes_one_answer(redis: RedisProcess, jobs: Jobs, parts: int) -> None:
+    """A model that answers in several parts, or in none, is told to stop."""
+    job_id, shelf = await submitted(jobs), Shelf()
+    async with redis_worker(redis.url, "w", shelf):
+        await shelf.holds(1)
+        entry = shelf.take()
+        entry.window = PartWindow()
+        for number in range(parts):
+            entry.part(msgspec.structs.replace(reply(), number=number, is_last=False))
+        if not parts:
+            entry.finish(msgspec.structs.replace(reply(), outputs={}))
+        job = await jobs.wait(job_id, 10)
+        assert entry.dead
+    assert job.state == "failed"
+    assert isinstance(job.outcome, UnsupportedError)
+    assert "answers in several parts or in none, and a job takes one" in str(job.outcome)
 
 
 async def test_the_same_key_is_the_same_job(jobs: Jobs) -> None:

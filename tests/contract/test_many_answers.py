@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from services.errors import BackendError, DeadlineExceededError, UnreadAnswersError
@@ -156,6 +157,24 @@ async def test_error_ends_the_parts_before_it(ends: Ends) -> None:
     await reader.wait()
     assert reader.values == [0, 1, 2]
     assert isinstance(reader.heard[-1], BackendError)
+
+
+@pytest.mark.parametrize("count", [1, 5000], ids=["small", "large"])
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_part_that_cannot_be_written_ends_the_answer_and_its_run(
+    flavour: str, count: int, tmp_path: Path
+) -> None:
+    broken = {"y": np.array(["\ud800"] * count, object)}
+    async with running_redis(flavour, tmp_path) as redis, redis_ends(redis.url) as ends:
+        reader = reader_of(ends)
+        await ends.shelf.holds(1)
+        entry = ends.shelf.take()
+        assert await give(entry, 2)
+        entry.part(msgspec.structs.replace(reply(), outputs=broken, number=2, is_last=False))
+        await reader.wait()
+        assert entry.dead
+    assert reader.values == [0, 1]
+    assert "version 1 cannot be written: a BYTES element" in str(reader.heard[-1])
 
 
 @pytest.mark.usefixtures("impatient")

@@ -19,6 +19,7 @@ from services.queueing.redis_streams import receiver, receiving_lane, sender
 from services.queueing.redis_streams.keys import GROUP, LaneKeys
 from services.queueing.redis_streams.receiving_lane import ReceivingLane
 from services.queueing.redis_streams.scripts import Script
+from services.queueing.redis_streams.sending_lane import SendingLane
 from tests.fixtures.queue_ends import (
     LANE,
     Ends,
@@ -45,6 +46,21 @@ async def test_a_large_tensor_travels_both_ways(redis: RedisProcess) -> None:
         left = [key async for key in redis.client.scan_iter("*payload*")]
         left += [key async for key in redis.client.scan_iter("*reply:*")]
         assert left == []
+
+
+async def test_large_requests_leave_nothing_when_one_is_answered_while_another_leaves(
+    redis: RedisProcess,
+) -> None:
+    """A large one leaves with the trip after its answer's, which carries the next answer."""
+    shelf = Shelf()
+    async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
+        callers = [Ends(g, worker, shelf).send(n, elements=LARGE) for n in range(2)]
+        for entry in list(await shelf.holds(2)):
+            entry.finish(reply(int(entry.request.request_id)))
+            await asyncio.sleep(0)  # its answer's trip begins
+        assert [await caller.value() for caller in callers] == [0, 1]
+        await until_length(redis, 0)
+        await until_none(redis, "*payload*")
 
 
 async def test_nothing_is_taken_beyond_what_can_be_run(redis: RedisProcess) -> None:
@@ -167,6 +183,29 @@ async def test_what_redis_forgot_is_sent_again_and_answered_once(
         assert await caller.value() == 2
         shelf.take().finish(reply(1))
         assert len(caller.heard) == 1
+
+
+async def test_only_what_two_looks_miss_is_sent_again(
+    redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request whose answer is on its way has left its stream, too."""
+    monkeypatch.setattr(sender, "LOOK_FOR_LOST_EVERY_S", 0.01)
+    look, deleted, again = SendingLane.send_lost_again, asyncio.Event(), list[int]()
+
+    async def watched(lane: SendingLane) -> None:
+        await deleted.wait()
+        await look(lane)
+        again.append(lane.waiting)
+
+    monkeypatch.setattr(SendingLane, "send_lost_again", watched)
+    shelf = Shelf()
+    async with redis_worker(redis.url, "w", shelf) as worker, redis_gateway(redis.url, "g") as g:
+        Ends(g, worker, shelf).send()
+        await shelf.holds(1)
+        await redis.client.flushall()
+        deleted.set()
+        await shelf.holds(2)
+    assert again[:2] == [0, 1]
 
 
 async def test_what_was_accepted_is_sent_again_however_full_the_queue(

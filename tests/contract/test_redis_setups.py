@@ -1,5 +1,6 @@
 """Supported Redis setups: as a cluster, behind Sentinel, with TLS and a user of its own."""
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 import pytest
 import redis
 
+from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.keys import LaneKeys
 from tests.fixtures.certificates import Authority
-from tests.fixtures.queue_ends import redis_ends, reply
-from tests.fixtures.redis_servers import FLAVOURS, binary_of, until
+from tests.fixtures.queue_ends import LANE, redis_ends, reply
+from tests.fixtures.redis_servers import FLAVOURS, binary_of, until, until_seen
 from tests.fixtures.redis_setups import LOCAL, free_port, is_open, running, wait_until
 
 
@@ -35,7 +38,7 @@ async def test_a_user_of_its_own_and_mutual_tls_are_enough(binary: str, tmp_path
 
 
 async def requests_are_answered(url: str) -> None:
-    """Sends requests one after the other, one cancelled, and several at once."""
+    """Sends requests one after the other, one cancelled, and several at once; none stays."""
     async with redis_ends(url) as ends:
         for n in range(3):
             caller = ends.send(n)
@@ -51,6 +54,25 @@ async def requests_are_answered(url: str) -> None:
                 number = int(entry.request.request_id)
                 entry.finish(reply(number))
                 assert await callers[number].value() == number
+        callers = [ends.send(n) for n in range(2)]
+        for entry in list(await ends.shelf.holds(2)):
+            entry.finish(reply(int(entry.request.request_id)))
+            await asyncio.sleep(0)  # the trip of its answer begins, and the next comes meanwhile
+        assert [await caller.value() for caller in callers] == [0, 1]
+        await until_none_waits(url)
+
+
+async def until_none_waits(url: str) -> None:
+    """Waits until all requests have left their streams."""
+    commands = RedisClients(url).open()
+
+    async def is_empty() -> bool:
+        return not any([await commands.send("XLEN", stream) for stream in LaneKeys(LANE).streams])
+
+    try:
+        await until_seen(is_empty)
+    finally:
+        await commands.close()
 
 
 @contextlib.contextmanager

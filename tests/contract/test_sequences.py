@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from services.errors import ModelNotReadyError, QueueFullError, SequenceLostError
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import InferRequest, SequenceStep
+from services.queueing.redis_streams import sender
+from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
+from services.queueing.redis_streams.step_sender import LOST_AFTER_MISSES, StepSender
 from tests.fixtures.queue_ends import (
     LANE,
     MAX_DEPTH,
@@ -112,6 +116,35 @@ async def test_sequence_that_has_ended_has_no_owner(fleet: Fleet) -> None:
     assert isinstance(await fleet.step("s").outcome(), SequenceLostError)
     await fleet.run("s", "start, end")
     assert isinstance(await fleet.step("s").outcome(), SequenceLostError)
+
+
+async def test_step_that_takes_long_is_not_lost_while_its_worker_lives(
+    redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "LOOK_FOR_LOST_EVERY_S", 0.05)
+    looked = Looks(monkeypatch)
+    shelf = Shelf()
+    async with redis_worker(redis.url, "w", shelf), redis_gateway(redis.url, "g") as gateway:
+        call = Fleet(gateway, (shelf, Shelf())).step("s", "start")
+        await shelf.holds(1)
+        await until(lambda: looked.count > 2 * LOST_AFTER_MISSES)
+        shelf.take().finish(reply(1))
+        assert await call.value() == 1
+
+
+class Looks:
+    """Counts the answers of Redis to gateways that look for lost steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        lost = StepSender.lost
+
+        async def counted(steps: StepSender, redis: Commands, asked: Any) -> list[bool]:
+            found = await lost(steps, redis, asked)
+            self.count += 1
+            return found
+
+        monkeypatch.setattr(StepSender, "lost", counted)
 
 
 async def test_cancelled_step_leaves_its_worker_and_lets_the_next_go_on(fleet: Fleet) -> None:

@@ -38,7 +38,7 @@ def device_memory_bytes(device: Device) -> DeviceMemory:
         free, total = torch.cuda.mem_get_info(device.index)
         return DeviceMemory(total - free, total)
     used = resident_bytes(os.getpid())
-    return DeviceMemory(used, min([used + _available_bytes(), *control_group_limits()]))
+    return DeviceMemory(used, min([used + available_bytes(), *control_group_limits()]))
 
 
 def control_group_limits(
@@ -70,8 +70,18 @@ def _upwards(top: Path, group: str) -> Iterator[Path]:
         yield folder
 
 
-def _available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Returns the bytes that the machine's processes can still allocate.
+
+    Source: proc(5).
+
+    Args:
+        meminfo: file with the machine's memory.
+
+    Raises:
+        RuntimeError: the kernel is older than 3.14, and does not report it.
+    """
+    for line in meminfo.read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/meminfo has no MemAvailable; flambeau needs Linux 3.14 or newer")
+    raise RuntimeError(f"{meminfo} has no MemAvailable; flambeau needs Linux 3.14 or newer")

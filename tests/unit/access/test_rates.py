@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from services.access import tenants as tenants_of_a_process
 from services.access.rates import Bucket
 from services.access.tenants import Tenant, Tenants
 from services.errors import OverShareError, RateLimitedError
@@ -101,3 +102,22 @@ def test_a_tenant_alone_may_fill_the_server_and_shares_it_with_others() -> None:
     modest.in_flight = 0
     modest.rest()
     greedy.check_share(10)
+
+
+@pytest.mark.parametrize(
+    ("active", "forgotten"),
+    [((), "first"), (("first",), "second"), (("first", "second"), "third")],
+)
+def test_beyond_the_limit_the_oldest_tenant_without_requests_in_flight_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, active: tuple[str, ...], forgotten: str
+) -> None:
+    monkeypatch.setattr(tenants_of_a_process, "MAX_TENANTS", 2)
+    tenants = Tenants(AccessMetrics(CollectorRegistry()))
+    known = {}
+    for name in ("first", "second", "third"):
+        known[name] = tenants.find(name, 1, 0)
+        if name in active:
+            enter(known[name])
+    kept = [name for name in known if name != forgotten]
+    for name in [*kept, forgotten]:  # looking for the forgotten one changes which are known
+        assert (tenants.find(name, 1, 0) is known[name]) is (name in kept)

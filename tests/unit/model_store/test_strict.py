@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from model_store.strict import StrictModel, explain, nearest_name
+from model_store.strict import (
+    MAX_EXPLAINED,
+    MAX_FAULTS,
+    MAX_NAME,
+    StrictModel,
+    explain,
+    nearest_name,
+)
 
 
 class Inner(StrictModel):
@@ -68,3 +75,43 @@ def test_letters_in_another_order_are_near() -> None:
     assert nearest_name("rl", ["lr", "eps", "betas"]) == " (did you mean 'lr'?)"
     assert nearest_name("epocsh", ["epochs", "eps"]) == " (did you mean 'epochs'?)"
     assert nearest_name("zz", ["lr", "eps"]) == " (known: eps, lr)"
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"),
+    [
+        (MAX_NAME, f"'{'k' * MAX_NAME}' (known: "),
+        (MAX_NAME + 1, f"'{'k' * (MAX_NAME - 3)}...' (known: "),
+    ],
+)
+def test_unknown_key_is_shortened_beyond_a_length(length: int, shown: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Outer.model_validate({"k" * length: 1})
+    assert explain(refused.value, Outer).startswith(f"unknown key {shown}")
+
+
+@pytest.mark.parametrize(
+    ("length", "hint"),
+    [(MAX_NAME, " (did you mean 'mmm"), (MAX_NAME + 1, "")],
+)
+def test_name_beyond_a_length_is_compared_with_none(length: int, hint: str) -> None:
+    found = nearest_name("m" * (length - 1) + "x", ["m" * length])
+    assert found[: len(" (did you mean 'mmm")] == hint
+
+
+@pytest.mark.parametrize(
+    ("faults", "told", "end"),
+    [
+        (MAX_EXPLAINED, MAX_EXPLAINED, "write a whole number"),
+        (MAX_EXPLAINED + 1, MAX_EXPLAINED + 1, "; and 1 more"),
+        (MAX_FAULTS, MAX_EXPLAINED + 1, f"; and {MAX_FAULTS - MAX_EXPLAINED} more"),
+        (MAX_FAULTS + 1, 1, "201 of its keys and values are wrong, so it is a different kind of "
+                            "document"),
+    ],
+)  # fmt: skip
+def test_the_first_faults_are_told_and_the_others_counted(faults: int, told: int, end: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Outer.model_validate({"parts": {str(number): "x" for number in range(faults)}})
+    words = explain(refused.value, Outer)
+    assert words.endswith(end)
+    assert len(words.split("; ")) == told

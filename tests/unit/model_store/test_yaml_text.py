@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_store import yaml_text
 from model_store.yaml_text import MAX_MARKS, YamlError, read_yaml
 
 BOMB = "a0: &a0 [1]\n" + "".join(
@@ -14,6 +15,21 @@ BOMB = "a0: &a0 [1]\n" + "".join(
 def test_what_is_right_is_read() -> None:
     assert read_yaml("a: &x [1, two]\nb: *x\n") == {"a": [1, "two"], "b": [1, "two"]}
     assert read_yaml("") is None
+
+
+def test_as_many_separators_as_are_allowed_are_read() -> None:
+    assert read_yaml("x" + "\n" * MAX_MARKS) == "x"
+
+
+@pytest.mark.parametrize("text", ["[1, 2, 3, 4]", "[&a [1], *a]", "{a: {b: {c: 1}}, d: 1}"])
+def test_values_are_counted_with_aliases_written_out(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(yaml_text, "MAX_PARTS", 5)
+    assert read_yaml(text)
+    monkeypatch.setattr(yaml_text, "MAX_PARTS", 4)
+    with pytest.raises(YamlError, match="its aliases stand for 5 values, and it may have 4;"):
+        read_yaml(text)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """A directory's answers on several models at once."""
 
 import itertools
-import time
 
 import pytest
 
 from services.errors import ServingError, UnknownModelError
-from services.queueing.directory import FEW_MODELS, Directory
+from services.queueing.directory import FEW_MODELS, HINT_PART, Directory
 from services.queueing.records import Lane, ServedVersion
 
 
@@ -22,18 +21,32 @@ def test_models_are_live_when_each_of_them_is(models: tuple[str, ...], are_live:
     assert directory.are_live(models) is are_live
 
 
-@pytest.fixture
-def hints(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names that were compared with all others; it takes 10 ms."""
-    compared: list[str] = []
+class Comparison:
+    """Compares names with all others in simulated time.
 
-    def nearest_name(name: str, _: object) -> str:
-        compared.append(name)
-        time.sleep(0.01)
+    Attributes:
+        names: the compared names.
+        now: the time, in seconds.
+    """
+
+    takes_s = 0.01
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.now = 1000.0
+
+    def __call__(self, name: str, _: object) -> str:
+        self.names.append(name)
+        self.now += self.takes_s
         return " (a hint)"
 
-    monkeypatch.setattr("services.queueing.directory.nearest_name", nearest_name)
-    return compared
+
+@pytest.fixture
+def comparison(monkeypatch: pytest.MonkeyPatch) -> Comparison:
+    found = Comparison()
+    monkeypatch.setattr("services.queueing.directory.nearest_name", found)
+    monkeypatch.setattr("services.queueing.directory.time.monotonic", lambda: found.now)
+    return found
 
 
 def of_models(count: int) -> Directory:
@@ -43,20 +56,39 @@ def of_models(count: int) -> Directory:
     return directory
 
 
+def is_hinted(directory: Directory) -> bool:
+    """Asks for an unknown name, and returns True if the refusal names another."""
+    with pytest.raises(UnknownModelError) as refused:
+        directory.find("unknown")
+    return "a hint" in str(refused.value)
+
+
 @pytest.mark.parametrize(("models", "hinted"), [(FEW_MODELS, 5), (FEW_MODELS + 1, 1)])
 def test_hints_among_many_models_take_a_part_of_the_time(
-    hints: list[str], models: int, hinted: int
+    comparison: Comparison, models: int, hinted: int
 ) -> None:
     directory = of_models(models)
-    words = []
-    for number in range(5):
-        with pytest.raises(UnknownModelError) as refused:
-            directory.find(f"unknown{number}")
-        words.append(str(refused.value))
-    assert len(hints) == sum("a hint" in one for one in words) == hinted
+    assert sum(is_hinted(directory) for _ in range(5)) == len(comparison.names) == hinted
 
 
-def test_lane_of_a_name_is_that_which_is_found(hints: list[str]) -> None:
+@pytest.mark.parametrize(("pauses", "hinted"), [(0.9, False), (1.1, True)])
+def test_hint_is_given_again_after_its_pause(
+    comparison: Comparison, pauses: float, hinted: bool
+) -> None:
+    directory = of_models(FEW_MODELS + 1)
+    assert is_hinted(directory)
+    comparison.now += pauses * HINT_PART * comparison.takes_s
+    assert is_hinted(directory) is hinted
+
+
+def test_directory_that_is_discreet_compares_no_names(comparison: Comparison) -> None:
+    directory = of_models(2)
+    directory.is_discreet = True
+    assert not is_hinted(directory)
+    assert comparison.names == []
+
+
+def test_lane_of_a_name_is_that_which_is_found(comparison: Comparison) -> None:
     directory = of_models(2)
     directory.make_live(Lane("m0", 1))
     for name, version in itertools.product(("m0", "m1", "none", ""), ("", "1", "2", "x")):
@@ -64,6 +96,6 @@ def test_lane_of_a_name_is_that_which_is_found(hints: list[str]) -> None:
             found = directory.find(name, version).lane
         except ServingError:
             found = None
-        hints.clear()
+        comparison.names.clear()
         assert directory.served_lane(name, version) == found
-        assert hints == []
+        assert comparison.names == []

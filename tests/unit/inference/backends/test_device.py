@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from services.errors import DeviceError
 from services.inference.backends.device import CPU, Device, parse_device
-from services.inference.backends.device_memory import control_group_limits, device_memory_bytes
+from services.inference.backends.device_memory import (
+    available_bytes,
+    control_group_limits,
+    device_memory_bytes,
+)
 from services.inference.backends.gpu.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.gpu.cuda_torch import CudaTorchBackend
 from services.inference.backends.gpu.device_faults import device_error, is_device_fault
@@ -69,6 +73,20 @@ def test_limits_of_all_control_groups_above_count(tmp_path: Path) -> None:
         (tmp_path / folder / file).write_text(text)
     limits = sorted(control_group_limits(tmp_path / "membership", tmp_path))
     assert limits == [1000, 2000, 9223372036854771712]
+
+
+MEMINFO = "MemTotal:  4000 kB\nMemFree:  100 kB\nMemAvailable:  3000 kB\nBuffers:  200 kB\n"
+
+
+def test_memory_of_the_machine_is_that_which_the_kernel_calls_available(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    assert available_bytes(tmp_path / "meminfo") == 3000 * 1024
+
+
+def test_kernel_that_does_not_report_available_memory_is_named_too_old(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO.replace("MemAvailable", "Cached"))
+    with pytest.raises(RuntimeError, match=r"no MemAvailable; flambeau needs Linux 3\.14 or newer"):
+        available_bytes(tmp_path / "meminfo")
 
 
 @pytest.mark.parametrize(
