@@ -102,7 +102,7 @@ def _pos_weight(part: Bce, labels: LabelArray, width: int) -> Tensor | None:
         ones = np.asarray(labels.reshape(len(labels), -1).sum(axis=0))
         # A label that no training row has keeps a weight of 1, and so does one that every row has.
         usual = (ones > 0) & (ones < len(labels))
-        balanced = np.where(usual, (len(labels) - ones) / np.where(usual, ones, 1), 1.0)
+        balanced = np.divide(len(labels) - ones, ones, out=np.ones(len(ones)), where=usual)
         return torch.from_numpy(balanced.astype(np.float32))
     if isinstance(weight, tuple) and len(weight) != width:
         raise RecipeError(

@@ -173,7 +173,7 @@ class Search:
             recipe,
             self.folder / RUNS,
             self.folder / LOGS / f"{asked.number:03d}.log",
-            threads=max(1, (os.cpu_count() or 1) // self.plan.processes),
+            threads=max(1, len(os.sched_getaffinity(0)) // self.plan.processes),
             memory_gib=self.plan.trial_memory_gib,
             weights_store=self.plan.weights_store,
         )

@@ -92,7 +92,7 @@ class TrialProcess:
         weights_store: str | None = None,
     ) -> None:
         self._log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(exist_ok=True)
         log.write_bytes(b"")
         context = process_context()
         self.connection, theirs = context.Pipe()

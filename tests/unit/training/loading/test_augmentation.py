@@ -118,6 +118,24 @@ def test_draws_are_uniform_and_of_their_own() -> None:
     assert abs(near - np.eye(3)).max() < 0.1
 
 
+def splitmix64(seed: int, number: int) -> int:
+    """Its output after `number` others, in Python's integers."""
+    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) % 2**64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+    return z ^ (z >> 31)
+
+
+def test_draws_are_those_of_splitmix64() -> None:
+    assert splitmix64(1234567, 1) == 3203168211198807973  # as published
+    (key,) = np.random.SeedSequence((3, 4, 5)).generate_state(1, "u8").tolist()
+    expected = [
+        [(splitmix64(splitmix64(key, place - 1), number) >> 11) / 2**53 for number in range(3)]
+        for place in (0, 7)
+    ]
+    assert Draws(3, 4, 5, np.array([0, 7])).uniform(3).tolist() == expected
+
+
 TWO = {"a": IMAGES, "b": np.zeros((64, 3), np.int64)}
 
 

@@ -1,7 +1,9 @@
 """The loop: learns, remembers, resumes, and says what is wrong with a model before it starts."""
 
 import io
+import itertools
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,6 +52,19 @@ def test_the_same_recipe_gives_the_same_bits_and_another_seed_does_not(tmp_path:
     other = recipe(train={"epochs": 2}, seed=1)
     assert trained(tmp_path / "c", other).weights.read_bytes() != first
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_share_of_waiting_for_rows_is_that_of_each_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    chosen = recipe(train={"epochs": 3}, track=["jsonl"])
+    trained(tmp_path, chosen)
+    lines = RunFolder(tmp_path, chosen, DATA).metrics.read_text().splitlines()
+    shares = [json.loads(line)["train/wait_share"] for line in lines]
+    looks = 80 // 16 + 1  # the last finds no more rows
+    assert shares == pytest.approx([looks / (2 * looks + 1)] * 3)
 
 
 def test_a_finished_run_is_not_trained_again(

@@ -75,13 +75,13 @@ def test_each_loss_is_that_of_torch(
 
 
 def test_balanced_ones_weigh_as_much_as_zeros() -> None:
-    labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
-    zeros = torch.zeros(4, 3)
+    labels = torch.tensor([[1, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 0]]).float()
+    zeros = torch.zeros(4, 4)
     each = functional.binary_cross_entropy_with_logits(
-        zeros, labels, pos_weight=torch.tensor([3.0, 1.0, 1.0])
+        zeros, labels, pos_weight=torch.tensor([3.0, 1.0, 1.0, 1 / 3])
     )
     assert torch.equal(loss({"bce": {"pos_weight": "balanced"}}, labels).of(zeros, labels), each)
-    with pytest.raises(RecipeError, match="pos_weight has 2 numbers, and the model 3 labels"):
+    with pytest.raises(RecipeError, match="pos_weight has 2 numbers, and the model 4 labels"):
         loss({"bce": {"pos_weight": [1.0, 2.0]}}, labels)
 
 

@@ -148,6 +148,17 @@ def test_each_label_has_the_figures_that_scikit_learn_has() -> None:
     assert worst.loss == pytest.approx(entropy.max(), rel=1e-5)
 
 
+def test_the_worst_row_of_several_labels_tells_them_by_name() -> None:
+    logits = np.array([[5, 5, -5], [-2, -2, -2], [1, 1, 1]], np.float32)
+    labels = np.array([[0, 0, 0], [1, 0, 1], [1, 1, 1]], np.float32)
+    worst = examined(TaskMetric("multi_label"), logits, labels, ["a", "b", "c"]).worst
+    assert [(one.truth, one.answer) for one in worst] == [
+        ("none", "a, b"),
+        ("a, c", "none"),
+        ("a, b, c", "a, b, c"),
+    ]
+
+
 def test_residuals_are_pairs_of_label_and_answer() -> None:
     told = np.array([1, 2, 3], np.float32)
     found = examined(NUMBERS, np.array([[1.5], [2.5], [9.5]], np.float32), told)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -159,9 +160,11 @@ class ScriptedProcess:
     script: Script
     places: Iterator[int]
     ended: list[int]
+    limits: list[dict[str, Any]]
 
     def __init__(self, wanted: Recipe, runs_dir: Path, log: Path, **limits: Any) -> None:
         self.place = next(self.places)
+        self.limits.append(limits)
         self._told = type(self).script(self.place, wanted)
         self.connection, self._theirs = Pipe()
         self.took_s = 0.0 if self._told else 60.0
@@ -193,12 +196,19 @@ class Scripted:
     monkeypatch: pytest.MonkeyPatch
     output: io.StringIO = field(default_factory=io.StringIO)
     ended: list[int] = field(default_factory=list)
+    limits: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, script: Script, **changes: Any) -> SweepRecord:
         scripted = type(
-            "One", (ScriptedProcess,), {"places": count(1), "ended": self.ended, "script": script}
+            "One",
+            (ScriptedProcess,),
+            {
+                "places": count(1),
+                "ended": self.ended,
+                "limits": self.limits,
+                "script": staticmethod(script),
+            },
         )
-        scripted.script = staticmethod(script)  # type: ignore[attr-defined]
         self.monkeypatch.setattr(search_module, "TrialProcess", scripted)
         return sweep(self.plan(**changes), self.folder, None, Console(file=self.output))
 
@@ -334,6 +344,16 @@ def test_an_interrupted_search_goes_on_with_what_it_was_at(scripted: Scripted) -
     assert [trial.number for trial in record.trials] == [1, 2, 3, 4, 5, 6]
     assert {trial.state for trial in record.trials} == {"done"}
     assert seen[2] in seen[3:], "the trial that was interrupted has the same values again"
+
+
+@pytest.mark.parametrize(("processes", "threads"), [(1, 6), (2, 3), (4, 1), (8, 1)])
+def test_trials_that_run_together_share_the_cores(
+    processes: int, threads: int, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    scripted.run(lambda *_: finished(0.5), processes=processes, trials=1)
+    (limits,) = scripted.limits
+    assert limits["threads"] == threads
 
 
 def test_limits_end_a_trial_and_the_call(scripted: Scripted) -> None:

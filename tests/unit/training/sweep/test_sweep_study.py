@@ -13,8 +13,14 @@ PARAMETERS = parse_parameters(
 FACTS = {"epochs": 3, "folder": "run", "took_s": 1.5}
 
 
-def study(folder: Path, *texts: str, metric: str = "val/accuracy", prune: bool = True) -> Study:
-    return Study(folder, metric, parse_parameters(texts) if texts else PARAMETERS, 0, prune)
+def study(
+    folder: Path,
+    *texts: str,
+    metric: str = "val/accuracy",
+    seed: int = 0,
+    prune: bool = True,
+) -> Study:
+    return Study(folder, metric, parse_parameters(texts) if texts else PARAMETERS, seed, prune)
 
 
 def ask(of: Study) -> Asked:
@@ -57,10 +63,11 @@ def test_an_interrupted_trial_is_taken_up_with_its_values_and_counted_once(tmp_p
     assert [(t.number, t.state) for t in study(tmp_path).records()] == [(1, "done"), (2, "done")]
 
 
-def test_a_search_that_goes_on_draws_other_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [0, 2**32 - 1])
+def test_a_search_that_goes_on_draws_other_values(seed: int, tmp_path: Path) -> None:
     seen = []
     for _ in range(3):
-        one = study(tmp_path)
+        one = study(tmp_path, seed=seed)
         asked = ask(one)
         seen.append(asked.values["optim.adamw.lr"])
         one.done(asked, 0.5, FACTS)

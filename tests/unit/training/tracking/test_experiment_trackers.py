@@ -2,6 +2,7 @@
 are installed, by their own."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -93,6 +94,23 @@ def test_mlflow_of_the_recipe_is_told(tmp_path: Path, mlflow: Calls) -> None:
     chosen = recipe(track=["mlflow"], tracking={"mlflow_uri": "http://tracks:5000"})
     log_epochs(chosen, run_folder(tmp_path, chosen), range(1, 2))
     assert mlflow[0] == ("open", "http://tracks:5000")
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "true"), ("false", "false")])
+def test_mlflow_reports_nothing_to_its_makers_unless_the_user_wants_it(
+    given: str | None,
+    expected: str,
+    tmp_path: Path,
+    mlflow: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "MLFLOW_DISABLE_TELEMETRY"
+    monkeypatch.setenv(name, str(given))
+    if given is None:
+        monkeypatch.delenv(name)
+    chosen = recipe(track=["mlflow"])
+    log_epochs(chosen, run_folder(tmp_path, chosen), range(1, 2))
+    assert os.environ[name] == expected
 
 
 @pytest.mark.parametrize("mode", ["offline", "online"])

@@ -75,6 +75,14 @@ def test_schedules_are_those_of_torch() -> None:
     assert ours(warmup_share=0) == pytest.approx(of_torch(cosine, 1))
 
 
+def test_one_cycle_that_peaks_at_its_first_step_only_falls() -> None:
+    schedule = SchedulePart.model_validate(
+        {"one_cycle": {"climb_share": 0.25, "first_lr_share": 0.5, "final_lr_share": 0}}
+    )
+    found = [learning_rate_factor(step, 4, schedule) for step in range(4)]
+    assert found == pytest.approx([1, 0.75, 0.25, 0])
+
+
 def test_wsd_is_constant_between_its_warm_up_and_its_decay() -> None:
     found = ours(wsd={"decay_share": 0.25, "final_lr_share": 0.1}, warmup_share=0.1)
     assert found[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
