@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.unit.training import row_sets
-from tests.unit.training.padded_texts import text_recipe
+from tests.unit.training.padded_texts import text_recipe, text_splits
 from tests.unit.training.row_sets import Places, lazy_document
-from training.datasets import IGNORED_LABEL, load_splits
+from training.datasets import IGNORED_LABEL, Splits, load_splits
 from training.errors import DataError
 from training.loading.lazy_rows import (
     SAMPLE_ROWS,
@@ -22,6 +22,7 @@ from training.loading.lazy_rows import (
     lazy_rows,
     own_randomness,
 )
+from training.loading.loader import Loader
 from training.recipe.recipe import Recipe
 
 TEXTS = [({"tokens": np.arange(1, length + 1)}, length % 3) for length in (3, 1, 4, 2, 9)]
@@ -60,6 +61,20 @@ def test_the_digest_sees_what_a_data_set_says_of_itself(monkeypatch: pytest.Monk
 
     assert digest() == digest()
     assert len({digest(), digest(sha256="a"), digest(sha256="b")}) == 3
+
+
+def test_the_lengths_that_a_data_set_tells_decide_which_rows_share_a_batch() -> None:
+    lengths = [1 + place % 4 for place in range(16)]
+    rows = Told([({"tokens": np.ones(length)}, 0) for length in lengths], lengths=lengths)
+    chosen = text_recipe(
+        data={"target": "u:u", "sampler": {"bucketed": {"window": 9}}, "batch_size": 4},
+        padding={"inputs": {"tokens": 1}, "buckets": [12]},
+    )
+    few = text_splits()
+    lazy = RowsByPlace(rows, "d", chosen)
+    loader = Loader(Splits(few.train, few.validation, few.test, lazy), chosen)
+    found = [batch.inputs[0].shape for window in loader.windows(0) for batch in window]
+    assert sorted(found) == [(4, length) for length in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("static", [False, True])
