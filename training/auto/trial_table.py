@@ -9,6 +9,7 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from training.reporting.fitting_columns import fitting_columns
 from training.reporting.report import ArtifactReport, latency_cells, megabytes, parity_text, verdict
@@ -82,9 +83,10 @@ class LiveTable:
         for heading in [HEADINGS[place] for place in shown[:-1]]:
             figure = heading in HEADINGS[FIGURES]
             table.add_column(heading, justify="right" if figure else "left", no_wrap=True)
-        table.add_column(HEADINGS[-1], no_wrap=True, overflow="ellipsis")
+        table.add_column(HEADINGS[-1])  # rich narrows columns that may wrap before all others
         for row in rows:
-            table.add_row(*(row[place] for place in shown))
+            *figures, verdict = (row[place] for place in shown)
+            table.add_row(*figures, Text(verdict, no_wrap=True, overflow="ellipsis"))
         return table
 
 

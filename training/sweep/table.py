@@ -6,6 +6,7 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from training.sweep.parameter import Parameter
 from training.sweep.records import TrialRecord, figure_text, short, value_text, values_text
@@ -54,9 +55,10 @@ class LiveSweepTable:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in headings(self._metric, self._paths)[:-1]:
             table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True, overflow="ellipsis")
+        table.add_column("")  # rich narrows columns that may wrap before all others
         for trial in trials:
-            table.add_row(*cells(trial, self._paths))
+            *figures, reason = cells(trial, self._paths)
+            table.add_row(*figures, Text(reason, no_wrap=True, overflow="ellipsis"))
         self._live.update(table, refresh=True)
 
 

@@ -234,10 +234,11 @@ def test_a_narrow_terminal_shows_what_became_of_each_candidate() -> None:
     console = Console(file=screen, force_terminal=True, width=80)
     with open_trial_table(console, ["onnx fp32", "torchscript fp32"]) as table:
         table.done("onnx fp32", measured())
-        table.done("torchscript fp32", measured("torchscript", refusal="too far"))
+        table.done("torchscript fp32", measured("torchscript", refusal="too far off " * 20))
     last = screen.getvalue().rsplit("candidate", 1)[1]
     assert "verdict" in last
-    assert "refused: too f" in last
+    assert "torchscript fp32" in last
+    assert "refused: too far o…" in last
     assert "95.0 %" in last
 
 

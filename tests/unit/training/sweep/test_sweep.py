@@ -447,3 +447,16 @@ def test_a_terminal_shows_a_table() -> None:
     text = output.getvalue()
     for word in ("trial", "lr", "val/loss", "0.2500", "pruned", "<b>nan", "1.2 s"):
         assert word in text
+
+
+def test_a_long_reason_keeps_to_one_line_and_narrows_no_other_column() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80, color_system=None)
+    trial = RECORD.trials[2].model_copy(update={"reason": "it diverged [loss nan], " * 20})
+    with LiveSweepTable(console, RECORD.metric, parse_parameters(list(RECORD.parameters))) as table:
+        table.show([trial])
+    last = output.getvalue().rsplit("trial", 1)[1]
+    assert last.count("it diverged [loss") == 1
+    assert "…" in last
+    for word in ("schedule", "val/loss", "failed", "0.1"):
+        assert word in last
