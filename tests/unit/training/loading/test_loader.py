@@ -2,6 +2,7 @@
 
 import multiprocessing
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,18 @@ def test_batches_of_like_length_are_cut_to_their_longest_row() -> None:
     padding = {**padded_texts.PADDING, "static": True}
     static = epoch_of(text_recipe(data=sampler, padding=padding), data)
     assert {batch.inputs[0].shape[1] for batch in static} == {4, 8, 12}
+
+
+@pytest.mark.parametrize("outputs", [["each", "logits"], ["logits", "each"]])
+def test_labels_are_cut_where_the_first_output_has_a_length(outputs: list[str]) -> None:
+    sampler = {"target": "u:u", "sampler": "bucketed", "batch_size": 8}
+    model = {"target": "u:u", "outputs": outputs}
+    data = text_splits()
+    labels = (data.train.inputs["tokens"] % 3).astype(np.int64)
+    data = replace(data, train=Split(data.train.inputs, labels))
+    for batch in epoch_of(text_recipe(data=sampler, model=model), data):
+        length = batch.inputs[0].shape[1] if outputs[0] == "each" else padded_texts.LONGEST
+        assert batch.labels.shape == (len(batch.rows), length)
 
 
 def test_an_epoch_of_some_steps_takes_the_first_rows_of_its_order() -> None:

@@ -71,3 +71,13 @@ def test_what_is_no_file_is_told(bundle: Path) -> None:
     os.mkfifo("pipe")
     with pytest.raises(DataError, match="pipe is not a file; it is something else"):
         files.file("pipe")
+
+
+def test_as_much_as_the_limits_is_read() -> None:
+    reach = DataReach(max_bytes=3, max_rows=5)
+    reach.check_size(3, "d")
+    reach.check_rows(5, "d")
+    with pytest.raises(DataError, match="d has 4 bytes; 3 are the most"):
+        reach.check_size(4, "d")
+    with pytest.raises(DataError, match="d has 6 rows; 5 are the most"):
+        reach.check_rows(6, "d")
