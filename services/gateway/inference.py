@@ -268,7 +268,6 @@ class Inference:
         Raises:
             TooManyInFlightError: too many others are being encoded.
         """
-        only_one(reply)
         self._sink.release()
         failed = functools.partial(self.fail_by, lane=reply.lane)
         self._path.admission.work.begin(slices, then, failed, self._is_over)

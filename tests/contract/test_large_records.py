@@ -426,6 +426,16 @@ async def test_a_lane_keeps_room_for_others() -> None:
     assert await has_room(room, ONE, 10)
 
 
+@pytest.mark.parametrize(
+    ("size", "fits"), [(2 * MEDIUM_BYTES, True), (2 * MEDIUM_BYTES + 1, False)]
+)
+async def test_large_requests_take_seven_eighths_of_the_room(size: int, fits: bool) -> None:
+    room = Room(16 * MEDIUM_BYTES)
+    for lane in (ONE, OTHER):
+        await room.take(lane, 6 * MEDIUM_BYTES)
+    assert await has_room(room, THIRD, size) is fits
+
+
 async def test_large_requests_leave_room_for_smaller_ones() -> None:
     room = Room(16 * MEDIUM_BYTES)
     await room.take(ONE, 7 * MEDIUM_BYTES)

@@ -32,6 +32,18 @@ async def test_sentinel_names_the_master(binary: str, tmp_path: Path) -> None:
         await requests_are_answered(url)
 
 
+@pytest.mark.parametrize(("path", "database"), [("", 0), ("/1", 1)])
+async def test_sentinel_url_names_the_database(
+    binary: str, tmp_path: Path, path: str, database: int
+) -> None:
+    with behind_sentinel(binary, tmp_path) as url:
+        commands = RedisClients(url + path).open()
+        try:
+            assert f" db={database} ".encode() in await commands.send("CLIENT", "INFO")
+        finally:
+            await commands.close()
+
+
 async def test_a_user_of_its_own_and_mutual_tls_are_enough(binary: str, tmp_path: Path) -> None:
     with over_tls(binary, tmp_path) as url:
         await requests_are_answered(url)

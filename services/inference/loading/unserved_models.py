@@ -53,7 +53,7 @@ def refusal(
         if target not in listing.versions:
             return f"production points to version {target}, which the store does not have"
         versions = {number: one for number, one in versions.items() if number == target}
-    if not versions or any(served.state != "failed" for served in versions.values()):
+    if any(served.state != "failed" for served in versions.values()):
         return ""
     return "; ".join(
         f"version {number}{' (production)' if number == target else ''} was refused: {one.reason}"

@@ -122,15 +122,18 @@ class Place:
         (answer,) = wire.answers()
         return answer
 
+    async def grpc_address(self) -> str:
+        """Starts the gRPC port, the first time, and returns its address."""
+        if self._socket is None:
+            self._socket = socket.create_server(("127.0.0.1", 0))
+            await self.grpc.start(self._socket)
+        return f"127.0.0.1:{self._socket.getsockname()[1]}"
+
     async def call(
         self, method: str, message: Any, *, service: str = SERVICE, **metadata: str
     ) -> tuple[str, str, dict[str, str]]:
         """Returns the status, the details and the trailing metadata of a call over gRPC."""
-        if self._socket is None:
-            self._socket = socket.create_server(("127.0.0.1", 0))
-            await self.grpc.start(self._socket)
-        address = f"127.0.0.1:{self._socket.getsockname()[1]}"
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with grpc.aio.insecure_channel(await self.grpc_address()) as channel:
             call = channel.unary_unary(
                 f"/{service}/{method}", type(message).SerializeToString, lambda data: data
             )
@@ -335,6 +338,32 @@ async def test_rows_are_limited_too(make_place: Make) -> None:
     body = BODY.replace(b"[1]", b"[5]", 1).replace(b'"data":[1]', b'"data":[1,2,3,4,5]')
     assert (await place.rest("/v2/models/digits/infer", body, x_api_key=KEY)).status == 200
     assert (await place.rest("/v2/models/digits/infer", body, x_api_key=KEY)).status == 429
+
+
+async def test_rows_of_what_is_refused_are_not_counted(make_place: Make) -> None:
+    place = make_place("infer", rows_per_s=0.1)
+    path, wrong = "/v2/models/digits/infer", BODY.replace(b'"INT64"', b'"FP64"', 1)
+    for _ in range(3):
+        assert (await place.rest(path, wrong, x_api_key=KEY)).status == 400
+    assert (await place.rest(path, BODY, x_api_key=KEY)).status == 200
+
+
+@pytest.mark.parametrize(
+    "method",
+    [f"{SERVICE}/ModelInfer", f"{SERVICE}/ModelMetadata", "flambeau.v1.JobService/SubmitJob"],
+)
+async def test_unknown_caller_is_refused_before_its_message(method: str, make_place: Make) -> None:
+    place = make_place("infer")
+    sent = asyncio.Event()
+
+    async def messages() -> AsyncIterator[bytes]:
+        await sent.wait()
+        yield b""
+
+    async with grpc.aio.insecure_channel(await place.grpc_address()) as channel:
+        call = channel.stream_unary(f"/{method}", bytes, bytes)(messages(), timeout=10)
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        sent.set()
 
 
 async def test_what_is_in_flight_is_shared(make_place: Make) -> None:

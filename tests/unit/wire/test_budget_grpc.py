@@ -215,6 +215,16 @@ async def test_little_messages_are_limited_where_no_more_is_needed() -> None:
     assert "8192 bytes" in w.answers()[3].words
 
 
+async def test_call_without_work_gives_its_charge_back_when_its_caller_leaves() -> None:
+    port = make_port()
+    connection = Wire(port).connection
+    call = SimpleCall(lambda *_: None, connection, cast(Any, None), 1)
+    port.budget.take(5000)
+    call.held_bytes = 5000
+    connection.release(call)
+    assert port.budget.held_bytes == 0
+
+
 async def test_work_that_outlives_its_caller_stays_charged() -> None:
     port = make_port()
     connection = Wire(port).connection

@@ -1,5 +1,7 @@
 """REST routes other than inference, and the document that describes them."""
 
+import re
+
 import orjson
 import pytest
 
@@ -75,6 +77,12 @@ def test_calls_of_jobs_are_shown_where_jobs_are_kept(with_jobs: bool) -> None:
     assert len(paths) == 9 + len(JOBS) * with_jobs
     assert ({"Job", "Jobs"} <= document["components"]["schemas"].keys()) == with_jobs
     assert (b"job" in orjson.dumps(document).lower()) == with_jobs
+
+
+def test_each_place_in_a_path_is_described() -> None:
+    for path, item in openapi_document("1", with_jobs=True)["paths"].items():
+        described = {one["name"] for one in item.get("parameters", ()) if one["in"] == "path"}
+        assert described == set(re.findall(r"{(\w+)}", path)), path
 
 
 def test_a_server_without_redis_shows_no_calls_of_jobs() -> None:

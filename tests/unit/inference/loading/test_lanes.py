@@ -19,6 +19,7 @@ from services.queueing.records import InferReply, Lane
 from tests.fixtures.fake_backends import DoublingBackend
 from tests.fixtures.loaded_lanes import BASE_BYTES, LoadedLanes, fix_memory, unloading_at_the_end
 from tests.fixtures.onnx_models import linear, publish
+from tests.fixtures.redis_servers import until
 
 A, B, C = (Lane(name, 1) for name in "abc")
 
@@ -183,6 +184,31 @@ async def test_a_version_that_leaves_answers_what_it_holds(
     assert isinstance(await running, InferReply)
     assert isinstance(await waiting, InferReply)
     assert await asyncio.to_thread(backend.closed.wait, 10)
+
+
+async def test_gauges_of_a_version_stay_until_it_has_answered_all(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = DoublingBackend()
+    backend.gate.clear()
+    _load_with(monkeypatch, backend)
+    await serving.load(A)
+    running = serving.ask(A)
+    await asyncio.to_thread(backend.started.wait)
+    for _ in range(2):  # it is asked to leave again while it leaves
+        serving.lanes.unload(A)
+        assert serving.gauge("model_memory_bytes", A) is not None
+    backend.gate.set()
+    assert isinstance(await running, InferReply)
+    assert await asyncio.to_thread(backend.closed.wait, 10)
+    await until(lambda: A not in serving.lanes)
+    assert serving.gauge("model_memory_bytes", A) is None
+
+
+async def test_gauges_of_a_version_that_never_loaded_go_with_it(serving: Serving) -> None:
+    serving.metrics.model_ready.labels("a", "1").set(0)
+    serving.lanes.unload(A)
+    assert serving.gauge("model_ready", A) is None
 
 
 async def test_each_model_is_run_by_its_own_policy(

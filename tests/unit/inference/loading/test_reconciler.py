@@ -166,6 +166,15 @@ async def test_a_version_none_of_whose_artifacts_pass_says_why(
     assert counted(running) == {"failed_verifications": 1, "failed_loads": 1}
 
 
+async def test_counters_of_a_refused_version_begin_at_0(tmp_path: Path, start: Start) -> None:
+    """Otherwise the first event after it loads would be invisible to `rate`."""
+    golden = {"x": np.ones((4, 4), np.float32)}
+    publish(str(tmp_path), "m", linear(1), golden=golden, golden_outputs={"y": golden["x"] * 9})
+    value = (await start()).metrics.registry.get_sample_value
+    labels = {"model": "m", "version": "1", "reason": "died"}
+    assert value("flambeau_worker_restarts_total", labels) == 0
+
+
 async def test_a_broken_new_version_leaves_the_old_one_live(tmp_path: Path, start: Start) -> None:
     publish(str(tmp_path), "m", linear(1))
     running = await start()

@@ -7,6 +7,7 @@ import pytest
 
 from services.inference.scheduling import worker as worker_module
 from services.inference.scheduling.device_turns import DeviceTurns, Runner
+from services.queueing.records import JOB_PRIORITY
 from tests.fixtures.fake_backends import DoublingBackend
 from tests.fixtures.running_worker import MAX_ROWS, ran, running
 
@@ -73,3 +74,16 @@ async def test_a_lane_pays_for_what_its_backend_runs_and_not_for_a_busy_event_lo
         made.backends[0].gate.set()
         await call.values()
     assert 0 < bill.paid_s < 0.1
+
+
+async def test_job_that_comes_while_all_instances_run_begins_when_one_is_free() -> None:
+    """The device has a turn for it at once, and the worker takes none."""
+    backend = DoublingBackend()
+    async with running(backend, turns=DeviceTurns(2)) as made:
+        first = await made.busy_with(0.0)
+        job = made.infer(1.0, priority=JOB_PRIORITY)
+        backend.gate.set()
+        await first.values()
+        async with asyncio.timeout(10):
+            await job.values()
+    assert ran(backend) == [[0.0], [1.0]]
