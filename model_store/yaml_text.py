@@ -15,6 +15,9 @@ MAX_MARKS = 50_000
 MARKS = "\n,:[{"
 MAX_PARTS = 1_000_000
 """Limit of the values in a document with all aliases expanded."""
+MAX_NUMBER_BITS = 1024
+"""Limit of a whole number, as large as the largest float: Python does not format one of over 4,300
+digits, which YAML can write in another base."""
 
 
 class YamlError(ValueError):
@@ -29,7 +32,8 @@ def read_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = yaml.SafeLoader
         loader: loader for the dialect of YAML.
 
     Raises:
-        YamlError: it is not YAML, contains itself, or exceeds `MAX_MARKS` or `MAX_PARTS`.
+        YamlError: it is not YAML, contains itself, or exceeds `MAX_MARKS`, `MAX_PARTS` or
+            `MAX_NUMBER_BITS`.
     """
     marks = sum(text.count(m) if isinstance(text, str) else text.count(m.encode()) for m in MARKS)
     if marks > MAX_MARKS:
@@ -69,8 +73,12 @@ def _parts(value: Any, known: dict[int, int]) -> int:
         known: counts by identity of lists and mappings; 0 while a count is in progress.
 
     Raises:
-        YamlError: it contains itself.
+        YamlError: it contains itself, or a number that is too large.
     """
+    if isinstance(value, int) and value.bit_length() > MAX_NUMBER_BITS:
+        raise YamlError(
+            f"a whole number has {value.bit_length():,} bits, and may have {MAX_NUMBER_BITS:,}"
+        )
     if not isinstance(value, dict | list):
         return 1
     if id(value) in known:
@@ -78,6 +86,7 @@ def _parts(value: Any, known: dict[int, int]) -> int:
             raise YamlError("an alias refers to a value that contains it; write the values out")
         return known[id(value)]
     known[id(value)] = 0
-    inner = value.values() if isinstance(value, dict) else value
-    known[id(value)] = 1 + sum(_parts(part, known) for part in inner)
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    parts = sum(_parts(part, known) for part in inner)
+    known[id(value)] = 1 + (parts - len(value) if isinstance(value, dict) else parts)
     return known[id(value)]

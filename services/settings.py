@@ -134,6 +134,8 @@ def settings_from(
         name = unknown[0].partition("=")[0]
         close = difflib.get_close_matches(name, options.values(), n=1)
         hint = f" (did you mean '{close[0]}'?)" if close else ""
+        if name == "--set":
+            hint = "; each setting is an option here, such as --http-port 9000"
         raise ConfigError(f"unknown option '{name}'{hint}; {program} --help lists all options")
     given = {name: value for name, value in vars(found).items() if value}
     for name, field in kind.model_fields.items():

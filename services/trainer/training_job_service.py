@@ -41,6 +41,8 @@ CHECKS_AT_ONCE = 2
 of them would delay the event loop by 50 ms whenever it needs the GIL."""
 LISTED_AT_MOST = 1000
 MAX_OVERRIDES = 200
+MAX_EVENT = 10**18 - 1
+"""Limit of the number of an event: larger ones do not fit into every store."""
 P = ParamSpec("P")
 T = TypeVar("T")
 _KEY = re.compile(r"[!-~]{1,255}")
@@ -203,7 +205,12 @@ class TrainingJobService:
 
         Raises:
             UnknownJobError: there is no such job.
+            InvalidRequestError: there is no event of such a number.
         """
+        if after > MAX_EVENT:
+            raise InvalidRequestError(
+                f"after must be the number of an event, {MAX_EVENT} or less, and is {after}"
+            )
         await self.find(job_id, principal)
         return self._pages(job_id, after, follow)
 

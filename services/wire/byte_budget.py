@@ -132,14 +132,18 @@ class ByteBudget:
         """Releases charged bytes."""
         self.held_bytes -= size
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, holder_bytes: int = SMALL_BYTES) -> None:
         """Charges a holder of a large message for more bytes, or releases some if negative.
+
+        Args:
+            size: number of bytes.
+            holder_bytes: bytes charged to the holder before, if the message may be a small one.
 
         Raises:
             BufferFullError: there is no room for them; nothing is charged.
         """
         if size > 0:
-            self.take(size, SMALL_BYTES)
+            self.take(size, holder_bytes)
         else:
             self.give(-size)
 

@@ -27,6 +27,7 @@ from services.wire.loop_turns import (
     WORK_A_TURN_US,
     LoopTurns,
 )
+from services.wire.peer_state import has_left
 from services.wire.tls_handshakes import GRACE_S, TlsHandshakes
 
 LINGER_S = 2.0
@@ -120,6 +121,10 @@ class OpenConnection(asyncio.BufferedProtocol, abc.ABC):
     def waits_since(self) -> float:
         """The loop's time since which it waits for its peer; infinite while it does not."""
         return math.inf
+
+    def peer_has_left(self) -> bool:
+        """Returns True if the peer of a connection that is not read has left; no read says so."""
+        return self._read_paused and has_left(self._transport)
 
     @abc.abstractmethod
     def close_if_idle(self) -> None:

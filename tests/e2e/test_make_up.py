@@ -221,8 +221,10 @@ def test_up_again_goes_on_with_an_interrupted_training_and_says_so_at_once(tmp_p
         try:
             first = up.output.wait_for(lambda line: bool(line), TRAINED_S)
             assert "store is empty: training " in first
-            line = up.output.wait_for(lambda line: line.startswith(("resum", "nothing")), TRAINED_S)
-            assert line.startswith("resuming after epoch " if resumed else "nothing to resume")
+            line = up.output.wait_for(
+                lambda line: line.startswith(("resum", "no checkpoint")), TRAINED_S
+            )
+            assert line.startswith("resuming after epoch " if resumed else "no checkpoint in ")
             up.output.wait_for(lambda line: line.startswith("training "), TRAINED_S)
             up.ask_to_stop(signal.SIGINT)
             assert up.wait() == 128 + signal.SIGINT

@@ -40,7 +40,8 @@ EFFECTS = {
         rest.MAX_NUMBER_DIGITS scheduling_parameters.MAX_TIMEOUT_US sequence_slots.MAX_SEQUENCES
         sequence_steps.MAX_WAITING_STEPS sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES
         spans.MAX_BESIDE_MEMBERS submission_body.MAX_BESIDE_BYTES submission_body.MAX_MEMBERS
-        submission_body.MAX_OVERRIDES_BYTES training_job_service.MAX_OVERRIDES
+        submission_body.MAX_OVERRIDES_BYTES training_job_service.MAX_EVENT
+        training_job_service.MAX_OVERRIDES
         watched_file.MAX_BYTES web_tokens.MAX_TOKEN_BYTES
         """,
     "ends connections, and counts them, in another function": """

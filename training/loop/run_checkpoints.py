@@ -114,7 +114,7 @@ class RunCheckpoints:
             say(console, _where(state, path))
             return state
         if resume:
-            say(console, f"nothing to resume in {path}; starting over")
+            say(console, f"no checkpoint in {path} yet; starting with epoch 1")
         self.checkpoints.clear()
         return TrainState()
 

@@ -141,9 +141,12 @@ class DataFiles:
         if not found.exists():
             parent = found.parent
             known = sorted(os.listdir(parent))[:1000] if parent.is_dir() else []
+            start = "the working directory"
+            if self.reach.folders is not None:
+                start = "the job's folder, and other data needs the path of a folder that the "
+                start += "training service may read (--data-folder)"
             raise DataError(
-                f"data: there is no {path}{nearest_name(found.name, known)}; paths start at the "
-                "working directory"
+                f"data: there is no {path}{nearest_name(found.name, known)}; paths start at {start}"
             )
         return found
 

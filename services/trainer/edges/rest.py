@@ -41,7 +41,7 @@ from services.errors import (
 from services.trainer.edges.submission_body import read_submission
 from services.trainer.records import JobEvent, TrainingJob
 from services.trainer.training_job_service import Submission, TrainingJobService
-from services.wire.http1.asgi import asgi_opener
+from services.wire.http1.asgi import asgi_opener, refusal_in
 from services.wire.http1.exchange import Opener
 from services.wire.http1.head import Head
 from training.recipe.schema import recipe_schema
@@ -286,5 +286,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:
-    logger.error("a call failed", exc_info=error, extra={"path": request.url.path[:200]})
+    if refusal_in(error) is None:  # the server logs one behind the head of a response
+        logger.error("a call failed", exc_info=error, extra={"path": request.url.path[:200]})
     return _json({"error": "internal error; see the service's log"}, 500)

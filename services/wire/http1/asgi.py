@@ -130,8 +130,13 @@ class _AsgiExchange(Exchange):
             await self._application(scope, self._receive, self._send)
             if not self._status:
                 raise RuntimeError("the application gave no response")
-        except Exception:
-            logger.exception("the application failed", extra={"path": self.head.path[:200]})
+        except Exception as error:
+            facts = {"path": self.head.path[:200]}
+            reason = refusal_in(error) if self.stream is not None else None
+            if reason is None:
+                logger.exception("the application failed", extra=facts)
+            else:  # too late for a status: the connection ends
+                logger.warning("a response was broken off", extra={**facts, "reason": str(reason)})
         self._is_running = False
         if self.response is not None:  # it is sent, or its caller has disconnected
             self.release()
@@ -209,6 +214,14 @@ class _AsgiExchange(Exchange):
         taken, self._taken = self._taken, None
         if taken is not None and not taken.done():
             taken.set_result(None)
+
+
+def refusal_in(error: BaseException) -> ServingError | None:
+    """Returns the refusal that an error is or comes from, if any; frameworks wrap it."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, ServingError):
+        seen = seen.__cause__ or seen.__context__
+    return seen
 
 
 class _StreamedExchange(_AsgiExchange):

@@ -35,7 +35,6 @@ from services.wire.loop_turns import (
     WORK_A_TURN_US,
     WORK_AT_ONCE_US,
 )
-from services.wire.peer_state import has_left
 
 SPARE_CONNECTIONS = 64
 """Connections beyond the limit that still get an error response; further ones are dropped."""
@@ -431,7 +430,7 @@ class HttpConnection(AnsweringConnection):
         """Enforces timeouts; called by the port's timer."""
         now, limits = self.port.now, self.port.limits
         self._sweep_left()
-        if self._read_paused and has_left(self._transport):
+        if self.peer_has_left():
             self.abort()  # no read would say so
             return
         if self._last[0] not in self.port.heads:

@@ -12,7 +12,7 @@ import orjson
 
 from services.errors import ServingError, UnsupportedError
 from services.wire.body import Body
-from services.wire.byte_budget import ByteBudget
+from services.wire.byte_budget import SMALL_BYTES, ByteBudget
 from services.wire.compression import CompressionThread
 from services.wire.http1.head import Head
 from services.wire.http1.response_stream import (
@@ -143,10 +143,14 @@ class Exchange:
         self.response = []
         self.stream = None
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, holder_bytes: int = SMALL_BYTES) -> None:
         """Reserves memory for a large request or response, until it is answered.
 
         A negative number releases some of it earlier.
+
+        Args:
+            size: number of bytes.
+            holder_bytes: bytes that it holds, if it may be a small one.
 
         Raises:
             BufferFullError: there is no room.
@@ -154,7 +158,7 @@ class Exchange:
         """
         if self.response is not None:
             raise ServingError("the caller has disconnected")
-        self._connection.port.budget.reserve(size)
+        self._connection.port.budget.reserve(size, holder_bytes)
         self.held_bytes += size
 
     def release(self) -> None:

@@ -66,14 +66,17 @@ class HttpPort(OpenPort):
             newest: the connection.
 
         Returns:
-            True if the connection that waited longest for its peer was dropped.
+            True if a connection was dropped: the one that waited longest for its peer, or one whose
+            peer has left.
         """
         if not self.limits.replaces_idle:
             return False
         others = [one for one in self.connections if one is not newest]
         # Idle ones first: a request that arrives is not idle.
         idle = min(others, key=lambda one: (one.is_receiving, one.waits_since), default=None)
-        if idle is None or idle.waits_since == math.inf:
+        if idle is not None and idle.waits_since == math.inf:
+            idle = next((one for one in others if one.peer_has_left()), None)
+        if idle is None:
             return False
         self.count_refusal(too_many_connections(self.limits.max_connections))
         idle.abort()

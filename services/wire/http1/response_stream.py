@@ -27,11 +27,13 @@ class StreamedExchange(Protocol):
 
     Attributes:
         response: as in `Exchange`; None while the stream goes on.
+        held_bytes: bytes charged to the exchange.
     """
 
     response: list[bytes | memoryview] | None
+    held_bytes: int
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, holder_bytes: int = ...) -> None:
         """Reserves memory for what waits, or releases some if negative."""
 
     def finish(self, response: list[bytes | memoryview]) -> None:
@@ -103,7 +105,7 @@ class ResponseStream:
             ServingError: the caller has disconnected.
         """
         piece = self._framed(data)
-        self._exchange.reserve(len(piece))
+        self._exchange.reserve(len(piece), self._exchange.held_bytes)
         self._waiting.append((piece, taken))
         self.proceed()
 

@@ -17,6 +17,10 @@ def test_what_is_right_is_read() -> None:
     assert read_yaml("") is None
 
 
+def test_the_largest_whole_numbers_are_read() -> None:
+    assert read_yaml("0x" + "f" * 256) == 2**1024 - 1
+
+
 def test_as_many_separators_as_are_allowed_are_read() -> None:
     assert read_yaml("x" + "\n" * MAX_MARKS) == "x"
 
@@ -44,6 +48,8 @@ def test_values_are_counted_with_aliases_written_out(
         ("a: !!python/object:os.system x", "could not determine a constructor"),
         ("- x\n" * (MAX_MARKS + 1), "up to 50,001 values, and at most 50,000 are read"),
         ("a: " + "1:" * MAX_MARKS, "up to 50,001 values"),
+        ("a: 0x" + "f" * 5000, "a whole number has 20,000 bits, and may have 1,024"),
+        ("{? 0x" + "f" * 257 + " : 1}", "a whole number has 1,028 bits"),
         (BOMB, "write out what is meant"),
         ("&a [*a]", "an alias refers to a value that contains it"),
         ("&a {b: {c: *a}}", "an alias refers to a value that contains it"),

@@ -245,6 +245,15 @@ async def test_jobs_are_cancelled_and_resumed(place: Place) -> None:
             await place.service.find(name, place.principal)
 
 
+async def test_a_watch_begins_at_an_event_that_may_exist(place: Place) -> None:
+    found = await place.submit(GIVEN)
+    for after in (10**18, 2**64 - 1):
+        with pytest.raises(InvalidRequestError, match=f"{10**18 - 1} or less, and is {after}"):
+            await place.service.watch(found.id, after, False, place.principal)
+    pages = await place.service.watch(found.id, 10**18 - 1, False, place.principal)
+    assert [page async for page in pages] == []
+
+
 async def test_a_watch_ends_with_the_job_or_the_service(place: Place) -> None:
     found = await place.submit(GIVEN)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.errors import QueueUnavailableError
 from services.wire.http1.asgi import asgi_opener
 from tests.unit.wire.http_wire import Wire, chunked, make_port, on_loop, request, settle
 
@@ -167,6 +168,31 @@ async def raising(_: Any, __: Any, ___: Any) -> None:
 
 async def silent(_: Any, __: Any, ___: Any) -> None:
     pass
+
+
+def test_refusal_behind_the_head_breaks_the_response_off(caplog: pytest.LogCaptureFixture) -> None:
+    """As when the store of an application fails; a framework wraps the error in its own."""
+
+    async def application(_: Any, __: Any, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        try:
+            raise QueueUnavailableError("the store is away")
+        except QueueUnavailableError as error:
+            raise RuntimeError("response already started") from error
+
+    async def test() -> None:
+        w = wire_to(application)
+        w.send(request("/broken"))
+        await settle()
+        assert w.output.endswith(b"first\r\n"), "no last chunk"
+        assert w.closed
+
+    with caplog.at_level(logging.WARNING):
+        on_loop(test)
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert (record.__dict__["path"], record.__dict__["reason"]) == ("/broken", "the store is away")
 
 
 @pytest.mark.parametrize("application", [raising, silent])

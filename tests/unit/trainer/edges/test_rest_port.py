@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +162,19 @@ async def test_who_is_being_answered_is_neither_closed_nor_moved(tmp_path: Path)
         await silent.hears_the_end()  # as long as the follower was silent, too
         served.service.stop()
         assert (await follower.hears_the_end()).endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells a peer's state")
+async def test_a_follower_that_left_makes_room(tmp_path: Path) -> None:
+    async with port(tmp_path, max_connections=1) as served:
+        await served.store.create(job(), [])
+        follower = await served.meet()
+        follower.send(FOLLOW * 3)  # it is not read any more while it is answered
+        assert await follower.head() == b"HTTP/1.1 200 OK"
+        follower.hang_up()
+        caller = await served.meet()
+        caller.send(LIVE)
+        assert await caller.head() == b"HTTP/1.1 200 OK"
 
 
 async def test_silent_peers_of_grpc_are_closed_too(tmp_path: Path) -> None:

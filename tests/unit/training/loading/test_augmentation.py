@@ -97,6 +97,11 @@ def test_erasing_blots_out_a_rectangle_of_all_channels() -> None:
         assert abs(np.diff(rows.astype(int))).sum() <= 2  # in one piece
 
 
+def test_erasing_leaves_the_other_share_of_the_rows() -> None:
+    found = changed({"random_erase": {"share": 0.25, "value": -1}})
+    assert 6 <= (found == -1).any(axis=(1, 2, 3)).sum() <= 26
+
+
 def test_noise_is_normal_and_factors_are_uniform() -> None:
     images = np.full((64, 1, 50, 50), 2, np.float32)
     noise = changed({"noise": {"deviation": 0.5}}, images=images) - 2
