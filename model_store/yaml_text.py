@@ -75,18 +75,24 @@ def _parts(value: Any, known: dict[int, int]) -> int:
     Raises:
         YamlError: it contains itself, or a number that is too large.
     """
-    if isinstance(value, int) and value.bit_length() > MAX_NUMBER_BITS:
-        raise YamlError(
-            f"a whole number has {value.bit_length():,} bits, and may have {MAX_NUMBER_BITS:,}"
-        )
     if not isinstance(value, dict | list):
+        _check_number(value)
         return 1
     if id(value) in known:
         if known[id(value)] == 0:
             raise YamlError("an alias refers to a value that contains it; write the values out")
         return known[id(value)]
     known[id(value)] = 0
-    inner = [*value, *value.values()] if isinstance(value, dict) else value
-    parts = sum(_parts(part, known) for part in inner)
-    known[id(value)] = 1 + (parts - len(value) if isinstance(value, dict) else parts)
+    if isinstance(value, dict):
+        for key in value:
+            _check_number(key)
+    inner = value.values() if isinstance(value, dict) else value
+    known[id(value)] = 1 + sum(_parts(part, known) for part in inner)
     return known[id(value)]
+
+
+def _check_number(value: Any) -> None:
+    if isinstance(value, int) and value.bit_length() > MAX_NUMBER_BITS:
+        raise YamlError(
+            f"a whole number has {value.bit_length():,} bits, and may have {MAX_NUMBER_BITS:,}"
+        )

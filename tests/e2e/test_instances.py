@@ -61,7 +61,7 @@ def test_two_instances_in_one_process_run_side_by_side(tmp_path: Path) -> None:
 
 
 def test_models_share_the_runs_there_are(tmp_path: Path) -> None:
-    """Of three models one runs; the device may start one much shorter batch beside it."""
+    """The device runs one of three models, and perhaps one much shorter batch beside it."""
     models = ("first", "second", "third")
     for model in models:
         publish(str(tmp_path), model, lookup())

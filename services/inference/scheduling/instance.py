@@ -199,13 +199,13 @@ class Instance:
         seconds = time.monotonic() - started_at
         return BatchReport(results, started_at, seconds, together, self._waited_s)
 
-    def _run(self, batch: Batch) -> list[Result]:
+    def _run(self, batch: Batch) -> Sequence[Result]:
         backend = self._backend
         assert backend is not None
         self.started_at = time.monotonic()
         inputs = self._arrays.join(batch, backend.buffer)
         if not backend.gives_parts:
-            return [*self._arrays.split(backend.run(inputs), batch)]
+            return self._arrays.split(backend.run(inputs), batch)
         with contextlib.closing(backend.run_in_parts(inputs)) as parts:
             windows = self._give_parts(parts, batch)
         return [self._ending(window) for window in windows]
@@ -233,7 +233,7 @@ class Instance:
             if entry.dead:  # its window was not there to be closed
                 window.close()
         for number, outputs in enumerate(parts):
-            results: list[Result] = [*self._arrays.split(outputs, batch)]
+            split = self._arrays.split(outputs, batch)
             now = time.monotonic()
             self._awaits_reader = True
             give_up_at = now + READ_WITHIN_S  # for all: one reader's time is every reader's
@@ -245,7 +245,7 @@ class Instance:
                 break
             results = [
                 one if is_wanted else self._ending(window)
-                for one, is_wanted, window in zip(results, wanted, windows, strict=True)
+                for one, is_wanted, window in zip(split, wanted, windows, strict=True)
             ]
             part = BatchPart(batch, results, number, started_at, now - started_at)
             self._has_given = True

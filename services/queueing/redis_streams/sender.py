@@ -40,7 +40,7 @@ HEARTBEAT_EVERY_S = 1.0
 LOOK_FOR_LOST_EVERY_S = 2.0
 RETRY_S = 0.2
 """Pause after a fault of Redis."""
-TELL_AGAIN_S = 60.0
+LOG_AGAIN_S = 60.0
 """Interval of log lines while Redis refuses to return outcomes."""
 NUMBER = struct.Struct(">Q")
 """Prefix of an outcome: the number of its request."""
@@ -81,7 +81,7 @@ class RedisSender:
         self._alive_script = Script("alive")
         self._replies, self._alive = replies_key(gateway), alive_key(gateway)
         self._large_replies = large_replies_key(gateway)
-        self._told_at = -math.inf
+        self._logged_at = -math.inf
 
     @property
     def up(self) -> bool:
@@ -134,13 +134,13 @@ class RedisSender:
     async def _mend_replies(self, error: ResponseError) -> None:
         """Deletes what another client has written to the key of the outcomes, and logs it."""
         is_foreign = str(error).startswith("WRONGTYPE")
-        if time.monotonic() - self._told_at >= TELL_AGAIN_S:
-            self._told_at = time.monotonic()
+        if time.monotonic() - self._logged_at >= LOG_AGAIN_S:
+            self._logged_at = time.monotonic()
             remedy = "give this gateway's user all commands on keys that begin with flambeau:"
             if is_foreign:
                 remedy = "it is deleted; let no other client write keys that begin with flambeau:"
-            told = {"key": self._replies, "reason": str(error), "remedy": remedy}
-            logger.error("Redis does not return the outcomes of requests", extra=told)
+            facts = {"key": self._replies, "reason": str(error), "remedy": remedy}
+            logger.error("Redis does not return the outcomes of requests", extra=facts)
         if is_foreign:
             with contextlib.suppress(RedisError):
                 await self._redis.send("DEL", self._replies)
