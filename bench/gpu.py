@@ -29,9 +29,9 @@ from bench.measured.golden_model import (
 from bench.measured.raw_model import runs_per_second
 from bench.peers.peer import Form
 from bench.servers.pinned_server import end_with_exception, pinned_server
+from flambeau.protocol.tensors import Array
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
-from model_store.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import Device, parse_device

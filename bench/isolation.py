@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.figures.results_file import bench_store
 from bench.measured.golden_model import BENCH_STORE, newest_manifest, read_golden, served_artifact
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.inference.backends.backend import Backend
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions

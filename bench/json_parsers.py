@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from model_store.tensors import Array, datatype_of, object_array
+from flambeau.protocol.tensors import Array, datatype_of, object_array
 from services.gateway.edges import rest_codec
 from services.gateway.edges.json_bodies.fast_request import NOT_FAST, read_fast
 from services.gateway.edges.json_bodies.strict_request import RestRequest, read_strictly

@@ -41,11 +41,11 @@ from bench.peers.peer import Ask, Form
 from bench.servers.metrics_page import read_metrics
 from bench.servers.pinned_server import end_with_exception, pinned_server
 from bench.servers.pinning import SERVER_CORE, become_client, pinned_to
+from flambeau.protocol.signature import Padding
+from flambeau.protocol.tensors import Array
 from flambeau.server_process import ServerProcess
 from model_store.manifest import Manifest
-from model_store.signature import Padding
 from model_store.store import ModelStore
-from model_store.tensors import Array
 
 MODEL = "text"
 REQUESTS = 512

@@ -27,8 +27,8 @@ from bench.figures.results_file import write_results
 from bench.figures.verdicts import Verdict, table
 from bench.peers.servers.flambeau_peer import ROOT
 from bench.training.one_training import Figures
+from flambeau.protocol.strict import StrictModel
 from model_store.metric import metric_text
-from model_store.strict import StrictModel
 from training.process.file_digest import file_sha256
 from training.process.library_versions import library_versions
 from training.recipe.file import load_recipe

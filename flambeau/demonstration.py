@@ -23,9 +23,9 @@ import typer
 from flambeau.server_process import ServerProcess
 
 if TYPE_CHECKING:
+    from flambeau.protocol.tensors import Array
     from model_store.manifest import Manifest
     from model_store.store import ModelStore
-    from model_store.tensors import Array
     from training.recipe.recipe import Recipe
 
 CLIENTS = 32

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pydantic import ValidationError
 
 from flambeau.errors import ServerError
-from model_store.signature import BEYOND_TENSORS, Signature
-from model_store.strict import explain
+from flambeau.protocol.signature import BEYOND_TENSORS, Signature
+from flambeau.protocol.strict import explain
 from protos import open_inference_pb2 as pb
 
 

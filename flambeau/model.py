@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from flambeau.errors import InvalidRequestError
+from flambeau.protocol.signature import Signature, SignatureError
 from flambeau.wire import Array, tensor_datatype
-from model_store.signature import Signature, SignatureError
 
 
 class _Client(Protocol):

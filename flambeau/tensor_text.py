@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from flambeau.errors import InvalidRequestError
+from flambeau.protocol.signature import TensorSpec
+from flambeau.protocol.tensors import DATATYPES, datatype_of
 from flambeau.wire import Array
-from model_store.signature import TensorSpec
-from model_store.tensors import DATATYPES, datatype_of
 
 SHOWN_ROWS = 10
 """Most rows of one output that `describe` shows."""

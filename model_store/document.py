@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from flambeau.protocol.strict import explain
 from model_store.errors import DocumentError
-from model_store.strict import explain
 
 MAX_DEPTH = 200
 """Nested lists and objects: jiter's own limit. Our documents have fewer than ten levels."""

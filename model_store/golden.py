@@ -2,7 +2,7 @@
 
 Pure. The file is safetensors and holds tensors `input.NAME` and `output.NAME`, each [rows, ...].
 Safetensors has no strings: a BYTES input is stored as `bytes.NAME`, its length-prefixed elements
-(in the encoding of `model_store.tensors`) as 1-D UINT8, and `shape.NAME`, its shape in INT64.
+(in the encoding of `flambeau.protocol.tensors`) as 1-D UINT8, and `shape.NAME`, its shape in INT64.
 
 Rule: rows that do not match the version's signature verify nothing, so such a file is refused when
 it is published and whenever it is read.
@@ -13,13 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model_store.arrays.tensor_file import encode_tensors
-from model_store.document import DocumentLimits, parse_document
-from model_store.errors import DocumentError, GoldenMismatchError
-from model_store.manifest import Draft, Manifest
-from model_store.signature import Signature, SignatureError, TensorSpec
-from model_store.strict import nearest_name
-from model_store.tensors import (
+from flambeau.protocol.signature import Signature, SignatureError, TensorSpec
+from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.tensors import (
     Array,
     TensorError,
     datatype_of,
@@ -27,6 +23,10 @@ from model_store.tensors import (
     element_count,
     encode_bytes_elements,
 )
+from model_store.arrays.tensor_file import encode_tensors
+from model_store.document import DocumentLimits, parse_document
+from model_store.errors import DocumentError, GoldenMismatchError
+from model_store.manifest import Draft, Manifest
 from model_store.version_reader import VersionReader
 
 MAX_GOLDEN_BYTES = 2**29

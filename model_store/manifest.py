@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.strict import StrictModel, explain
 from model_store.artifact_kinds import STORED_KINDS, ArtifactKind
 from model_store.document import LARGE, parse_document
 from model_store.errors import (
@@ -23,9 +25,7 @@ from model_store.errors import (
 )
 from model_store.metric import MeasuredMetric
 from model_store.semver.semver import SEMVER_PATTERN, SemanticVersion
-from model_store.signature import Signature, TensorSpec
 from model_store.slo import Slo
-from model_store.strict import StrictModel, explain
 from model_store.tolerance import Tolerance
 
 SCHEMA_VERSION: Literal[1] = 1

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from model_store.strict import StrictModel
+from flambeau.protocol.strict import StrictModel
 
 Better = Literal["higher", "lower"]
 

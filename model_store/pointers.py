@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from flambeau.protocol.strict import StrictModel, nearest_name
 from model_store.document import SMALL, parse_as
 from model_store.errors import BadNameError, DocumentError, ManifestError, VersionNotFoundError
 from model_store.manifest import check_name
-from model_store.strict import StrictModel, nearest_name
 
 PRODUCTION = "production"
 """The alias that selects the version for requests that name none."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from model_store.signature import TensorSpec
-from model_store.strict import nearest_name
-from model_store.tensors import Array, TensorError, datatype_of
+from flambeau.protocol.signature import TensorSpec
+from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.tensors import Array, TensorError, datatype_of
 
 StepFunction = Callable[[Mapping[str, Array]], dict[str, Array]]
 """Maps raw inputs by name, each [rows, ...], to the model's; ValueError refuses the rows."""

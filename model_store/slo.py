@@ -5,7 +5,7 @@ Source of alerts (`flambeau alerts`). `flambeau/monitoring/rules.py` defines how
 
 from pydantic import ConfigDict, Field, field_validator
 
-from model_store.strict import StrictModel
+from flambeau.protocol.strict import StrictModel
 
 LATENCIES_MS = (
     0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0,

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from flambeau.protocol.strict import nearest_name
 from model_store import foreign_layout
 from model_store.document import LARGE, SMALL
 from model_store.errors import (
@@ -56,7 +57,6 @@ from model_store.semver.semver import Bump
 from model_store.signatures.key_folder import TrustedKey
 from model_store.signatures.signing import MAX_SIGNATURE_BYTES, Digests, verify
 from model_store.storage.storage import MissingFileError, Storage
-from model_store.strict import nearest_name
 
 MAX_CLAIM_ATTEMPTS = 100
 """Lost races against other publishers after which publishing fails."""

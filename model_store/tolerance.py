@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from model_store.strict import StrictModel
+from flambeau.protocol.strict import StrictModel
 
 
 class Tolerance(StrictModel):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_origin
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from model_store.strict import Matching, StrictModel, explain
+from flambeau.protocol.strict import Matching, StrictModel, explain
 from model_store.yaml_text import YamlError, read_yaml
 from services.readiness import ReadinessRule
 

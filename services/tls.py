@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict
 
-from model_store.strict import StrictModel
+from flambeau.protocol.strict import StrictModel
 from services.background_thread import background_thread
 from services.certificate_files import Mark, mark_of, openssl_words, read_certificates, read_file
 from services.settings import ConfigError

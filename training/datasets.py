@@ -16,14 +16,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from model_store.manifest import DataOrigin
-from model_store.tensors import (
+from flambeau.protocol.tensors import (
     Array,
     TensorError,
     as_bytes,
     datatype_of,
     object_array,
 )
+from model_store.manifest import DataOrigin
 from training.errors import DataError
 from training.loading.label_arrays import IGNORED_LABEL as IGNORED_LABEL
 from training.loading.label_arrays import first_row, label_arrays

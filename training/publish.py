@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from flambeau.protocol.signature import Signature
 from model_store.golden import GoldenRows
 from model_store.manifest import (
     Artifact,
@@ -27,7 +28,6 @@ from model_store.manifest import (
 )
 from model_store.semver import semver_index
 from model_store.semver.compatibility import Identity
-from model_store.signature import Signature
 from model_store.store import ModelStore, Sign
 from training.errors import NothingProvenError
 from training.exporters.triton_config import triton_config

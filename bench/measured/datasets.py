@@ -7,7 +7,7 @@ that a short training ends in a model with confident answers, as a real model ha
 import numpy as np
 
 from bench.measured.networks import CLASSES, VOCABULARY
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 
 Splits = dict[str, tuple[dict[str, Array], Array]]
 

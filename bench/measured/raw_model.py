@@ -17,9 +17,9 @@ import numpy as np
 from bench.measured.golden_model import read_golden
 from bench.peers.servers.flambeau_peer import ROOT
 from bench.servers.pinned_server import pinned_child
+from flambeau.protocol.tensors import Array
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
-from model_store.tensors import Array
 from services.inference.backends.backend import Backend
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions

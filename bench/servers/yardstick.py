@@ -31,9 +31,9 @@ from bench.peers.peer import Ask, Form
 from bench.peers.process_tree import cpu_seconds
 from bench.servers.pinned_server import pinned_server
 from bench.servers.pinning import SERVER_CORE, pinned_to
+from flambeau.protocol.tensors import Array
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
-from model_store.tensors import Array
 from services.inference.backends.backend import Backend
 
 CLIENTS = 64

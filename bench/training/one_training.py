@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flambeau.protocol.strict import StrictModel
 from model_store.arrays.golden_replay import run_in_batches
 from model_store.metric import MeasuredMetric
-from model_store.strict import StrictModel
 from training.loop.checkpoint import CheckpointFolder
 from training.loop.loop import Trained, train
 from training.metrics.task_metric import TaskMetric

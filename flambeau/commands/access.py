@@ -61,7 +61,7 @@ def add(
     """Create a key and print it, once; the file stores only its hash."""
     from pydantic import ValidationError
 
-    from model_store.strict import explain
+    from flambeau.protocol.strict import explain
     from services.access.api_keys import ApiKey, KeysFileError, add_key, digest_of, new_key
     from services.settings import ConfigError
 

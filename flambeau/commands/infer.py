@@ -70,8 +70,8 @@ def read_inputs(arguments: list[str]) -> dict[str, Any]:
 def fit_inputs(served: "Model", values: dict[str, Any]) -> dict[str, "Array"]:
     """Converts the values to the types and shapes of the model's signature."""
     from flambeau.errors import InvalidRequestError
+    from flambeau.protocol.strict import nearest_name
     from flambeau.tensor_text import fit_input
-    from model_store.strict import nearest_name
 
     specs = {spec.name: spec for spec in served.signature.inputs}
     for name in values:

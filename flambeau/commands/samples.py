@@ -155,7 +155,7 @@ def _samples(store: str, model: str) -> "list[PayloadSample]":
 
 def _nearest(model: str, store: str) -> str:
     """Returns a hint with the nearest model of the store, or "" if the model is in it."""
-    from model_store.strict import nearest_name
+    from flambeau.protocol.strict import nearest_name
 
     known = existing_store(store).models()
     return "" if model in known else nearest_name(model, known)

@@ -204,7 +204,7 @@ def _send_load(model: str, grpcs: Sequence[str], asked: threading.Event) -> None
 
     from flambeau.client import Client
     from flambeau.errors import ClientError
-    from model_store.tensors import DATATYPES
+    from flambeau.protocol.tensors import DATATYPES
 
     with contextlib.ExitStack() as stack:
         models = [stack.enter_context(Client(grpc)).model(model) for grpc in grpcs]

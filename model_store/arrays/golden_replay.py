@@ -15,12 +15,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from flambeau.protocol.signature import Padding, Signature, SignatureError
+from flambeau.protocol.tensors import Array
 from model_store.arrays.padded_rows import PaddedRows, cut_back, padded_rows
 from model_store.arrays.parity import Comparison, Parity, compare, compare_rows, worst
 from model_store.arrays.sized_rows import at_other_sizes
 from model_store.golden import GoldenRows
-from model_store.signature import Padding, Signature, SignatureError
-from model_store.tensors import Array
 
 BATCH_SIZES = (1, 2, 7, 32)
 """A single row, the smallest batch, a batch that is no power of two, and a large one; the maximum

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.signature import Padding, Signature, SignatureError
-from model_store.tensors import Array
+from flambeau.protocol.signature import Padding, Signature, SignatureError
+from flambeau.protocol.tensors import Array
 
 EXAMPLE_LENGTH = 4
 """Length of the example rows for exporters. More than 1, which exporters treat as a constant."""

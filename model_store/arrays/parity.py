@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from model_store.tolerance import Tolerance
 
 TIE_STEPS = 4

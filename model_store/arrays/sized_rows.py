@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from model_store.signature import Signature
-from model_store.tensors import Array
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 
 Inputs = dict[str, Array]
 

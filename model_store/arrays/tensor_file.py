@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 
 
 def encode_tensors(tensors: Mapping[str, Array]) -> bytes:

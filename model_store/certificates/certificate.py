@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from flambeau.protocol.strict import StrictModel, explain
 from model_store.arrays.parity import Comparison
 from model_store.document import LARGE, parse_document
 from model_store.errors import CertificateError, DocumentError
 from model_store.manifest import Manifest, Sha256
-from model_store.strict import StrictModel, explain
 from model_store.tolerance import Tolerance
 
 SCHEMA_VERSION: Literal[1] = 1

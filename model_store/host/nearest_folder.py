@@ -6,7 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
-from model_store.strict import MAX_NAME
+from flambeau.protocol.strict import MAX_NAME
 
 MAX_SIBLINGS = 1000
 """Folders whose names are compared with the name of a missing one."""

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from flambeau.protocol.strict import StrictModel
+from flambeau.protocol.tensors import Array, TensorError, as_bytes, decode_raw, encode_raw
 from model_store.document import DocumentLimits, parse_as
 from model_store.errors import DocumentError, SampleError
-from model_store.strict import StrictModel
-from model_store.tensors import Array, TensorError, as_bytes, decode_raw, encode_raw
 
 SCHEMA_VERSION: Literal[1] = 1
 """The newest schema of samples that this program reads, and the one it writes."""

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flambeau.protocol.signature import Signature, TensorSpec
 from model_store.manifest import Draft, PythonStep
 from model_store.semver.semver import Bump
-from model_store.signature import Signature, TensorSpec
 
 if TYPE_CHECKING:
     from model_store.golden import GoldenRows

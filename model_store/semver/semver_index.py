@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from flambeau.protocol.strict import StrictModel
 from model_store.document import SMALL, parse_as
 from model_store.errors import (
     BumpTooSmallError,
@@ -43,7 +44,6 @@ from model_store.semver.semver import (
     parse_semver,
 )
 from model_store.storage.storage import Storage
-from model_store.strict import StrictModel
 from model_store.version_reader import VersionReader
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from typing import Annotated
 import yaml
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, model_validator
 
+from flambeau.protocol.strict import StrictModel, explain, nearest_name
 from model_store.storage.plain_file import read_plain_file
-from model_store.strict import StrictModel, explain, nearest_name
 from model_store.yaml_text import YamlError, read_yaml
 from services.access.grants import Grant, parse_grant
 from services.atomic_file import write_atomically

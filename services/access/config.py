@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from model_store.strict import StrictModel
+from flambeau.protocol.strict import StrictModel
 from services.settings import ConfigError
 
 Algorithm = Literal[

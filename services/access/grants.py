@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
-from model_store.strict import nearest_name
+from flambeau.protocol.strict import nearest_name
 
 Scope = Literal["infer", "manage", "train"]
 """`infer`: requests and jobs; `manage`: metadata and readiness alone; `train`: training jobs."""

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from model_store.signature import Signature, SignatureError
-from model_store.tensors import Array
+from flambeau.protocol.signature import Signature, SignatureError
+from flambeau.protocol.tensors import Array
 from services.errors import (
     InvalidRequestError,
     ServingError,

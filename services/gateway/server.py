@@ -13,7 +13,7 @@ from importlib.metadata import version as installed_version
 import prometheus_client
 import uvloop
 
-from model_store.strict import nearest_name
+from flambeau.protocol.strict import nearest_name
 from services.access.shared_rates import SharedRates
 from services.gateway.admission import Admission
 from services.gateway.config import GatewayConfig

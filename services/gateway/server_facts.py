@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from model_store.signature import BEYOND_TENSORS, Signature
+from flambeau.protocol.signature import BEYOND_TENSORS, Signature
 from services.errors import ModelNotReadyError, NotFoundError
 from services.gateway.admission import Admission
 from services.queueing.directory import Directory

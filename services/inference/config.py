@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from model_store.strict import Matching, StrictModel
+from flambeau.protocol.strict import Matching, StrictModel
 from services.inference.backends.device import parse_device
 from services.inference.backends.onnx_providers import ProviderName
 from services.inference.trust import SignatureScope

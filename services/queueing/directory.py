@@ -8,8 +8,8 @@ never reach a lane that has been withdrawn.
 import time
 from collections.abc import Iterable, Iterator
 
-from model_store.signature import Signature
-from model_store.strict import nearest_name
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.strict import nearest_name
 from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
 from services.queueing.records import Lane, ServedVersion
 

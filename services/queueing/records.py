@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from model_store.signature import Signature
-from model_store.tensors import Array
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from services.queueing.part_window import Window
 from services.tracing.context import TraceContext
 

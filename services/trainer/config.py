@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from model_store.strict import StrictModel
+from flambeau.protocol.strict import StrictModel
 from services.access.config import AccessSettings
 from services.settings import ServiceSettings
 from services.tls import TlsSettings

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import object_array
 from model_store.golden import GoldenRows
 from model_store.manifest import Golden, PythonStep
-from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
-from model_store.tensors import object_array
 from tests.fixtures.onnx_models import linear
 from tests.fixtures.store_versions import draft_in, entry_in
 

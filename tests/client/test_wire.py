@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from flambeau.errors import InvalidRequestError, ServerError
+from flambeau.protocol.tensors import DATATYPES, object_array
 from flambeau.wire import infer_call, read_outputs
-from model_store.tensors import DATATYPES, object_array
 from protos import open_inference_pb2 as pb
 from tests.client.scripted_server import echo
 

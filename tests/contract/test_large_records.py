@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from redis.exceptions import RedisError
 
-from model_store.tensors import Array, object_array
+from flambeau.protocol.tensors import Array, object_array
 from services.errors import BufferFullError, QueueFullError
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import JOB_PRIORITY, InferReply, InferRequest, Lane

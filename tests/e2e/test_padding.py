@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_store.signature import Padding
+from flambeau.protocol.signature import Padding
 from tests.e2e.held_workers import held_worker
 from tests.e2e.rest_calls import infer, tensor
 from tests.e2e.tensor_values import Array

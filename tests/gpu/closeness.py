@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 
 
 def assert_close(found: Array, right: Array, tolerance: float = 1e-5) -> None:

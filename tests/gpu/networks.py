@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import nn
 
-from model_store.signature import Signature
+from flambeau.protocol.signature import Signature
 from tests.fixtures.signatures import one_to_one
 
 FEATURES = 64

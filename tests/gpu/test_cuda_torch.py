@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.device import Device
 from services.inference.backends.device_memory import device_memory_bytes

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, run_at_low_priority
 from tests.fixtures.fake_backends import DoublingBackend
 from tests.fixtures.running_worker import running

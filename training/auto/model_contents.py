@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from model_store.host.cpu_features import cpu_features
-from model_store.signature import Signature
-from model_store.tensors import Array
 from training.auto.candidates import Machine, ModelContents
 from training.errors import ExportError
 from training.exporters.half_precision import half_device

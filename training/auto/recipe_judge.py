@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import Run, replay_sized, run_in_batches, sized_inputs
 from model_store.arrays.parity import Comparison, compare, compare_rows
 from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Manifest
 from model_store.python_step import StepFunction
-from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.auto.candidates import ModelContents, possible_entries
 from training.datasets import load_splits

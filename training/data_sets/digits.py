@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.datasets import digits
 from training.loading.label_arrays import IGNORED_LABEL
 

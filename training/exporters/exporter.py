@@ -7,10 +7,10 @@ from typing import Protocol, cast
 
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from model_store.artifact_kinds import ArtifactKind
 from model_store.manifest import Precision
-from model_store.signature import Signature
-from model_store.tensors import Array
 from training.network.runner import Runner
 from training.recipe.kinds.export_kinds import EXPORT_KINDS, Export
 from training.recipe.recipe import Recipe

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from model_store.manifest import Precision
-from model_store.signature import Signature
-from model_store.tensors import Array
 from training.errors import ExportError
 from training.exporters.exporter import ExportJob
 from training.exporters.half_precision import CUDA_PROVIDER, half_device

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from model_store.signature import Signature
+from flambeau.protocol.signature import Signature
 from training.network.preprocessing import change_network, is_step
 from training.process.quiet import quiet
 from training.programs.dynamic_axes import axes_of_arguments

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.errors import ExportError
 from training.process.quiet import quiet
 from training.programs.calibration import calibration_batches

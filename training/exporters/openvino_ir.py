@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import Array
 from model_store.host.cpu_features import BF16_FEATURES, cpu_features
 from model_store.manifest import Precision
-from model_store.signature import Signature, TensorSpec
-from model_store.tensors import Array
 from training.errors import ExportError
 from training.exporters.exporter import ExportJob
 from training.exporters.onnx_exporter import fp32_graph

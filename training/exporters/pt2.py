@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Signature
 from model_store.manifest import Precision
-from model_store.signature import Signature
 from training.exporters.exporter import ExportJob
 from training.exporters.torch_program import program_of
 from training.network.runner import Runner, callable_runner

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
+from flambeau.protocol.signature import Signature
 from model_store.manifest import Precision
-from model_store.signature import Signature
 from training.errors import ExportError
 from training.exporters.exporter import ExportJob
 from training.network.preprocessing import change_network

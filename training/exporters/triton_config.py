@@ -6,9 +6,9 @@ TorchScript module are identified by position, written `NAME__0`, `NAME__1`, ...
 
 from collections.abc import Sequence
 
+from flambeau.protocol.signature import Signature, TensorSpec
 from model_store.artifact_kinds import ArtifactKind
 from model_store.manifest import Artifact
-from model_store.signature import Signature, TensorSpec
 from training.recipe.kinds.export_kinds import EXPORT_KINDS
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.strict import nearest_name
-from model_store.tensors import Array
+from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.tensors import Array
 from training.errors import DataError, RecipeError
 from training.loading.row_order import Floats, Places
 from training.recipe.parts.loading_parts import (

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.loading.row_order import Places
 from training.recipe.parts.loss_parts import LABELS
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flambeau.protocol.signature import SignatureError
+from flambeau.protocol.tensors import Array
 from model_store.arrays.padded_rows import own_lengths
-from model_store.signature import SignatureError
-from model_store.tensors import Array
 from training.distributed.ranks import ALONE, Ranks
 from training.errors import DataError, RecipeError
 from training.loading.augmentation import Augmentation

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.signature import SignatureError
-from model_store.tensors import Array, TensorError, datatype_of
+from flambeau.protocol.signature import SignatureError
+from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from training.errors import DataError
 from training.loading.label_arrays import IGNORED_LABEL, unfit_numbers
 from training.recipe.parts.task import LABELS_IN_WORDS

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from model_store.strict import nearest_name
-from model_store.tensors import Array
+from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.tensors import Array
 from training.errors import DataError
 from training.loading.mixed_rows import array_of, first_odd_row
 from training.recipe.parts.loss_parts import LABELS, LossPart, LossTerm

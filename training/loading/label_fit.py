@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.errors import DataError, RecipeError, TargetError
 from training.loading.label_arrays import IGNORED_LABEL, LabelArray, counted, first_row
 from training.loading.row_order import Places

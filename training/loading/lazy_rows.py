@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.errors import DataError
 from training.loading.joined_rows import Row, RowJoiner
 from training.loading.row_order import Places

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.errors import DataError
 
 

@@ -7,7 +7,7 @@ A batch is a slice of the order; only the last one may be short.
 import numpy as np
 import numpy.typing as npt
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.errors import RecipeError
 
 Places = npt.NDArray[np.int64]

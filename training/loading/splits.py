@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from flambeau.protocol.tensors import Array, datatype_of, encode_bytes_elements
 from model_store.manifest import DataOrigin
-from model_store.tensors import Array, datatype_of, encode_bytes_elements
 from training.loading.label_arrays import LabelArray
 from training.loading.lazy_rows import LazyRows
 from training.recipe.parts.loss_parts import LABELS

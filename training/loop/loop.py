@@ -20,8 +20,8 @@ from rich.console import Console
 from safetensors.torch import load_model
 from torch import nn
 
+from flambeau.protocol.signature import Signature
 from model_store.manifest import Parent
-from model_store.signature import Signature
 from training.distributed.batch_norms import batch_norms_shared
 from training.distributed.ranks import ALONE, Ranks
 from training.distributed.replica import Replica

@@ -15,9 +15,9 @@ from typing import Literal
 
 import numpy as np
 
+from flambeau.protocol.strict import StrictModel
+from flambeau.protocol.tensors import Array
 from model_store.metric import MeasuredMetric, is_better, metric_text
-from model_store.strict import StrictModel
-from model_store.tensors import Array
 from training.loading.label_arrays import LabelArray, counted
 from training.metrics.task_metric import TaskMetric
 

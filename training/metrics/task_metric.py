@@ -13,8 +13,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from flambeau.protocol.tensors import Array
 from model_store.metric import MeasuredMetric, better_of
-from model_store.tensors import Array
 from training.loading.label_arrays import LabelArray, counted
 from training.metrics.confidence import ratio_interval, wilson_interval
 from training.recipe.parts.task import METRICS, Task

@@ -9,11 +9,11 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Signature, SignatureError, TensorSpec
+from flambeau.protocol.strict import explain
+from flambeau.protocol.tensors import Array, datatype_of
 from model_store.arrays.padded_rows import own_lengths, padded_rows
 from model_store.arrays.sized_rows import at_other_sizes
-from model_store.signature import Signature, SignatureError, TensorSpec
-from model_store.strict import explain
-from model_store.tensors import Array, datatype_of
 from training.errors import DataError, RecipeError, TargetError
 from training.loading.label_fit import check_labels_fit
 from training.loading.splits import Splits

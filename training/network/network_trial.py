@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model_store.tensors import Array, TensorError, datatype_of
+from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from training.errors import TargetError, TrainingError
 from training.network.debugging import failing_layer
 from training.network.row_dependence import ROUNDING_SHARE

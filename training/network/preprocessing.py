@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model_store.strict import nearest_name
-from model_store.tensors import Array
+from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.tensors import Array
 from training.errors import DataError, RecipeError, TargetError
 from training.loading.splits import Splits
 from training.process.reproducibility import reproducible

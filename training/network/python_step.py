@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import Array, datatype_of
 from model_store.python_step import PythonStepError, StepFunction, open_step
-from model_store.signature import Signature, TensorSpec
-from model_store.tensors import Array, datatype_of
 from training.errors import DataError, TargetError
 from training.loading.splits import Split, Splits
 from training.recipe.parts.preprocess import PythonStep, python_step

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
+from flambeau.protocol.tensors import Array
 from model_store.arrays.parity import compare_rows
-from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 
 ROWS = 8

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import Run
-from model_store.signature import Signature
-from model_store.tensors import Array
 from training.network.model import run_model
 
 Runner = Run

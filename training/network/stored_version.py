@@ -10,12 +10,12 @@ alias, for compatibility.
 
 import re
 
+from flambeau.protocol.strict import nearest_name
 from model_store.errors import ModelNotFoundError, VersionNotFoundError
 from model_store.manifest import Manifest
 from model_store.semver.semver import parse_range
 from model_store.semver.semver_index import fitting
 from model_store.store import ModelStore
-from model_store.strict import nearest_name
 from training.errors import RecipeError
 from training.recipe.recipe import Recipe
 

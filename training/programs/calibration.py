@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 
 BATCH_ROWS = 64
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from model_store.signature import Signature
+from flambeau.protocol.signature import Signature
 
 
 def axes_of_arguments(

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import UserError
 
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from model_store.manifest import Precision
-from model_store.signature import Signature
-from model_store.tensors import Array
 from training.errors import ExportError
 from training.network.preprocessing import change_network, network_of
 from training.process.quiet import quiet

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_model
 from torch import Tensor, nn
 
-from model_store.signature import Signature
+from flambeau.protocol.signature import Signature
 from training.process.quiet import quiet
 from training.programs.exported_program import (
     CHATTY_LOGGERS,

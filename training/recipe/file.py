@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from flambeau.protocol.strict import explain
 from model_store.host.nearest_folder import nearest_folder
-from model_store.strict import explain
 from model_store.yaml_text import YamlError, read_yaml
 from training.errors import RecipeError
 from training.recipe.recipe import Recipe

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from flambeau.protocol.signature import DynamicAxes, Labels, Padding
+from flambeau.protocol.strict import nearest_name
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
 from model_store.semver.semver import Bump
-from model_store.signature import DynamicAxes, Labels, Padding
 from model_store.slo import Slo
-from model_store.strict import nearest_name
 from training.recipe.key_conflicts import check_compile, check_parallel
 from training.recipe.kinds.export_kinds import Export
 from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export

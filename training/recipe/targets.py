@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from flambeau.protocol.strict import nearest_name
 from model_store.host.memory_limit import tells_of_memory
-from model_store.strict import nearest_name
 from training.errors import MemoryRunOutError, TargetError, TrainingError
 from training.recipe.user_code import failure_in_words, headline
 

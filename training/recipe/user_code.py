@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from flambeau.protocol.strict import explain
 from model_store.errors import StoreError
-from model_store.strict import explain
 from training.errors import TargetError, TrainingError
 
 LINES_TOLD = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from model_store.strict import StrictModel
+from flambeau.protocol.strict import StrictModel
 from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 

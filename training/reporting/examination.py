@@ -6,7 +6,7 @@ below, and the report states how much was cut.
 
 from pydantic import Field
 
-from model_store.strict import StrictModel
+from flambeau.protocol.strict import StrictModel
 
 MAX_MATRIX_CLASSES = 30
 """Classes of the largest matrix; with more, the most confused pairs are shown instead."""

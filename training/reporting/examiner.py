@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.loading.label_arrays import LabelArray, counted, spreads
 from training.metrics.task_metric import TaskMetric
 from training.reporting.examination import (

@@ -4,10 +4,10 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
+from flambeau.protocol.strict import StrictModel
 from model_store.artifact_kinds import ArtifactKind
 from model_store.manifest import MadeWith, Precision, speed_key
 from model_store.metric import MeasuredMetric, figure_texts, metric_text
-from model_store.strict import StrictModel
 from model_store.tolerance import Tolerance
 from training.metrics.guess import Guess
 from training.reporting.curves import PhaseCurves

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.reporting.examination import cut
 
 LONGEST_SIDE = 64

@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from model_store.strict import nearest_name
-from model_store.tensors import Array
+from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.tensors import Array
 from training.errors import DataError
 from training.recipe.parts.data_parts import Arrays, Numpy, Safetensors
 from training.sources.data_files import DataFiles, DataReach

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from model_store.strict import nearest_name
-from model_store.tensors import Array
+from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.tensors import Array
 from training.errors import DataError
 from training.sources.rows import Rows
 

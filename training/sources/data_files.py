@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from flambeau.protocol.strict import nearest_name
 from model_store.manifest import DataFile
-from model_store.strict import nearest_name
 from training.errors import DataError
 from training.process.file_digest import file_sha256
 

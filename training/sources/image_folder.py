@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flambeau.protocol.tensors import Array
 from model_store.host.install_advice import install_command
-from model_store.tensors import Array
 from training.errors import DataError
 from training.recipe.parts.data_parts import ImageFolder
 from training.sources.data_files import DataFiles, DataReach

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flambeau.protocol.tensors import Array
 from model_store.manifest import DataFile
-from model_store.tensors import Array
 from training.errors import DataError
 from training.recipe.parts.data_parts import DataPart, Shares
 from training.sources.arrays import read_numpy, read_safetensors

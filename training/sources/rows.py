@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.errors import DataError
 from training.recipe.parts.data_parts import Shares
 from training.sources.rows import Rows

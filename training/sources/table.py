@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from model_store.strict import nearest_name
-from model_store.tensors import Array
+from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.tensors import Array
 from training.errors import DataError
 from training.recipe.parts.data_parts import Columns, Table
 from training.sources.data_files import DataReach

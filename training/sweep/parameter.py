@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from model_store.strict import nearest_name
+from flambeau.protocol.strict import nearest_name
 from training.errors import RecipeError
 from training.recipe.file import parse_value, set_value, validate_recipe
 from training.recipe.recipe import Recipe

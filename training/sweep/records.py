@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from flambeau.protocol.strict import StrictModel
 from model_store.metric import better_of
-from model_store.strict import StrictModel
 
 State = Literal["waiting", "running", "done", "pruned", "failed"]
 

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from model_store.arrays.padded_rows import shortened
 from model_store.artifact_kinds import ArtifactKind
 from model_store.host.memory_limit import GIB
-from model_store.signature import Signature
-from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.errors import IsolationError
 from training.exporters.export import EXAMPLE_ROWS, Exported

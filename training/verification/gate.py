@@ -14,9 +14,9 @@ the outputs, and the reason why an artifact is refused.
 import numpy as np
 import numpy.typing as npt
 
+from flambeau.protocol.tensors import Array
 from model_store.arrays.parity import beyond_rounding
 from model_store.metric import MeasuredMetric, figure_texts, how_much_worse, is_share
-from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.loading.label_arrays import LabelArray, spreads
 from training.metrics.task_metric import TaskMetric

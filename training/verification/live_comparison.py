@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import run_in_batches
 from model_store.errors import StoreError
 from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Manifest
 from model_store.pointers import PRODUCTION
 from model_store.python_step import PythonStepError
-from model_store.signature import Signature
 from model_store.store import ModelStore
-from model_store.tensors import Array
 from training.errors import IsolationError
 from training.loading.label_arrays import IGNORED_LABEL
 from training.loading.splits import Split, Splits

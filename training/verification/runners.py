@@ -6,9 +6,9 @@ A runner uses one thread, and a GPU for FP16 if there is one.
 import importlib
 from pathlib import Path
 
+from flambeau.protocol.signature import Signature
 from model_store.artifact_kinds import ArtifactKind
 from model_store.manifest import Precision
-from model_store.signature import Signature
 from training.exporters.exporter import exporter_of
 from training.network.runner import Runner
 from training.recipe.kinds.export_kinds import EXPORT_KINDS

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import (
     gives_the_same_twice,
     replay_in_batches,
@@ -35,8 +37,6 @@ from model_store.golden import GoldenRows
 from model_store.host.memory_limit import GIB
 from model_store.host.peak_memory import PeakMemory
 from model_store.metric import MeasuredMetric
-from model_store.signature import Signature
-from model_store.tensors import Array
 from training.errors import IsolationError, TargetError
 from training.exporters.export import Exported
 from training.loading.splits import Split

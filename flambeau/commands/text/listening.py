@@ -4,8 +4,8 @@ import json
 import math
 import sys
 
-from model_store.signature import Signature
-from model_store.tensors import DATATYPES
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import DATATYPES
 from services.gateway.front import Listening
 from services.queueing.records import ServedVersion
 

@@ -17,9 +17,9 @@ from flambeau.commands.text.tables import (
 )
 
 if TYPE_CHECKING:
+    from flambeau.protocol.signature import Signature, TensorSpec
     from model_store.manifest import Artifact, Manifest
     from model_store.pointers import Pointers
-    from model_store.signature import Signature, TensorSpec
 
 PRODUCTION = "production"
 METRIC = "accuracy"

@@ -6,7 +6,7 @@ edges read their large inputs here.
 
 from collections.abc import Callable, Sequence
 
-from model_store.tensors import (
+from flambeau.protocol.tensors import (
     Array,
     TensorError,
     bytes_elements_in_slices,

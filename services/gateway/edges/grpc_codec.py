@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from model_store.tensors import (
+from flambeau.protocol.tensors import (
     DATATYPES,
     Array,
     TensorError,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.tensors import Array, as_bytes, raw_view
+from flambeau.protocol.tensors import Array, as_bytes, raw_view
 from protos import open_inference_pb2 as pb
 from services.access.caller import Principal
 from services.gateway.edges.binary_texts import Reserve

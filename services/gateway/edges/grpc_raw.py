@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from flambeau.protocol.tensors import DATATYPES, MAX_RANK
 from model_store.safety.protobuf_fields import BYTES, fields_of
-from model_store.tensors import DATATYPES, MAX_RANK
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError
 from services.wire.body import MIN_VIEWED_BYTES, Body

@@ -6,7 +6,7 @@ missing version-less paths, `data` required beside binary data) are not repeated
 
 from typing import Any
 
-from model_store.tensors import DATATYPES
+from flambeau.protocol.tensors import DATATYPES
 from services.queueing.artifact_rules import ACCURACIES
 from services.queueing.records import LOWEST_PRIORITY
 

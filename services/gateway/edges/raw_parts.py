@@ -5,7 +5,7 @@ In: an output. Out: the parts of its raw data, in order. Both edges write theirs
 
 from collections.abc import Iterator
 
-from model_store.tensors import Array, bytes_elements_in_pieces, encode_raw, raw_view
+from flambeau.protocol.tensors import Array, bytes_elements_in_pieces, encode_raw, raw_view
 from services.gateway.edges.binary_texts import Reserve
 from services.gateway.sliced_work import Slices
 

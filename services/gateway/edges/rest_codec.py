@@ -13,8 +13,8 @@ from functools import lru_cache
 import msgspec
 import orjson
 
-from model_store.signature import Signature
-from model_store.tensors import DATATYPES, Array, TensorError
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import DATATYPES, Array, TensorError
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array, reserved_bytes

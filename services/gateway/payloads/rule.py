@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from flambeau.protocol.strict import StrictModel
 from model_store.samples.payload_sample import PARTS, SampleLimits
-from model_store.strict import StrictModel
 
 LINE_BYTES_PER_BYTE = 2
 """Largest ratio of a sample's JSON to its bytes: base64 takes 4/3, and the rest is small."""

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flambeau.protocol.tensors import Array
 from model_store.samples.payload_sample import LeftOut, SampledTensor, statistics_of, with_values
-from model_store.tensors import Array
 from services.gateway.payloads.rule import PayloadRule
 
 MAX_ELEMENTS_OF_STATISTICS = 4096

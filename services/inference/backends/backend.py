@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 
 
 class Backend(Protocol):

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from flambeau.protocol.signature import Signature, TensorSpec
 from model_store.manifest import Precision
-from model_store.signature import Signature, TensorSpec
 from services.errors import DeviceError
 
 CUDA = "CUDAExecutionProvider"

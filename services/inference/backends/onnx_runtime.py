@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.inference.backends.backend import Backend
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import openvino
 
+from flambeau.protocol.tensors import Array
 from model_store.manifest import Precision
-from model_store.tensors import Array
 from services.errors import BackendError
 from services.inference.backends.backend import Backend
 from services.inference.backends.open_options import OpenOptions

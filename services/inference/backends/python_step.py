@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from flambeau.protocol.tensors import Array
 from model_store.python_step import PythonStepError, check_result, open_step
-from model_store.tensors import Array
 from services.errors import BackendError, InputRefusedError
 from services.inference.backends.backend import Backend
 from services.inference.backends.verified_artifact import StepCode

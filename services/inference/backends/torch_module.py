@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from model_store.signature import Signature
-from model_store.tensors import Array
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from services.inference.backends.backend import Backend
 
 Module = Callable[..., torch.Tensor | Sequence[torch.Tensor]]

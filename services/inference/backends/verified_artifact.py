@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from flambeau.protocol.signature import Signature
 from model_store.manifest import Artifact, PythonStep
-from model_store.signature import Signature
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from flambeau.protocol.tensors import Array
 from model_store.host.own_process import own_command
-from model_store.tensors import Array
 from services.errors import (
     BackendError,
     DeviceError,

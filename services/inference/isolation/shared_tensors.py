@@ -16,7 +16,7 @@ import os
 
 import numpy as np
 
-from model_store.tensors import Array, decode_bytes_elements, encode_bytes_elements
+from flambeau.protocol.tensors import Array, decode_bytes_elements, encode_bytes_elements
 from services.inference.isolation.channel import Channel
 
 TensorEntry = tuple[str, str, tuple[int, ...]]

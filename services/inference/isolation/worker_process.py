@@ -25,10 +25,10 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from model_store.host.memory_limit import explained, limit_memory
 from model_store.manifest import Artifact, PythonStep
-from model_store.signature import Signature
-from model_store.tensors import Array
 from services.errors import DeviceError, InputRefusedError
 from services.inference.backends.backend import Backend
 from services.inference.backends.open_backend import open_backend

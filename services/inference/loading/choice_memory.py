@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from flambeau.protocol.strict import StrictModel
 from model_store.document import DocumentLimits, parse_as
 from model_store.errors import DocumentError
 from model_store.storage.plain_file import read_plain_file
-from model_store.strict import StrictModel
 from services.atomic_file import write_atomically
 
 logger = logging.getLogger("flambeau.loader")

@@ -8,9 +8,9 @@ on request, and counts as served.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from flambeau.protocol.strict import nearest_name
 from model_store.listing import ModelListing
 from model_store.pointers import PRODUCTION, Pointers
-from model_store.strict import nearest_name
 from services.queueing.records import ServedVersion
 
 

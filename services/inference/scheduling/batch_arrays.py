@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from model_store.signature import Signature, TensorSpec
-from model_store.tensors import DATATYPES, Array
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import DATATYPES, Array
 from services.errors import BackendError
 from services.inference.scheduling.batch_rules import Batch
 from services.queueing.memory_queue import Entry

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from model_store.signature import Padding, Signature
+from flambeau.protocol.signature import Padding, Signature
 from services.inference.scheduling.latency import LatencyCurve
 from services.queueing.memory_queue import Entry
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.errors import (
     BackendError,
     DeviceError,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from model_store.signature import Signature
+from flambeau.protocol.signature import Signature
 from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_arrays import BatchArrays
 from services.inference.scheduling.batch_rules import Batch, BatchRules

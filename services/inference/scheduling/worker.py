@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from model_store.signature import Signature
+from flambeau.protocol.signature import Signature
 from services.errors import BackendError, ServingError, WouldMissDeadlineError
 from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_rules import Batch, BatchRules

@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from model_store.signature import Signature
+from flambeau.protocol.signature import Signature
 from services.queueing.records import Lane, ServedArtifact, ServedVersion
 
 State = Literal["loading", "ready", "failed", "unloaded"]

@@ -19,7 +19,7 @@ from itertools import islice
 import numpy as np
 from redis.exceptions import ResponseError
 
-from model_store.tensors import (
+from flambeau.protocol.tensors import (
     Array,
     TensorError,
     bytes_elements_in_slices,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from redis.exceptions import NoScriptError, RedisError
 
-from model_store.tensors import TensorError
+from flambeau.protocol.tensors import TensorError
 from services.errors import DeadlineExceededError
 from services.queueing.memory_queue import Outcome
 from services.queueing.records import InferReply

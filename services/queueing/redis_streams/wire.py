@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from model_store.tensors import (
+from flambeau.protocol.tensors import (
     DATATYPES,
     Array,
     TensorError,

@@ -17,7 +17,7 @@ from bench.served_figures import medians as served_medians
 from bench.servers.metrics_page import parse_metrics
 from bench.soak import growth_after
 from bench.swap import CALM_S, SETTLE_S, ModelSwaps, Swap, swap_figures, version_of
-from model_store.signature import Padding
+from flambeau.protocol.signature import Padding
 
 A, R, E, F = Outcome.ANSWERED, Outcome.REFUSED, Outcome.EXPIRED, Outcome.FAILED
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 
 from flambeau.commands.models import models_app
 from flambeau.commands.transfer import pull, push
+from flambeau.protocol.signature import Signature, TensorSpec
 from model_store.golden import GoldenRows
 from model_store.manifest import Golden, Verification
-from model_store.signature import Signature, TensorSpec
 from model_store.signatures.key_folder import KeyFolder
 from model_store.store import ModelStore
 from tests.fixtures.signing import key_in, signer_in

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_store.signature import Padding, Signature, SignatureError, TensorSpec
-from model_store.tensors import DATATYPES
+from flambeau.protocol.signature import Padding, Signature, SignatureError, TensorSpec
+from flambeau.protocol.tensors import DATATYPES
 from services.errors import InvalidRequestError
 from services.gateway import admission
 from services.gateway.admission import Admission, InferCall, InputTensor

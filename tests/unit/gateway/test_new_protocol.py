@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 import pytest
 
-from model_store.signature import Signature, TensorSpec
-from model_store.tensors import Array
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import Array
 from services.errors import BackendError
 from services.gateway.admission import Admission
 from services.gateway.request_accounting import RequestAccounting

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flambeau.protocol.signature import Signature, TensorSpec
 from model_store.golden import GoldenRows
 from model_store.manifest import FileEntry, PythonStep
 from model_store.semver.compatibility import Identity, answers_differ, needed_bump
-from model_store.signature import Signature, TensorSpec
 
 IMAGE = TensorSpec(name="image", datatype="FP32", shape=(-1, 1, 8, 8))
 MASK = TensorSpec(name="mask", datatype="BOOL", shape=(-1, 8))

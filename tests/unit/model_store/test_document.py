@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
+from flambeau.protocol.strict import MAX_FAULTS, StrictModel
 from model_store.document import MAX_DEPTH, SMALL, DocumentLimits, parse_as, parse_document
 from model_store.errors import DocumentError
-from model_store.strict import MAX_FAULTS, StrictModel
 
 WHERE = "digits/1/manifest.json"
 LIMITS = DocumentLimits(2**20, 10_000)

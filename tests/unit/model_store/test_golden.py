@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flambeau.protocol.signature import Padding, Signature, TensorSpec
+from flambeau.protocol.tensors import Array
 from model_store.arrays.tensor_file import encode_tensors
 from model_store.errors import GoldenMismatchError
 from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Draft
-from model_store.signature import Padding, Signature, TensorSpec
 from model_store.store import ModelStore
-from model_store.tensors import Array
 from tests.fixtures.store_versions import draft_in, entry_in
 
 SIGNATURE = Signature(

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from flambeau.protocol.signature import Padding, Signature, TensorSpec
+from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import (
     Run,
     gives_the_same_twice,
@@ -12,8 +14,6 @@ from model_store.arrays.golden_replay import (
 )
 from model_store.arrays.parity import first_failure
 from model_store.golden import GoldenRows
-from model_store.signature import Padding, Signature, TensorSpec
-from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 
 EXACT = Tolerance(max_abs_difference=1e-6, min_agreement=1.0)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from flambeau.protocol.strict import explain
 from model_store.errors import BadNameError, ManifestError, ManifestFromFutureError
 from model_store.manifest import Draft, Golden, Manifest, check_name, parse_manifest
 from model_store.slo import Slo
-from model_store.strict import explain
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in
 
 GOLDEN = Path(__file__).with_name("golden_manifest.json").read_bytes()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flambeau.protocol.signature import Padding, Signature, SignatureError, TensorSpec
+from flambeau.protocol.tensors import Array
 from model_store.arrays.padded_rows import cut_back, own_lengths, padded_rows, shortened
-from model_store.signature import Padding, Signature, SignatureError, TensorSpec
-from model_store.tensors import Array
 
 FULL = 9
 PADDING = Padding(

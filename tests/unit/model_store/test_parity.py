@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flambeau.protocol.tensors import Array, object_array
 from model_store.arrays.parity import (
     Parity,
     beyond_rounding,
@@ -13,7 +14,6 @@ from model_store.arrays.parity import (
     first_failure,
     worst,
 )
-from model_store.tensors import Array, object_array
 from model_store.tolerance import Tolerance
 
 EXPECTED = np.array([[0.0, 1.0], [3.0, 2.0]], np.float32)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flambeau.protocol.tensors import DATATYPES, Array
 from model_store.errors import SampleError
 from model_store.samples.payload_sample import (
     MIN_ELEMENTS_OF_STATISTICS,
@@ -15,7 +16,6 @@ from model_store.samples.payload_sample import (
     statistics_of,
     with_values,
 )
-from model_store.tensors import DATATYPES, Array
 
 NOW = datetime(2026, 11, 22, 8, tzinfo=UTC)
 

@@ -13,10 +13,10 @@ from safetensors.numpy import load
 from safetensors.torch import load_file, save_model
 from torch import nn
 
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import DATATYPES, Array, datatype_of
 from model_store.arrays.tensor_file import encode_tensors
 from model_store.golden import GoldenRows, parse_golden
-from model_store.signature import Signature, TensorSpec
-from model_store.tensors import DATATYPES, Array, datatype_of
 from tests.fixtures.store_versions import draft_in
 
 NUMBERS = [dtype for name, dtype in DATATYPES.items() if name not in ("BF16", "BYTES")]

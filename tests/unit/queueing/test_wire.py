@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services import errors
 from services.errors import OverloadedError, ServingError
 from services.queueing.records import InferReply, InferRequest, Lane

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.recipe.recipe import Recipe
 
 Found = dict[str, tuple[dict[str, Array], Any]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from tests.unit.training.recipes import CLASSES, recipe
 from training.datasets import Split, Splits
 from training.recipe.recipe import Recipe

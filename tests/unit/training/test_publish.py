@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from flambeau.protocol.signature import Signature, TensorSpec
 from model_store.errors import BumpTooSmallError, UnsafeOnnxError
 from model_store.manifest import Manifest
-from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
 from model_store.tolerance import Tolerance
 from tests.fixtures import onnx_models

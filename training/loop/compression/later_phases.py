@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Signature
 from model_store.arrays.padded_rows import shortened
-from model_store.signature import Signature
 from training.errors import RecipeError, TrainingError
 from training.loading.splits import Split
 from training.loop.compression.channel_removal import remove_channels

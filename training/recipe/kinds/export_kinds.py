@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 
-from model_store.strict import nearest_name
+from flambeau.protocol.strict import nearest_name
 from training.recipe.kinds.aoti_kind import AOTI
 from training.recipe.kinds.export_kind import ExportKind
 from training.recipe.kinds.onnx_kind import ONNX

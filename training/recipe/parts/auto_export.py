@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator
 
+from flambeau.protocol.strict import nearest_name
 from model_store.artifact_kinds import ArtifactKind
-from model_store.strict import nearest_name
 from training.recipe.kinds.export_kinds import EXPORT_KINDS, Export
 from training.recipe.parts.export_entries import (
     Bf16Tolerance,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from model_store.strict import Matching
+from flambeau.protocol.strict import Matching
 from training.recipe.parts.recipe_part import RecipePart
 
 MOMENT = r"^([0-9]+(\.[0-9]+)?%|[0-9]+ epochs?|[0-9]+ steps?)$"

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from model_store.signature import Axis, TensorName
+from flambeau.protocol.signature import Axis, TensorName
 from training.recipe.parts.one_of import OneKey, OneOf
 from training.recipe.parts.recipe_part import RecipePart
 

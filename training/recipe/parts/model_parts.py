@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from model_store.signature import TensorName
-from model_store.strict import Matching, nearest_name
+from flambeau.protocol.signature import TensorName
+from flambeau.protocol.strict import Matching, nearest_name
 from training.recipe.parts.recipe_part import RecipePart
 
 Initialisation = Literal[

@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flambeau.protocol.strict import nearest_name
 from model_store.metric import BETTER, better_of, is_share, metric_texts
-from model_store.strict import nearest_name
 
 FIRST, ALWAYS = "first", "always"
 LIVE, GUESS = "live", "guess"

@@ -2,7 +2,7 @@
 
 from pydantic import ConfigDict
 
-from model_store.strict import StrictModel
+from flambeau.protocol.strict import StrictModel
 
 
 class RecipePart(StrictModel):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from model_store.strict import Matching
+from flambeau.protocol.strict import Matching
 from training.recipe.parts.compile_part import CompilePart
 from training.recipe.parts.parallel_part import ParallelPart
 from training.recipe.parts.recipe_part import RecipePart

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from model_store.tensors import MAX_RANK, TensorError, decode_raw
+from flambeau.protocol.tensors import MAX_RANK, TensorError, decode_raw
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_preference import checked_preference
 from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES, Buffer

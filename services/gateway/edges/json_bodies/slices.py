@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from model_store.tensors import DATATYPES, Array, TensorError, element_count
+from flambeau.protocol.tensors import DATATYPES, Array, TensorError, element_count
 from services.errors import InvalidRequestError
 from services.gateway.edges.binary_texts import TEXT_OVERHEAD_BYTES, Reserve, check_texts
 from services.gateway.edges.json_bodies.spans import (

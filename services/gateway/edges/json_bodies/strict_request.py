@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_preference import ArtifactPreference, checked_preference

@@ -13,7 +13,7 @@ docs/adr/0036 has the costs.
 from collections.abc import Sequence
 from typing import Any
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.errors import InvalidRequestError
 from services.gateway.edges.binary_texts import Buffer, Reserve
 from services.gateway.edges.json_bodies.slices import array_of

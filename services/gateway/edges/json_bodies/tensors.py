@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from model_store.tensors import DATATYPES, Array, TensorError, as_bytes, element_count, object_array
+from flambeau.protocol.tensors import (
+    DATATYPES,
+    Array,
+    TensorError,
+    as_bytes,
+    element_count,
+    object_array,
+)
 
 ELEMENTS_A_PIECE = 8192
 """Numbers of a response in a piece; writing these takes 0.2 to 0.5 ms."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.device import Device
 

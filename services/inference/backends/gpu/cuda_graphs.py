@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from model_store.signature import Signature, TensorSpec
-from model_store.tensors import DATATYPES
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import DATATYPES
 
 logger = logging.getLogger("flambeau.cuda")
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import Device

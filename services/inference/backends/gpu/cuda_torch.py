@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.inference.backends.backend import Backend
 from services.inference.backends.gpu.cuda_device import check_gpu, pinned_array
 from services.inference.backends.gpu.cuda_graphs import CAPTURE_LOCK, CudaGraphs, graph_sizes

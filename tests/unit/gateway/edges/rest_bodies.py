@@ -1,6 +1,6 @@
 """Decodes and encodes REST bodies in one go, whatever their size."""
 
-from model_store.signature import Signature
+from flambeau.protocol.signature import Signature
 from services.gateway.edges import rest_codec
 from services.gateway.edges.binary_texts import Buffer
 from services.gateway.edges.json_bodies.strict_request import RestRequest

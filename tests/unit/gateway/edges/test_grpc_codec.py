@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from model_store.tensors import DATATYPES, Array, decode_raw, encode_raw, object_array
+from flambeau.protocol.tensors import DATATYPES, Array, decode_raw, encode_raw, object_array
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
 from services.gateway.edges.grpc_codec import (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from model_store.tensors import DATATYPES, Array, TensorError, as_bytes, object_array
+from flambeau.protocol.tensors import DATATYPES, Array, TensorError, as_bytes, object_array
 from services.gateway.edges.json_bodies.tensors import from_json, to_json
 
 NUMERIC = tuple(d for d in DATATYPES if d not in ("FP16", "BF16", "BYTES"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from model_store.tensors import DATATYPES, Array, encode_raw
+from flambeau.protocol.tensors import DATATYPES, Array, encode_raw
 from services.errors import ServingError
 from services.gateway.edges.json_bodies import fast_request, slices
 from services.gateway.edges.json_bodies.fast_request import NOT_FAST, read_fast

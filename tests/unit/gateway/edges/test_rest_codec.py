@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from model_store.signature import TensorSpec
-from model_store.tensors import (
+from flambeau.protocol.signature import TensorSpec
+from flambeau.protocol.tensors import (
     DATATYPES,
     Array,
     datatype_of,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model_store.tensors import encode_raw
+from flambeau.protocol.tensors import encode_raw
 from services.errors import BufferFullError, InvalidRequestError, ServingError
 from services.gateway.edges.binary_texts import MAX_TEXTS, TEXT_OVERHEAD_BYTES
 from services.gateway.edges.json_bodies import slices as json_slices

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from flambeau.protocol.tensors import Array
 from model_store.samples.payload_sample import PayloadSample
 from model_store.samples.payload_samples import read_samples
 from model_store.storage.storage import Storage
-from model_store.tensors import Array
 from services.errors import (
     BackendError,
     DeadlineExceededError,

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.signature import Signature, TensorSpec
-from model_store.tensors import Array
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import Array
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU
 from services.inference.backends.device_memory import device_memory_bytes

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.signature import Signature, TensorSpec
-from model_store.tensors import Array
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import Array
 from services.errors import DeviceError
 from services.inference.backends.gpu import cuda_torch
 from services.inference.backends.gpu.cuda_graphs import LARGEST_ROWS, graph_sizes

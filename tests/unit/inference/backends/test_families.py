@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from flambeau.protocol.tensors import Array
 from model_store.host.install_advice import install_command
 from model_store.manifest import Artifact, MadeWith
-from model_store.tensors import Array
 from services.errors import BackendError
 from services.inference.backends import artifact_fit
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit

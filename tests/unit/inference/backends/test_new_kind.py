@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import Array
 from model_store.artifact_kinds import STORED_KINDS, StoredKind
 from model_store.errors import ManifestError
 from model_store.golden import GoldenRows
 from model_store.manifest import Golden, Manifest, parse_manifest
-from model_store.signature import Signature, TensorSpec
 from model_store.store import ModelStore
-from model_store.tensors import Array
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import Device
 from services.inference.backends.open_options import OpenOptions

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from model_store.signature import Padding, Signature, TensorSpec
+from flambeau.protocol.signature import Padding, Signature, TensorSpec
 from services.errors import DeviceError
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.gpu import cuda_device

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from flambeau.protocol.tensors import Array
 from model_store.manifest import PythonStep
-from model_store.tensors import Array
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import Device
 from services.inference.backends.gpu import cuda_onnx

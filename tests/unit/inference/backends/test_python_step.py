@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import Array, object_array
 from model_store.arrays.tensor_file import encode_tensors
 from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import PythonStep
 from model_store.python_step import PythonStepError, open_step
-from model_store.signature import Signature, TensorSpec
-from model_store.tensors import Array, object_array
 from services.errors import BackendError, InputRefusedError
 from services.inference.backends.backend import Backend
 from services.inference.backends.open_backend import open_backend

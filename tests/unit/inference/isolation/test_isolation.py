@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from services.errors import BackendError, DeviceError, WorkerProcessDiedError
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.open_options import OpenOptions
@@ -165,7 +165,7 @@ def test_closing_ends_the_process_and_frees_what_it_had(tmp_path: Path) -> None:
 PARENT = """
 import pathlib, sys, numpy
 from model_store.manifest import Artifact
-from model_store.signature import Signature
+from flambeau.protocol.signature import Signature
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.isolated_backend import open_isolated_backend

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from model_store.tensors import DATATYPES, Array, object_array
+from flambeau.protocol.tensors import DATATYPES, Array, object_array
 from services.inference.isolation.channel import MAX_MESSAGE_BYTES, Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
 

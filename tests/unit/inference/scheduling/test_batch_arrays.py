@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.signature import Padding, Signature, TensorSpec
-from model_store.tensors import DATATYPES, Array
+from flambeau.protocol.signature import Padding, Signature, TensorSpec
+from flambeau.protocol.tensors import DATATYPES, Array
 from services.errors import BackendError
 from services.inference.scheduling.batch_arrays import COPIED_BYTES, BatchArrays
 from services.inference.scheduling.batch_rules import Batch

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from model_store.signature import Padding, Signature, TensorSpec
+from flambeau.protocol.signature import Padding, Signature, TensorSpec
 from services.inference.scheduling.batch_rules import BatchRules, batch_rules
 from services.inference.scheduling.batcher import Batcher
 from services.inference.scheduling.latency import LatencyModel

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.signature import Padding
+from flambeau.protocol.signature import Padding
 from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.batcher import (
     HORIZON_S,

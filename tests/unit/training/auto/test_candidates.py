@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flambeau.protocol.signature import Padding
 from model_store.host.install_advice import install_command
-from model_store.signature import Padding
 from tests.fixtures.signatures import one_to_one
 from tests.unit.training.small_networks import Perceptron, Recurrent
 from training.auto.candidates import Candidate, Machine, ModelContents, candidates

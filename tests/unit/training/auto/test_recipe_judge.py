@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
+from flambeau.protocol.tensors import Array
 from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Manifest
-from model_store.tensors import Array
 from tests.fixtures.store_versions import artifact_in, draft_in
 from tests.unit.training.recipes import recipe, splits
 from training.auto.recipe_judge import RecipeJudge

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from training.data_sets.digits import as_columns, as_ink, as_numbers, as_raw, at_sizes, enlarge
 from training.datasets import IGNORED_LABEL, digits
 

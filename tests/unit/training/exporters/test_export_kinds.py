@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from flambeau.protocol.tensors import Array
 from model_store.host.cpu_features import cpu_features
-from model_store.tensors import Array
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact

@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper
 from rich.console import Console
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from tests.fixtures.signatures import one_to_one
 from tests.unit.training.recipes import recipe, splits, untrained
 from tests.unit.training.small_networks import Perceptron

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from tests.unit.training.recipes import export_here, untrained
 from tests.unit.training.small_families import FAMILIES
 from training.errors import ExportError

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
 from model_store.artifact_kinds import STORED_KINDS, StoredKind
 from model_store.manifest import Precision
-from model_store.signature import Signature
-from model_store.tensors import Array
 from tests.unit.training.recipes import CLASSES, export_here, recipe, splits, untrained
 from training.auto.candidates import Machine, ModelContents, candidates
 from training.exporters.exporter import ExportJob

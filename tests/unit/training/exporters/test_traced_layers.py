@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model_store.signature import Signature, TensorSpec
+from flambeau.protocol.signature import Signature, TensorSpec
 from tests.unit.training.recipes import CLASSES, export_here, recipe, untrained
 from training.datasets import Split, Splits
 from training.errors import ExportError

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from tests.unit.training.cut_off import cut_off_in_epoch
 from training.datasets import IGNORED_LABEL, Splits, load_splits
 from training.errors import DataError, RecipeError, TargetError

@@ -5,8 +5,8 @@ import numpy.typing as npt
 import pytest
 from sklearn import metrics as sklearn_metrics
 
+from flambeau.protocol.tensors import Array
 from model_store.metric import BETTER, SHARES
-from model_store.tensors import Array
 from training.loading.label_arrays import IGNORED_LABEL, LabelArray
 from training.metrics.task_metric import Tally, TaskMetric
 from training.recipe.parts.task import METRICS, Task

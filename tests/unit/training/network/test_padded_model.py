@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from flambeau.protocol.tensors import Array
 from model_store.arrays.parity import Comparison, worst
-from model_store.tensors import Array
 from tests.unit.training.padded_texts import (
     CLASSES,
     PADDING,

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from safetensors.torch import save_model
 from torch import nn
 
-from model_store.strict import explain
-from model_store.tensors import Array
+from flambeau.protocol.strict import explain
+from flambeau.protocol.tensors import Array
 from tests.unit.training.raw_images import STEPS, raw_splits
 from tests.unit.training.recipes import recipe
 from training.datasets import Split, Splits

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from rich.console import Console
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Padding, Signature, SignatureError, TensorSpec
+from flambeau.protocol.tensors import Array
 from model_store.arrays.sized_rows import at_other_sizes
-from model_store.signature import Padding, Signature, SignatureError, TensorSpec
-from model_store.tensors import Array
 from tests.unit.training.recipes import recipe, splits, untrained
 from training.datasets import Splits
 from training.errors import DataError, RecipeError, TargetError

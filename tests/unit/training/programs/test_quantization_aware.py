@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors.torch import load_file, load_model, save_model
 from torch import Tensor, nn
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from tests.fixtures.signatures import one_to_one
 from tests.unit.training.cut_off import cut_off_in_epoch
 from tests.unit.training.recipes import DATA, recipe, splits

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from flambeau.protocol.tensors import Array
 from model_store.arrays.tensor_file import encode_tensors
-from model_store.tensors import Array
 from tests.unit.training.named_data import splits
 from training.datasets import Splits
 from training.errors import DataError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_store.tensors import Array
+from flambeau.protocol.tensors import Array
 from tests.unit.training.named_data import recipe, splits
 from training.datasets import load_splits, with_class_names
 from training.errors import DataError

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
+from flambeau.protocol.tensors import Array
 from model_store.manifest import MadeWith
-from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from tests.unit.training.recipes import recipe, splits
 from training.errors import IsolationError

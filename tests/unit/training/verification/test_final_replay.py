@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 from torch import Tensor, nn
 
+from flambeau.protocol.tensors import Array
 from model_store import golden
 from model_store.arrays.tensor_file import encode_tensors
 from model_store.golden import read_golden
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
-from model_store.tensors import Array
 from tests.unit.training.recipes import CLASSES, recipe, splits
 from training.errors import NothingProvenError
 from training.exporters import export

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import run_in_batches
 from model_store.arrays.parity import Parity, worst
-from model_store.signature import Signature, TensorSpec
-from model_store.tensors import Array
 from model_store.tolerance import Tolerance
 from training.datasets import Split
 from training.exporters.export import Exported

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from model_store.signature import Signature, SignatureError, TensorSpec
-from model_store.strict import explain
+from flambeau.protocol.signature import Signature, SignatureError, TensorSpec
+from flambeau.protocol.strict import explain
 
 Given = dict[str, tuple[str, list[int]]]
 

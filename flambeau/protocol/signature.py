@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
-from model_store.arrays.datatypes import DATATYPE_NAMES
-from model_store.strict import StrictModel, nearest_name
+from flambeau.protocol.datatypes import DATATYPE_NAMES
+from flambeau.protocol.strict import StrictModel, nearest_name
 
 TensorName = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -333,7 +333,7 @@ def _check_values(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
     # NumPy takes 0.1 s to import, and listing a store does not need it.
     import numpy as np
 
-    from model_store.tensors import DATATYPES
+    from flambeau.protocol.tensors import DATATYPES
 
     for name in padding.inputs:
         datatype = inputs[name].datatype

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from model_store.strict import (
+from flambeau.protocol.strict import (
     MAX_EXPLAINED,
     MAX_FAULTS,
     MAX_NAME,
@@ -36,7 +36,7 @@ class Needing(StrictModel):
     ("given", "words"),
     [
         ({"text": 3}, "'text' is 3: write text"),
-        ({"text": Inner}, "text: path/file.py:Inner or tests.unit.model_store.test_strict:Inner"),
+        ({"text": Inner}, "text: path/file.py:Inner or tests.unit.protocol.test_strict:Inner"),
         ({"texts": "all"}, "'texts' is 'all': write a list, as in [all]"),
         ({"texts": {"a": 1}}, "'texts' is {'a': 1}: write a list, as in [a, b]"),
         ({"parts": [1]}, "'parts' is [1]: write a mapping, as in {key: value}"),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from model_store.arrays.datatypes import DATATYPE_NAMES
-from model_store.tensors import (
+from flambeau.protocol.datatypes import DATATYPE_NAMES
+from flambeau.protocol.tensors import (
     DATATYPES,
     MAX_RANK,
     Array,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from model_store.signature import Padding, Signature, SignatureError, TensorSpec
-from model_store.strict import explain
+from flambeau.protocol.signature import Padding, Signature, SignatureError, TensorSpec
+from flambeau.protocol.strict import explain
 
 Given = dict[str, tuple[str, list[int]]]
 

@@ -1,0 +1,1 @@
+"""Tensors and signatures of the Open Inference Protocol, for the client, the store and servers."""
