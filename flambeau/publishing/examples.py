@@ -1,0 +1,184 @@
+"""Example inputs of a model, as given by the caller, as tensors by name.
+
+In: a mapping from names to arrays or tensors; one array or a tuple in the order of the arguments;
+or a list of mappings, one for each size that inputs may have. Out: `Examples`.
+
+Rules: each input has a row for each row of the batch; an axis whose size differs between examples
+varies between the smallest and the largest of them.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.tensors import TensorError, datatype_of
+from flambeau.publishing.errors import ExampleError
+
+Sizes = dict[str, dict[int, tuple[int, int]]]
+"""Smallest and largest size of the axes that vary, by input."""
+
+MAX_ROWS = 100_000
+"""Limit on the rows of an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Example inputs in the order of the model's arguments."""
+
+    inputs: dict[str, Tensor]
+    """Tensors on the CPU by name, [rows, ...]."""
+    others: list[dict[str, Tensor]] = field(default_factory=list)
+    """Further examples at other sizes."""
+    dynamic: Sizes = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the inputs, in order."""
+        return list(self.inputs)
+
+    def all(self) -> Iterator[dict[str, Tensor]]:
+        """Yields all examples."""
+        yield self.inputs
+        yield from self.others
+
+
+def read_examples(
+    call: Callable[..., Any], given: Any, dynamic: Mapping[str, Mapping[int, Any]] | None = None
+) -> Examples:
+    """Converts the caller's examples.
+
+    Args:
+        call: the model, for the names and the order of its arguments.
+        given: the examples; see the head of this module.
+        dynamic: smallest and largest size by input and axis, beside those that examples show.
+
+    Raises:
+        ExampleError: a value is no array, has no rows, or contradicts another.
+    """
+    several = isinstance(given, list) and bool(given) and isinstance(given[0], Mapping)
+    parts = [_ordered(call, one) for one in (given if several else [given])]
+    first, others = parts[0], parts[1:]
+    for other in others:
+        _check_alike(first, other)
+    sizes = _varying(parts)
+    for name, axes in (dynamic or {}).items():
+        if name not in first:
+            raise ExampleError(f"dynamic names input '{name}'{nearest_name(name, first)}")
+        for axis, range_ in axes.items():
+            sizes.setdefault(name, {})[axis] = _size_range(name, axis, range_, first[name])
+    return Examples(first, others, sizes)
+
+
+def _ordered(call: Callable[..., Any], given: Any) -> dict[str, Tensor]:
+    """Returns one example by name, in the order of the arguments."""
+    parameters = _parameters(call)
+    if isinstance(given, Mapping):
+        named = {str(name): value for name, value in given.items()}
+    else:
+        values = list(given) if isinstance(given, tuple) else [given]
+        if len(values) > len(parameters):
+            raise ExampleError(
+                f"examples has {len(values)} arrays and the model takes {len(parameters)} "
+                f"({', '.join(parameters)}); give a mapping from names to arrays"
+            )
+        named = dict(zip(parameters, values, strict=False))
+    if not named:
+        raise ExampleError("examples is empty; give an array for each input of the model")
+    if set(named) <= set(parameters):  # keyword names decide the order
+        named = {name: named[name] for name in parameters if name in named}
+    tensors = {name: _tensor(name, value) for name, value in named.items()}
+    _check_rows(tensors)
+    return tensors
+
+
+def _parameters(call: Callable[..., Any]) -> list[str]:
+    function = call.forward if isinstance(call, torch.nn.Module) else call
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return ["input"]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in parameters if each.kind in kinds] or ["input"]
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    """Converts one value to a tensor on the CPU.
+
+    Raises:
+        ExampleError: it is no array of numbers.
+    """
+    if isinstance(value, Tensor):
+        tensor = value.detach().cpu()
+    else:
+        try:
+            array = np.asarray(value)
+            datatype_of(array)
+            tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]).copy())
+        except (TensorError, TypeError, ValueError) as error:
+            raise ExampleError(
+                f"examples['{name}'] is a {type(value).__name__} that is no array of numbers "
+                f"({error}); give a NumPy array or a tensor, such as float32 [rows, ...]"
+            ) from error
+        if array.dtype == np.float64 and not isinstance(value, np.ndarray):
+            tensor = tensor.float()  # numbers of Python have no precision of their own
+    return tensor.contiguous()
+
+
+def _check_rows(tensors: Mapping[str, Tensor]) -> None:
+    rows = {name: tensor.shape[0] for name, tensor in tensors.items() if tensor.ndim}
+    if any(count == 0 for count in rows.values()):
+        raise ExampleError("an example has no rows; give at least one row of each input")
+    if any(count > MAX_ROWS for count in rows.values()):
+        raise ExampleError(f"an example has more than {MAX_ROWS:,} rows; give fewer")
+
+
+def _check_alike(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    if list(first) != list(other):
+        raise ExampleError(
+            f"examples name different inputs: {list(first)} and {list(other)}; give all the same"
+        )
+    for name, tensor in first.items():
+        if tensor.ndim != other[name].ndim or tensor.dtype != other[name].dtype:
+            raise ExampleError(
+                f"examples of input '{name}' differ in more than size: {tensor.dtype} "
+                f"{list(tensor.shape)} and {other[name].dtype} {list(other[name].shape)}"
+            )
+
+
+def _varying(parts: Sequence[Mapping[str, Tensor]]) -> Sizes:
+    found: Sizes = {}
+    for name, tensor in parts[0].items():
+        for axis in range(1, tensor.ndim):
+            sizes = [part[name].shape[axis] for part in parts]
+            if min(sizes) < max(sizes):
+                found.setdefault(name, {})[axis] = (min(sizes), max(sizes))
+    return found
+
+
+def _size_range(name: str, axis: int, given: Any, example: Tensor) -> tuple[int, int]:
+    try:
+        low, high = (int(size) for size in given)
+    except (TypeError, ValueError):
+        low = high = 0
+    if not 1 <= low < high:
+        raise ExampleError(
+            f"dynamic['{name}'][{axis}] is {given!r}; give the smallest and a larger size, "
+            "as in (8, 64)"
+        )
+    if not 1 <= axis < example.ndim:
+        raise ExampleError(
+            f"dynamic['{name}'] names axis {axis}, and the input is {list(example.shape)}; "
+            f"name an axis from 1 to {example.ndim - 1}"
+        )
+    if not low <= example.shape[axis] <= high:
+        raise ExampleError(
+            f"dynamic['{name}'][{axis}] is {low} to {high}, and the example has size "
+            f"{example.shape[axis]}; include it"
+        )
+    return low, high

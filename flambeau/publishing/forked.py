@@ -1,0 +1,119 @@
+"""Calls a function in a forked child, so that the caller's process keeps its memory and state.
+
+Exporting a network imports a hundred megabytes of torch's compiler; in a child they are gone
+afterwards. The child shares the caller's memory, so nothing is copied or pickled on the way in.
+
+Rule: a fork of a process with threads may deadlock. A child that uses no CPU time for `STUCK_S`
+seconds is ended, and the caller makes the call itself.
+"""
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+STUCK_S = 20.0
+"""Seconds without CPU time after which a child counts as deadlocked; exporting never waits."""
+_LOOK_EVERY_S = 0.5
+_CHUNK_BYTES = 2**16
+
+
+class ForkUnavailableError(Exception):
+    """There is no fork here, or the child could not finish its work; the caller may do it."""
+
+
+def call_in_fork(call: Callable[[], Result]) -> Result:
+    """Returns the result of the call, made in a child; its exceptions are raised here.
+
+    Args:
+        call: a function; its result and exceptions are pickled on the way back. It must not use a
+            GPU that this process has used.
+
+    Raises:
+        ForkUnavailableError: the system has no fork, or the child died or got stuck.
+    """
+    if not hasattr(os, "fork"):
+        raise ForkUnavailableError("this system has no fork")
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _answer(call, writer)
+    os.close(writer)
+    try:
+        data = _read(reader, child)
+    finally:
+        os.close(reader)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if not data:
+        raise ForkUnavailableError("the child ended without an answer")
+    # Written by our own child over a private pipe.
+    succeeded, found = pickle.loads(data)  # noqa: S301
+    if not succeeded:
+        raise found
+    return found  # type: ignore[no-any-return]
+
+
+def _answer(call: Callable[[], Any], writer: int) -> None:
+    """Runs in the child, and ends it without the handlers and buffers of the caller's process."""
+    try:
+        sys.settrace(None)  # a debugger's breakpoints belong to the caller's process
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller gets Ctrl-C, and ends the child
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        try:
+            answer: tuple[bool, Any] = (True, call())
+        except Exception as error:
+            answer = (False, error)
+        try:
+            data = pickle.dumps(answer)
+        except Exception:  # exceptions of torch may hold frames and modules
+            data = pickle.dumps((False, RuntimeError(_first_line(answer[1]))))
+        with os.fdopen(writer, "wb") as file:
+            file.write(data)
+    finally:
+        os._exit(0)
+
+
+def _first_line(error: object) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _read(reader: int, child: int) -> bytes:
+    """Returns what the child writes until it closes the pipe; empty if it is stuck."""
+    parts, quiet_s, used = [], 0.0, _cpu_ticks(child)
+    while True:
+        if select.select([reader], [], [], _LOOK_EVERY_S)[0]:
+            part = os.read(reader, _CHUNK_BYTES)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+            continue
+        now = _cpu_ticks(child)
+        quiet_s = quiet_s + _LOOK_EVERY_S if now == used else 0.0
+        used = now
+        if quiet_s >= STUCK_S:
+            return b""
+
+
+def _cpu_ticks(process: int) -> int:
+    """Returns the CPU time of a process in clock ticks; 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])

@@ -1,0 +1,214 @@
+"""`flambeau.publish`: a model in memory becomes a verified version in a store."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
+from flambeau.publishing.own_process import OwnProcessError, own_process
+from flambeau.publishing.published import PublishedArtifact, PublishedVersion
+
+DEFAULT_STORE = "./var/model_store"
+IMPORTER = "training.importing.run"
+
+Bump = Literal["major", "minor", "patch"]
+
+
+def publish(
+    model: Any,
+    examples: Any,
+    *,
+    name: str,
+    to: str | os.PathLike[str] = DEFAULT_STORE,
+    outputs: Sequence[str] | None = None,
+    targets: Any = None,
+    metric: str | None = None,
+    artifacts: Literal["auto"] | Sequence[str] = "auto",
+    gates: Any = None,
+    alias: str | None = "production",
+    labels: Mapping[str, Sequence[str]] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    dynamic: Mapping[str, Mapping[int, tuple[int, int]]] | None = None,
+    max_batch_size: int = 32,
+    bump: Bump | None = None,
+    progress: bool = True,
+) -> PublishedVersion:
+    """Exports a model, verifies each artifact against it, and publishes a version.
+
+    The model runs here, on the examples; torch captures it here, in a forked child. Conversion,
+    quantisation, verification and publication run in a process of our own. An artifact is published
+    only if its outputs match those of the model.
+
+    Args:
+        model: a torch module in evaluation mode on the CPU, or a function of tensors.
+        examples: inputs by name, `{"image": array}`, each [rows, ...]; or one array, or a tuple of
+            them in the order of the arguments; or a list of such mappings, one for each size that
+            inputs may have. From 32 rows on, they also calibrate 8-bit artifacts. Give real rows:
+            the verification is as good as they are.
+        name: name of the model in the store.
+        to: the store: a folder, or `s3://bucket/prefix`.
+        outputs: names of the outputs, in order; None for the keys or fields that the model returns,
+            or `output`.
+        targets: the right answers of the example rows, such as classes [rows]; artifacts are then
+            also judged by a metric.
+        metric: `accuracy` (of classes), `f1` (of several labels a row) or `rmse` (of numbers); None
+            to choose by the type of the targets.
+        artifacts: `auto`, or names such as `onnx`, `onnx-int8`, `openvino`, `pt2`, `torchscript`.
+        gates: rules by which outputs match, for all or by output name, such as
+            `{"logits": {"top1": 0.99}}`; None for rules that suit each output and precision.
+        alias: alias that moves to the version; None for none. Servers serve `production`.
+        labels: names of the classes along the last axis of an output, by output.
+        metadata: text that is stored with the version, such as `{"team": "vision"}`.
+        dynamic: smallest and largest size of axes that vary, by input and axis:
+            `{"image": {2: (8, 64), 3: (8, 64)}}`; sizes of several examples are added.
+        max_batch_size: largest batch of a server, in rows.
+        bump: required change of the semantic version; None for the smallest that is right.
+        progress: False to print nothing.
+
+    Returns:
+        The published version.
+
+    Raises:
+        ExampleError: the examples do not fit the model.
+        CaptureError: torch cannot capture the model, or its answers cannot be verified.
+        RefusedError: no artifact matched the model, or the store refused the version. Nothing was
+            published.
+    """
+    from flambeau.publishing.capture import capture
+    from flambeau.publishing.examples import read_examples
+    from flambeau.publishing.staging import write_request
+
+    _check_model(model)
+    wanted = _wanted(artifacts)
+    with (
+        _progress(progress) as say,
+        tempfile.TemporaryDirectory(prefix="flambeau-publish-") as temporary,
+    ):
+        folder = Path(temporary)
+        say(f"capturing {name}")
+        given = read_examples(model, examples, dynamic)
+        captured = capture(
+            model,
+            given,
+            folder=folder,
+            outputs=outputs,
+            labels=labels,
+            max_batch_size=max_batch_size,
+            script=wanted != "auto" and "torchscript" in wanted,
+        )
+        rows = next(iter(given.inputs.values())).shape[0]
+        request = {
+            "model": name,
+            "store": _store_url(to),
+            "source": f"{type(model).__name__} from Python",
+            "originals": [{"kind": kind, "file": file} for kind, file in captured.files.items()],
+            "refusals": captured.refusals,
+            "signature": captured.signature.model_dump(mode="json"),
+            "artifacts": wanted,
+            "gates": gates,
+            "metric": metric,
+            "alias": alias,
+            "metadata": dict(metadata or {}),
+            "bump": bump,
+        }
+        write_request(
+            folder,
+            request,
+            [{key: tensor.numpy() for key, tensor in one.items()} for one in given.all()],
+            [captured.outputs, *captured.others],
+            _targets(targets, rows),
+        )
+        return _import(folder, say)
+
+
+def _check_model(model: Any) -> None:
+    if isinstance(model, type):
+        raise ExampleError(
+            f"model is the class {model.__name__}; give an instance, as in {model.__name__}()"
+        )
+    if not callable(model):
+        raise ExampleError(
+            f"model is a {type(model).__name__}; give a torch module or a function of tensors"
+        )
+
+
+def _wanted(artifacts: Any) -> Any:
+    if artifacts == "auto":
+        return "auto"
+    if isinstance(artifacts, str):
+        return [artifacts]
+    wanted = [str(each) for each in artifacts]
+    if not wanted:
+        raise PublishError("artifacts is empty; give 'auto', or names such as ['onnx']")
+    return wanted
+
+
+def _store_url(to: str | os.PathLike[str]) -> str:
+    """Returns the address of the store; our process has another working directory."""
+    text = os.fspath(to)
+    return text if "://" in text else str(Path(text).expanduser().absolute())
+
+
+def _targets(targets: Any, rows: int) -> Any:
+    """Returns the targets as an array.
+
+    Raises:
+        ExampleError: they are no numbers, or not one for each row.
+    """
+    if targets is None:
+        return None
+    import numpy as np
+
+    array = np.asarray(targets.detach().cpu() if hasattr(targets, "detach") else targets)
+    if array.dtype.kind not in "biuf":
+        raise ExampleError(f"targets has type {array.dtype}; give numbers, such as classes [rows]")
+    if array.ndim == 0 or len(array) != rows:
+        raise ExampleError(
+            f"targets has shape {list(array.shape)} and the examples have {rows} rows; give one "
+            "for each row"
+        )
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+
+
+def _import(folder: Path, say: Callable[[str], None]) -> PublishedVersion:
+    """Runs the importer, and returns its result."""
+    result: dict[str, Any] | None = None
+    try:
+        with own_process(IMPORTER, [str(folder)]) as events:
+            for event in events:
+                if "step" in event:
+                    say(event["step"])
+                elif "error" in event:
+                    _refuse(event["error"])
+                elif "published" in event:
+                    result = event["published"]
+    except OwnProcessError as error:
+        raise RefusedError(f"nothing was published: {error}") from None
+    if result is None:
+        raise RefusedError("nothing was published: our process ended without a result")
+    artifacts = tuple(PublishedArtifact(**each) for each in result.pop("artifacts"))
+    notes = tuple(result.pop("notes"))
+    return PublishedVersion(artifacts=artifacts, notes=notes, **result)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise RefusedError(text)
+
+
+@contextmanager
+def _progress(shown: bool) -> Iterator[Callable[[str], None]]:
+    """Shows the current step: in a terminal or a notebook as a status, else line by line."""
+    if not shown:
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        yield lambda text: console.print(text, soft_wrap=True, highlight=False, markup=False)
+        return
+    with console.status("publishing") as status:
+        yield status.update
