@@ -1,32 +1,76 @@
-"""flambeau: from a PyTorch training recipe to live traffic.
+"""flambeau: from a PyTorch model to live traffic.
 
-`from flambeau import Client, AsyncClient` calls models on a server. Importing the package itself is
+Publish a model, with a proof that its artifacts match it, and serve it:
+
+    import flambeau
+
+    version = flambeau.publish(net, examples={"image": x}, name="digits")
+    flambeau.serve("digits")
+
+Call it, from any machine, or run it here:
+
+    with flambeau.Client("127.0.0.1:8001") as client:
+        digits = client.model("digits")
+        logits = digits(image=images)
+
+    with flambeau.load("digits@production") as digits:
+        logits = digits(image=images)
+
+`publish` takes a module or a function of tensors, `serve` starts a server, `load` gives a version
+as a function, and `Client` and `AsyncClient` call models on a server. Importing the package is
 cheap: each name is loaded at first use.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-__all__ = ["AsyncClient", "Client", "Tls", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "LoadedModel",
+    "PublishError",
+    "PublishedVersion",
+    "Server",
+    "Tls",
+    "__version__",
+    "load",
+    "publish",
+    "serve",
+]
 
 if TYPE_CHECKING:
     from flambeau.channel import Tls
     from flambeau.client import AsyncClient, Client
+    from flambeau.local.loaded import LoadedModel, load
+    from flambeau.local.server import Server, serve
+    from flambeau.publishing.errors import PublishError
+    from flambeau.publishing.publish import publish
+    from flambeau.publishing.published import PublishedVersion
 
     __version__: str
 else:
+    _MODULES = {
+        "AsyncClient": "flambeau.client",
+        "Client": "flambeau.client",
+        "LoadedModel": "flambeau.local.loaded",
+        "PublishError": "flambeau.publishing.errors",
+        "PublishedVersion": "flambeau.publishing.published",
+        "Server": "flambeau.local.server",
+        "Tls": "flambeau.channel",
+        "load": "flambeau.local.loaded",
+        "publish": "flambeau.publishing.publish",
+        "serve": "flambeau.local.server",
+    }
 
     def __getattr__(name: str) -> object:
-        if name in ("AsyncClient", "Client"):
-            from flambeau import client
-
-            return getattr(client, name)
-        if name == "Tls":
-            from flambeau.channel import Tls
-
-            return Tls
+        if name in _MODULES:
+            return getattr(import_module(_MODULES[name]), name)
         if name == "__version__":
             return _version()
         raise AttributeError(f"module 'flambeau' has no attribute '{name}'")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
 
 
 def _version() -> str:

@@ -40,6 +40,14 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Semver = Annotated[str, Field(pattern=SEMVER_PATTERN)]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=4096)]
+    ],
+    Field(max_length=64),
+]
+"""Text by key, which the store keeps and does not interpret."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -232,9 +240,13 @@ class Lineage(StrictModel):
     """The provenance of a version: recipe, data, code, libraries and parent."""
 
     recipe_sha256: Sha256
+    """Digest of the recipe, or of the request of an import."""
     data_sha256: Sha256
+    """Digest of the rows that the version was trained on, or verified with if it was imported."""
     # Omitted from JSON if None, so that older manifests serialize as before.
     data: DataOrigin | None = Field(default=None, exclude_if=lambda data: data is None)
+    imported_from: str | None = Field(default=None, exclude_if=lambda source: source is None)
+    """Description of the model that was imported; None for a trained one."""
     git_commit: str | None
     library_versions: dict[str, str]
     metrics: dict[str, float]
@@ -259,6 +271,8 @@ class Draft(StrictModel):
     """The step that runs on raw inputs first; None if the artifacts take the raw inputs."""
     slo: Slo | None = Field(default=None, exclude_if=lambda slo: slo is None)
     """Service level objectives; None for the default (`model_store.slo.DEFAULT_SLO`)."""
+    metadata: Metadata = Field(default={}, exclude_if=lambda texts: not texts)
+    """Text of the publisher, such as `{"team": "vision"}`."""
     files: tuple[FileEntry, ...]
     """Every other file of the version: report, recipe, checkpoint, config.pbtxt."""
 

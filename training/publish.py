@@ -119,7 +119,7 @@ def publish(
     """
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
-    _check_any_proven(recipe.publish.model, report, folder / REPORT)
+    check_any_proven(recipe.publish.model, report, folder / REPORT)
     (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
     files = [REPORT, REPORT_PAGE, RECIPE]
     for name, path in _weights(trained).items():
@@ -131,9 +131,9 @@ def publish(
     if step is not None:
         (folder / PYTHON_STEP).write_bytes(step.source)
         signature = served_signature(signature, splits)
-    artifacts = tuple(_artifact(proven, folder) for proven in report.published())
+    artifacts = tuple(artifact_record(proven, folder) for proven in report.published())
     text = triton_config(recipe.publish.model, artifacts, expected.signature)
-    files += _write_triton_config(folder, text)
+    files += write_triton_config(folder, text)
     draft = Draft(
         model=recipe.publish.model,
         signature=signature,
@@ -154,8 +154,12 @@ def _weights(trained: Trained) -> dict[str, Path]:
     return {name: path for name, path in weights.items() if path is not None}
 
 
-def _check_any_proven(model: str, report: Report, figures: Path) -> None:
-    """Refuses a report without a verified artifact; `figures` is the file that has it."""
+def check_any_proven(model: str, report: Report, figures: Path) -> None:
+    """Refuses a report without a verified artifact; `figures` is the file that has it.
+
+    Raises:
+        NothingProvenError: every artifact was refused; the message has the reasons.
+    """
     if report.published():
         return
     reasons = "; ".join(f"{a.name}: {a.refusal}" for a in report.artifacts)
@@ -186,7 +190,16 @@ def _python_step(step: Step, behind_it: Signature) -> PythonStep:
     )
 
 
-def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
+def artifact_record(proven: ArtifactReport, folder: Path) -> Artifact:
+    """Returns the manifest's entry of a verified artifact.
+
+    Args:
+        proven: its figures.
+        folder: the folder of its files.
+
+    Raises:
+        StoreError: no server would open its file.
+    """
     assert proven.max_abs_difference is not None, "a proven artifact was measured"
     assert proven.metric is not None, "a proven artifact was measured"
     artifact = Artifact(
@@ -213,7 +226,7 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
     return artifact
 
 
-def _write_triton_config(folder: Path, text: str) -> list[str]:
+def write_triton_config(folder: Path, text: str) -> list[str]:
     """Writes the configuration, unless it is empty. Returns the names of the written files."""
     if text:
         (folder / TRITON_CONFIG).write_text(text, encoding="utf-8")
@@ -227,7 +240,7 @@ def _lineage(
         recipe_sha256=hashlib.sha256(recipe_path.read_bytes()).hexdigest(),
         data_sha256=splits.sha256(),
         data=splits.origin,
-        git_commit=_git_commit(),
+        git_commit=git_commit(),
         library_versions={"python": platform.python_version(), **library_versions(LIBRARIES)},
         metrics=report.metrics,
         network_sha256=recipe.network_digest(),
@@ -235,7 +248,7 @@ def _lineage(
     )
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """Returns the commit of the working directory, with the recipe's code; None outside git."""
     git = shutil.which("git")
     if git is None:

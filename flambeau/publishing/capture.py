@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.jit._trace import TracerWarning
 
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from flambeau.publishing.errors import CaptureError, ExampleError
 from flambeau.publishing.examples import Examples
 from flambeau.publishing.forked import ForkUnavailableError, call_in_fork
-from flambeau.publishing.network_outputs import named_outputs
+from flambeau.publishing.network_outputs import OutputError, OutputsInOrder, named_outputs
 
 PROGRAM, SCRIPT = "program.pt2", "module.torchscript.pt"
 """Files of the captured model."""
@@ -80,35 +81,19 @@ def capture(
     """
     _check_mode(model)
     _check_device(model)
-    flat = _Flat(model, outputs)
-    found = _run(flat, examples.inputs, max_batch_size)
-    _check_repeats(found, _run(flat, examples.inputs, max_batch_size))
-    _check_rows(flat, examples.inputs, found)
-    others = [_run(flat, other, max_batch_size) for other in examples.others]
+    found = _run(model, outputs, examples.inputs, max_batch_size)
+    names = list(found)
+    _check_repeats(found, _run(model, names, examples.inputs, max_batch_size))
+    _check_rows(model, examples.inputs, found)
+    others = [_run(model, names, other, max_batch_size) for other in examples.others]
     signature = _signature(examples, found, others, labels or {}, max_batch_size)
+    flat = OutputsInOrder(model, names)
+    flat.training = False  # the model's own modules stay as they are
     files, refusals = _capture_files(flat, examples, signature, folder, script)
     if not files:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in refusals.items())
         raise CaptureError(f"torch cannot capture the model: {reasons}")
     return Captured(files, refusals, signature, found, others)
-
-
-class _Flat(nn.Module):
-    """The model with positional arguments, and a tuple of named outputs."""
-
-    def __init__(self, model: Model, outputs: Sequence[str] | None) -> None:
-        super().__init__()
-        self.model = model
-        self.outputs = None if outputs is None else tuple(outputs)
-        self.training = False
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Returns the outputs in order."""
-        return tuple(self.named(*inputs).values())
-
-    def named(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Returns the outputs by name."""
-        return named_outputs(self.model(*inputs), self.outputs)
 
 
 def _check_mode(model: Model) -> None:
@@ -138,21 +123,29 @@ def _check_device(model: Model) -> None:
             )
 
 
-def _run(flat: _Flat, inputs: Mapping[str, Tensor], max_batch_size: int) -> dict[str, Array]:
+def _run(
+    model: Model, names: Sequence[str] | None, inputs: Mapping[str, Tensor], max_batch_size: int
+) -> dict[str, Array]:
     """Runs all rows in batches; returns the outputs by name, [rows, ...]."""
     rows = _row_count(inputs)
     parts = [
-        _run_once(flat, {name: t[start : start + max_batch_size] for name, t in inputs.items()})
+        _run_once(
+            model, names, {key: t[start : start + max_batch_size] for key, t in inputs.items()}
+        )
         for start in range(0, rows, max_batch_size)
     ]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _run_once(flat: _Flat, inputs: Mapping[str, Tensor]) -> dict[str, Array]:
+def _run_once(
+    model: Model, names: Sequence[str] | None, inputs: Mapping[str, Tensor]
+) -> dict[str, Array]:
     shapes = ", ".join(f"'{name}' {list(tensor.shape)}" for name, tensor in inputs.items())
     try:
         with torch.inference_mode():
-            found = flat.named(*(tensor.clone() for tensor in inputs.values()))
+            found = named_outputs(model(*(t.clone() for t in inputs.values())), names)
+    except OutputError as error:
+        raise CaptureError(str(error)) from error
     except Exception as error:  # the caller's code may raise anything
         lines = str(error).strip().splitlines()
         raise ExampleError(
@@ -204,8 +197,8 @@ def _check_repeats(first: Mapping[str, Array], second: Mapping[str, Array]) -> N
             )
 
 
-def _check_rows(flat: _Flat, inputs: Mapping[str, Tensor], together: Mapping[str, Array]) -> None:
-    alone = _run_once(flat, {name: tensor[:1] for name, tensor in inputs.items()})
+def _check_rows(model: Model, inputs: Mapping[str, Tensor], together: Mapping[str, Array]) -> None:
+    alone = _run_once(model, list(together), {name: tensor[:1] for name, tensor in inputs.items()})
     for name, one in alone.items():
         if (gap := _gap(together[name][:1], one)) is not None:
             raise CaptureError(
@@ -271,7 +264,7 @@ def _spec(name: str, array: Array, varying: set[int]) -> TensorSpec:
 
 
 def _capture_files(
-    flat: _Flat, examples: Examples, signature: Signature, folder: Path, script: bool
+    flat: OutputsInOrder, examples: Examples, signature: Signature, folder: Path, script: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Writes the files; returns them and the refusals, both by kind."""
     rows = {name: _export_rows(tensor) for name, tensor in examples.inputs.items()}
@@ -300,7 +293,7 @@ def _capture_files(
 
 def _call(call: Callable[[], Any]) -> Any:
     """Makes the call in a forked child, or here where that is impossible."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         try:
             return call_in_fork(lambda: _with_one_thread(call))
         except ForkUnavailableError:
@@ -320,7 +313,7 @@ def _export_rows(tensor: Tensor) -> Tensor:
 
 
 def _export(
-    flat: _Flat, arguments: tuple[Tensor, ...], signature: Signature, path: Path
+    flat: OutputsInOrder, arguments: tuple[Tensor, ...], signature: Signature, path: Path
 ) -> list[str]:
     """Writes the exported program; returns the names of inputs that nothing uses."""
     batch = torch.export.Dim("batch", min=1, max=max(signature.max_batch_size, 2))
@@ -338,11 +331,11 @@ def _export(
     return [spec.name for spec, node in inputs if node not in used]
 
 
-def _to_torchscript(flat: _Flat, arguments: tuple[Tensor, ...], path: Path) -> None:
+def _to_torchscript(flat: OutputsInOrder, arguments: tuple[Tensor, ...], path: Path) -> None:
     """Writes the model as TorchScript: compiled if its code allows that, else traced."""
     import warnings
 
-    model = flat.model
+    model = flat.network
     if isinstance(model, torch.jit.ScriptModule):
         torch.jit.save(model, str(path))
         return
@@ -354,7 +347,7 @@ def _to_torchscript(flat: _Flat, arguments: tuple[Tensor, ...], path: Path) -> N
                 return
             except Exception:  # noqa: S110 - it is traced instead
                 pass
-        warnings.simplefilter("error", torch.jit.TracerWarning)
+        warnings.simplefilter("error", TracerWarning)
         traced: Any = torch.jit.trace(flat, arguments)  # type: ignore[no-untyped-call]
         torch.jit.save(traced, str(path))
 

@@ -95,7 +95,8 @@ def _first_line(error: object) -> str:
 
 def _read(reader: int, child: int) -> bytes:
     """Returns what the child writes until it closes the pipe; empty if it is stuck."""
-    parts, quiet_s, used = [], 0.0, _cpu_ticks(child)
+    parts: list[bytes] = []
+    quiet_s, used = 0.0, _cpu_ticks(child)
     while True:
         if select.select([reader], [], [], _LOOK_EVERY_S)[0]:
             part = os.read(reader, _CHUNK_BYTES)

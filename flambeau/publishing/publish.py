@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from flambeau.local.own_process import OwnProcess, OwnProcessError
 from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
-from flambeau.publishing.own_process import OwnProcessError, own_process
 from flambeau.publishing.published import PublishedArtifact, PublishedVersion
 
 DEFAULT_STORE = "./var/model_store"
@@ -177,8 +177,8 @@ def _import(folder: Path, say: Callable[[str], None]) -> PublishedVersion:
     """Runs the importer, and returns its result."""
     result: dict[str, Any] | None = None
     try:
-        with own_process(IMPORTER, [str(folder)]) as events:
-            for event in events:
+        with OwnProcess(IMPORTER, str(folder)) as process:
+            for event in process.events():
                 if "step" in event:
                     say(event["step"])
                 elif "error" in event:

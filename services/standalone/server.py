@@ -7,7 +7,7 @@ accepted ones finish, workers close their backends, the process exits 0. A secon
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version as installed_version
 
@@ -18,6 +18,7 @@ from model_store.store import ModelStore
 from services.gateway.front import Front, Listening
 from services.gateway.payload_settings import open_sampler
 from services.inference.loading.configured_policy import serving_policy
+from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.reconciler import Reconciler
 from services.inference.start_checks import check_machine
 from services.process import stop_on_signals
@@ -31,12 +32,17 @@ from services.tracing.setting import open_tracer
 logger = logging.getLogger("flambeau.server")
 
 
-def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None:
+def serve(
+    config: ServerConfig,
+    on_started: Callable[[Listening], None],
+    pinned: Mapping[str, int] | None = None,
+) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Args:
         config: settings of the server.
         on_started: called once, after the first full scan of the store.
+        pinned: the only version to serve, by model; others follow the pointers.
 
     Raises:
         ConfigError: it would be open without authentication; access or samples are misconfigured;
@@ -48,11 +54,15 @@ def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     store = ModelStore(config.store)
-    uvloop.run(_serve(config, store, on_started))
+    policy = replace(serving_policy(config), pinned=pinned or {})
+    uvloop.run(_serve(config, store, policy, on_started))
 
 
 async def _serve(
-    config: ServerConfig, store: ModelStore, on_started: Callable[[Listening], None]
+    config: ServerConfig,
+    store: ModelStore,
+    policy: ServingPolicy,
+    on_started: Callable[[Listening], None],
 ) -> None:
     version = installed_version("flambeau")
     metrics, directory = Metrics(version), Directory()
@@ -66,7 +76,7 @@ async def _serve(
         ),
         tracer=tracer, sampler=sampler,
     )  # fmt: skip
-    reconciler = Reconciler(store, queue, directory, metrics, serving_policy(config), tracer=tracer)
+    reconciler = Reconciler(store, queue, directory, metrics, policy, tracer=tracer)
     asked, drained = asyncio.Event(), asyncio.Event()
     async with front.listening():
         stop_on_signals(asked)

@@ -26,19 +26,32 @@ def write(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> None
     Raises:
         ExportError: there is no C++ compiler, or the program does not compile.
     """
-    program = program_of(model, example, job)
+    # 8-bit weights that are multiplied in FP32 are stored in FP32, which is faster, unless the
+    # entry asks for small files.
+    compile_program(program_of(model, example, job), job.path, freezing=job.method != "weights")
+
+
+def compile_program(program: torch.export.ExportedProgram, path: Path, *, freezing: bool) -> None:
+    """Compiles an exported program for this CPU.
+
+    Args:
+        program: the program.
+        path: output file.
+        freezing: True to store weights in the form in which they are used.
+
+    Raises:
+        ExportError: there is no C++ compiler, or the program does not compile.
+    """
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         raise ExportError("AOTInductor needs a C++ compiler; install g++, or drop kind: aoti")
     import torch._inductor.config as inductor
     from torch._inductor.exc import InductorError
 
-    # 8-bit weights that are multiplied in FP32 are stored in FP32, which is faster, unless the
-    # entry asks for small files.
-    settings = {"freezing": job.method != "weights", "compile_threads": 1}
+    settings = {"freezing": freezing, "compile_threads": 1}
     loggers = ("torch._inductor", "torch._dynamo")
     with quiet(loggers=loggers), whole_recurrent_layers(), inductor.patch(settings):
         try:
-            torch._inductor.aoti_compile_and_package(program, package_path=str(job.path))
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
         except InductorError as error:
             reason = str(error).strip().splitlines()[0]
             raise ExportError(f"AOTInductor fails: {reason} Use kind: onnx, or pt2") from error

@@ -39,7 +39,7 @@ RECURRENT = {"GRUSequence", "LSTMSequence", "RNNSequence"}
 
 def write(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> None:
     """Writes the graph in the entry's precision; see `Exporter.write`."""
-    _check_bf16(job.entry.precision)
+    check_bf16(job.entry.precision)
     _check_resize(job.recipe)
     program = exported_program(model, example, job.signature)
     write_openvino(
@@ -71,7 +71,12 @@ def open_file(path: Path, precision: Precision, signature: Signature) -> Runner:
     return run
 
 
-def _check_bf16(precision: Precision) -> None:
+def check_bf16(precision: Precision) -> None:
+    """Refuses bfloat16 on a processor without instructions for it.
+
+    Raises:
+        ExportError: it has none.
+    """
     if precision == "bf16" and not BF16_FEATURES.intersection(cpu_features()):
         raise ExportError(
             "this processor has no instructions for bfloat16 "

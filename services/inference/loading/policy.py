@@ -25,6 +25,8 @@ class ServingPolicy:
 
     models: tuple[str, ...] = ()
     """Models to serve; empty for every model of the store."""
+    pinned: Mapping[str, int] = field(default_factory=dict)
+    """The only version to serve, by model; others follow the pointers."""
     newest_versions: int
     """Number of newest versions to keep loaded beside those that a pointer names."""
     poll_interval_s: float

@@ -250,7 +250,7 @@ class Reconciler:
     async def _converge(self, name: str, listing: ModelListing, workers: asyncio.TaskGroup) -> None:
         model = self._models.setdefault(name, _Model())
         await self._read_pointers(model, name, listing)
-        wanted = self._wanted_versions(model, listing)
+        wanted = self._wanted_versions(name, model, listing)
         for version in wanted:
             await self._load(model, Lane(name, version), workers)
         self._switch(model, name)
@@ -275,8 +275,10 @@ class Reconciler:
         else:
             self._complaints.pop(topic, None)
 
-    def _wanted_versions(self, model: _Model, listing: ModelListing) -> list[int]:
+    def _wanted_versions(self, name: str, model: _Model, listing: ModelListing) -> list[int]:
         """Returns versions that pointers name, then the newest: production is up soonest."""
+        if (pinned := self._policy.pinned.get(name)) is not None:
+            return [pinned]
         pointed = sorted(model.pointers.aliases.values()) if model.pointers else []
         keep = max(self._policy.newest_versions, 0 if pointed else 1)
         newest = listing.versions[max(len(listing.versions) - keep, 0) :]

@@ -121,7 +121,7 @@ def test_weights_of_another_network_are_refused() -> None:
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        ("digit@1", r"model 'digit', which is not in the store .*did you mean 'digits'"),
+        ("digit@1", r"model 'digit' is not in the store .*did you mean 'digits'"),
         ("digits@2", "has no version 2; published: 1"),
         ("digits@prodction", "no alias 'prodction' .did you mean 'production'.*; its versions: 1"),
     ],

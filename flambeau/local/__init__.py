@@ -1,0 +1,1 @@
+"""Runs our programs on this machine, on behalf of a caller's process."""

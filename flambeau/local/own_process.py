@@ -1,0 +1,155 @@
+"""Runs our modules in a process of their own, whatever packages the caller's project has.
+
+In: a module of ours and its arguments. Out: its events, one JSON object a line, as they come.
+
+Rules: the interpreter starts isolated (`-I`), so that neither the working directory nor PYTHONPATH
+can replace a package of ours; installed packages that this process sees are visible there too; the
+process ends with the block, with Ctrl-C, and with this process, whatever ends that.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+PACKAGES = Path(__file__).parents[2]
+"""Folder of our packages: a checkout, or the environment's `site-packages`."""
+_START = (
+    "import os, runpy, signal, sys, threading\n"
+    "def end():\n"
+    "    sys.stdin.buffer.read()\n"  # until the caller's process ends, or closes the pipe
+    "    os.kill(os.getpid(), signal.SIGTERM)\n"
+    "threading.Thread(target=end, daemon=True).start()\n"
+    "module, root, *paths = sys.argv.pop(1).splitlines()\n"
+    "sys.path.insert(0, root)\n"
+    "sys.path += [path for path in paths if path not in sys.path]\n"
+    "runpy.run_module(module, run_name='__main__', alter_sys=True)\n"
+)
+_INSTALLED = ("site-packages", "dist-packages")
+_LAST_WORDS_BYTES = 4096
+END_TIMEOUT_S = 10.0
+"""Seconds for a process to end after SIGTERM."""
+
+
+class OwnProcessError(Exception):
+    """The process died; the message has its last line."""
+
+
+def own_command(module: str, *arguments: str) -> list[str]:
+    """Returns the command that runs a module of ours.
+
+    Args:
+        module: as for `python -m`.
+        arguments: its command-line arguments.
+    """
+    installed = [path for path in sys.path if Path(path).name in _INSTALLED]
+    where = "\n".join([module, str(PACKAGES), *installed])
+    return [sys.executable, "-I", "-c", _START, where, *arguments]
+
+
+class OwnProcess:
+    """A process that runs a module of ours.
+
+    Args:
+        module: as for `python -m`.
+        arguments: its command-line arguments.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            own_command(module, *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def lines(self) -> Iterator[str]:
+        """Yields the lines of its standard output, until it closes that.
+
+        Raises:
+            OwnProcessError: it exited with a code other than 0.
+        """
+        assert self._process.stdout is not None, "it is a pipe"
+        for line in self._process.stdout:
+            yield line.decode(errors="replace")
+        self._check_exit()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yields the JSON objects among its lines; raises as `lines`."""
+        for line in self.lines():
+            with contextlib.suppress(ValueError):  # a library may print too
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    yield event
+
+    def read_on(self, say: Callable[[str], None] | None = None) -> None:
+        """Reads further output in a thread, so that the pipe never fills.
+
+        Args:
+            say: receives each line; None discards them.
+        """
+
+        def read() -> None:
+            assert self._process.stdout is not None, "it is a pipe"
+            with contextlib.suppress(ValueError):  # closed meanwhile
+                for line in self._process.stdout:
+                    if say is not None:
+                        say(line.decode(errors="replace").rstrip("\n"))
+
+        threading.Thread(target=read, daemon=True).start()
+
+    def wait(self) -> None:
+        """Waits for the end of the process.
+
+        Raises:
+            OwnProcessError: it exited with a code other than 0.
+        """
+        self._check_exit()
+
+    def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
+        """Ends the process by SIGTERM, and after the timeout by SIGKILL, with its children."""
+        if self._process.poll() is None:
+            self._signal(signal.SIGTERM)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._signal(signal.SIGKILL)
+                self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                stream.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _check_exit(self) -> None:
+        code = self._process.wait()
+        if code == 0:
+            return
+        self._errors.seek(max(self._errors.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES, 0))
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        how = signal.Signals(-code).name if code < 0 else f"status {code}"
+        raise OwnProcessError(
+            f"our process ended with {how}{f': {lines[-1][:300]}' if lines else ''}"
+        )

@@ -1,0 +1,1 @@
+"""Imports models that were trained elsewhere: derives artifacts, verifies and publishes them."""

@@ -1,0 +1,218 @@
+"""Makes one artifact from an original; runs in an isolated process with limits.
+
+| artifact           | from an exported program (`pt2`)      | from ONNX                      |
+|--------------------|---------------------------------------|--------------------------------|
+| onnx               | torch's dynamo exporter               | the file itself                |
+| onnx-int8          | ONNX Runtime's quantizer, of the ONNX artifact                         |
+| openvino (-int8)   | OpenVINO's converter (and NNCF)       | the same                       |
+| pt2, pt2-bf16, ... | the file itself, or exported again    | -                              |
+| aoti               | AOTInductor                           | -                              |
+
+Every original is also published as it is, in its own kind.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
+from model_store.artifact_kinds import ArtifactKind
+from model_store.host.cpu_features import cpu_features
+from model_store.host.memory_limit import GIB
+from model_store.manifest import MadeWith
+from training.errors import ExportError, IsolationError
+from training.exporters.export import EXAMPLE_ROWS, Exported
+from training.process.isolated_run import run_isolated
+from training.process.library_versions import library_versions
+from training.process.quiet import quiet
+from training.recipe.kinds.export_kinds import EXPORT_KINDS, Export
+from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export
+from training.recipe.recipe import ExportLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeriveJob:
+    """Input of the process that makes one artifact."""
+
+    entry: Export
+    source: Path
+    """Path of the original's file."""
+    source_weights: Path | None
+    source_kind: ArtifactKind
+    signature: Signature
+    inputs: dict[str, Array]
+    """Example rows by input name, [rows, ...]: an example, and calibration rows."""
+    folder: Path
+    """Destination of the file."""
+
+    @property
+    def path(self) -> Path:
+        """Path of the file to write."""
+        return self.folder / self.entry.file
+
+
+def derive_apart(job: DeriveJob, limits: ExportLimits) -> Exported:
+    """Makes the artifact in a separate process.
+
+    Args:
+        job: the artifact.
+        limits: limits of the process.
+    """
+    try:
+        made_with = run_isolated(
+            derive,
+            job,
+            time_limit_s=limits.time_s,
+            memory_limit_bytes=int(limits.memory_gib * GIB),
+        )
+    except IsolationError as error:
+        refused = Exported(job.entry, job.path, f"export failed: {error}")
+        for file in refused.paths():
+            file.unlink(missing_ok=True)
+        return refused
+    return Exported(job.entry, job.path, None, made_with)
+
+
+def derive(job: DeriveJob) -> MadeWith:
+    """Makes the artifact.
+
+    Raises:
+        ExportError: it cannot be made from this original, or on this machine.
+        Exception: any exception of the libraries for an unsupported model.
+    """
+    entry = job.entry
+    if entry.kind == job.source_kind and entry.precision == "fp32":
+        _copy(job)
+    elif entry.kind == "onnx":
+        _onnx(job)
+    elif entry.kind == "openvino":
+        _openvino(job)
+    else:
+        _from_program(job)
+    return MadeWith(
+        libraries=library_versions(EXPORT_KINDS[entry.kind].recorded), cpu_features=cpu_features()
+    )
+
+
+def _copy(job: DeriveJob) -> None:
+    shutil.copyfile(job.source, job.path)
+    if job.source_weights is not None and job.entry.weights_file is not None:
+        shutil.copyfile(job.source_weights, job.folder / job.entry.weights_file)
+
+
+def _onnx(job: DeriveJob) -> None:
+    """Writes the FP32 graph, or quantizes it."""
+    from training.exporters.onnx_int8 import export_onnx_dynamic_int8, export_onnx_static_int8
+
+    entry = job.entry
+    graph = _fp32_graph(job)
+    if not isinstance(entry, OnnxInt8Export):
+        return
+    if entry.method == "static" and _has_convolutions(graph):
+        rows = _rows(job.inputs, entry.calibration_rows)
+        export_onnx_static_int8(graph, rows, entry.op_types, job.path)
+    else:
+        export_onnx_dynamic_int8(graph, ("Gemm", "MatMul"), job.path)
+
+
+def _has_convolutions(graph: Path) -> bool:
+    import onnx
+
+    return any(node.op_type == "Conv" for node in onnx.load(graph).graph.node)
+
+
+def _fp32_graph(job: DeriveJob) -> Path:
+    """Returns the path of the FP32 ONNX graph; makes it if it is missing."""
+    path = job.folder / OnnxExport().file
+    if path.exists():
+        return path
+    if job.source_kind == "onnx":
+        shutil.copyfile(job.source, path)
+        return path
+    program_to_onnx(job.source, job.signature, path)
+    return path
+
+
+def program_to_onnx(program: Path, signature: Signature, path: Path) -> None:
+    """Converts an exported program to ONNX by torch's dynamo exporter.
+
+    Args:
+        program: file of `torch.export.save`. It may contain code: trust it, or be isolated.
+        signature: names of the inputs and outputs, in order.
+        path: output file.
+
+    Raises:
+        Exception: any exception of torch for a program that it cannot convert.
+    """
+    import onnx
+    import torch
+
+    from training.exporters.onnx_graph import CHATTY_LOGGERS, strip_metadata
+    from training.programs.own_operators import check_onnx
+
+    with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
+        try:
+            torch.onnx.export(
+                torch.export.load(program),
+                f=str(path),
+                dynamo=True,
+                verbose=False,
+                external_data=False,
+                input_names=[spec.name for spec in signature.inputs],
+                output_names=[spec.name for spec in signature.outputs],
+            )
+        except Exception as error:  # the exporter may raise anything for an unsupported model
+            check_onnx(error)
+            raise
+    document = onnx.load(path)
+    strip_metadata(document)
+    onnx.save(document, path)
+
+
+def _openvino(job: DeriveJob) -> None:
+    import torch
+
+    from training.exporters.openvino_ir import check_bf16, write_openvino
+    from training.programs.exported_program import has_loops
+
+    check_bf16(job.entry.precision)
+    source: Path | torch.export.ExportedProgram = job.source
+    if job.source_kind == "pt2":
+        program = torch.export.load(job.source)
+        source = _fp32_graph(job) if has_loops(program) else program
+    method = getattr(job.entry, "method", "")
+    write_openvino(
+        source,
+        job.signature,
+        job.path,
+        calibration=_rows(job.inputs, 512) if method == "static" else None,
+        weights_only=method == "weights",
+    )
+
+
+def _from_program(job: DeriveJob) -> None:
+    """Writes an exported program in another precision, or compiles it."""
+    import torch
+
+    from training.exporters.aot_inductor import compile_program
+    from training.programs.exported_program import exported_program, weights_program
+
+    if job.source_kind != "pt2":
+        raise ExportError(f"{job.entry.name} cannot be made from {job.source_kind}")
+    module = torch.export.load(job.source).module()
+    example = tuple(torch.from_numpy(a[:EXAMPLE_ROWS]) for a in job.inputs.values())
+    entry = job.entry
+    if getattr(entry, "method", "") == "weights":
+        program = weights_program(module, example, job.signature)
+    else:
+        program = exported_program(module, example, job.signature, entry.precision, job.inputs)
+    if entry.kind == "aoti":
+        compile_program(program, job.path, freezing=getattr(entry, "method", "") != "weights")
+    else:
+        torch.export.save(program, job.path)
+
+
+def _rows(inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
+    return {name: array[:rows] for name, array in inputs.items()}

@@ -1,0 +1,235 @@
+"""Imports one model: derives artifacts, verifies them against the original, publishes a version.
+
+In: an original, its example rows and a request. Out: the manifest of the new version.
+
+Rules: nothing is published unless an artifact matches the original's outputs; each artifact is made
+and verified in processes with limits, so that one that fails does not stop the others; an 8-bit
+artifact that is no faster than the FP32 one is not kept.
+"""
+
+import hashlib
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from model_store.golden import GoldenRows
+from model_store.manifest import Draft, Golden, Lineage, Manifest
+from model_store.store import ModelStore, Sign
+from training.auto.pareto_front import drop_reasons
+from training.exporters.triton_config import triton_config
+from training.importing.derive import DeriveJob, derive_apart
+from training.importing.derived_entries import derived_entries, source_of
+from training.importing.original import Original
+from training.importing.recording import check_examples, record_outputs
+from training.importing.request import ExampleRows, ImportRequest
+from training.process.library_versions import library_versions
+from training.publish import (
+    GOLDEN,
+    LIBRARIES,
+    REPORT,
+    REPORT_PAGE,
+    artifact_record,
+    check_any_proven,
+    file_entry,
+    git_commit,
+    write_triton_config,
+)
+from training.recipe.kinds.export_kinds import Export
+from training.reporting.report import ArtifactReport, CheckpointReport, Report
+from training.reporting.report_page import report_page
+from training.verification.final_replay import replay_files
+from training.verification.imported_reference import imported_reference
+from training.verification.reference import Reference
+from training.verification.verify import verify_apart
+
+IMPORT = "import.json"
+"""File of a version with the request that made it."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A published version, and the figures of its artifacts."""
+
+    manifest: Manifest
+    report: Report
+    alias: str | None
+    """Alias that moved to it; None if none did."""
+
+
+def import_model(
+    originals: Sequence[Original],
+    examples: ExampleRows,
+    request: ImportRequest,
+    folder: Path,
+    say: Say,
+    sign: Sign | None = None,
+) -> Imported:
+    """Imports a model.
+
+    Args:
+        originals: the model in each format that it was brought in, the best source first.
+        examples: rows with the model's own outputs, or without: the first original is then run.
+        request: the name, the store, and what to make.
+        folder: an empty folder, where the version is put together.
+        say: receives a line for each step.
+        sign: makes the version's signature; None leaves it unsigned.
+
+    Raises:
+        TrainingError: a step failed; see `training.errors`. Nothing is published.
+        StoreError: the store cannot be read or written, or refuses the version.
+    """
+    first = originals[0]
+    store = ModelStore(request.store)  # a store that cannot be opened fails before the work
+    entries = derived_entries(
+        [one.kind for one in originals], request.artifacts, examples.rows, examples.made_up
+    )
+    inputs = check_examples(first, examples.inputs)
+    outputs = examples.outputs
+    if outputs is None:
+        say(f"recording the outputs of {first.source}")
+        outputs = record_outputs(first, inputs, request.limits)
+    expected = imported_reference(
+        first.signature,
+        inputs,
+        outputs,
+        labels=examples.targets,
+        task=request.metric,
+        gates=request.gates,
+    )
+    expected = replace(expected, sized=examples.sized)
+    reports = _make(entries, originals, expected, request, folder, say)
+    if not any(report.refusal is None for report in reports):
+        reports += _as_brought(entries, originals, expected, request, folder, say)
+    report = _report(request, first, expected, _without_losers(reports))
+    manifest = _publish(report, request, first, expected, folder, store, say, sign)
+    if request.alias is not None:
+        store.promote(request.model, manifest.version, request.alias, f"imported {first.source}")
+    return Imported(manifest=manifest, report=report, alias=request.alias)
+
+
+def _make(
+    entries: Sequence[Export],
+    originals: Sequence[Original],
+    expected: Reference,
+    request: ImportRequest,
+    folder: Path,
+    say: Say,
+) -> list[ArtifactReport]:
+    """Makes and verifies the artifacts in order."""
+    by_kind = {one.kind: one for one in originals}
+    reports = []
+    for entry in entries:
+        kind = source_of(entry, [one.kind for one in originals])
+        assert kind is not None, "derived_entries selects what can be made"
+        source = by_kind[kind]
+        say(f"making {entry.name}")
+        job = DeriveJob(
+            entry=entry,
+            source=source.file,
+            source_weights=source.weights_file,
+            source_kind=kind,
+            signature=source.signature,
+            inputs=dict(expected.test.inputs),
+            folder=folder,
+        )
+        exported = derive_apart(job, request.limits)
+        say(f"verifying {entry.name}")
+        reports.append(verify_apart(exported, expected, request.limits))
+    return reports
+
+
+def _as_brought(
+    entries: Sequence[Export],
+    originals: Sequence[Original],
+    expected: Reference,
+    request: ImportRequest,
+    folder: Path,
+    say: Say,
+) -> list[ArtifactReport]:
+    """Makes the originals themselves into artifacts, if `auto` could make nothing else."""
+    if request.artifacts != "auto":
+        return []
+    tried = {entry.name for entry in entries}
+    kinds = [one.kind for one in originals if one.kind not in tried]
+    names = derived_entries(kinds, kinds, expected.test.rows, False) if kinds else []
+    return _make(names, originals, expected, request, folder, say)
+
+
+def _without_losers(reports: Sequence[ArtifactReport]) -> tuple[ArtifactReport, ...]:
+    """Marks verified artifacts that are better than the simpler ones in nothing as dropped."""
+    verified = [report for report in reports if report.refusal is None]
+    reasons = dict(zip(map(id, verified), drop_reasons(verified), strict=True))
+    return tuple(
+        report.model_copy(update={"dropped": reasons.get(id(report))}) for report in reports
+    )
+
+
+def _report(
+    request: ImportRequest,
+    original: Original,
+    expected: Reference,
+    artifacts: tuple[ArtifactReport, ...],
+) -> Report:
+    metric = expected.metric.measured(
+        expected.test_outputs[expected.signature.outputs[0].name], expected.test.labels
+    )
+    size_bytes = original.file.stat().st_size
+    return Report(
+        run=original.source,
+        model=request.model,
+        epochs=0,
+        best_epoch=0,
+        metrics={} if metric is None else {f"test/{metric.name}": metric.value},
+        checkpoint=CheckpointReport(size_bytes=size_bytes, metric=metric, latency_ms={}),
+        artifacts=artifacts,
+    )
+
+
+def _publish(
+    report: Report,
+    request: ImportRequest,
+    original: Original,
+    expected: Reference,
+    folder: Path,
+    store: ModelStore,
+    say: Say,
+    sign: Sign | None,
+) -> Manifest:
+    """Writes the files of the version that are still missing, and publishes it."""
+    (folder / REPORT).write_bytes(report.to_json())
+    (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
+    check_any_proven(request.model, report, folder / REPORT)
+    (folder / IMPORT).write_text(request.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    golden = GoldenRows(expected.golden_inputs, expected.golden_outputs)
+    (folder / GOLDEN).write_bytes(golden.to_bytes())
+    artifacts = tuple(artifact_record(proven, folder) for proven in report.published())
+    text = triton_config(request.model, artifacts, expected.signature)
+    files = [REPORT, REPORT_PAGE, IMPORT, *write_triton_config(folder, text)]
+    draft = Draft(
+        model=request.model,
+        signature=expected.signature,
+        artifacts=artifacts,
+        golden=Golden(file=file_entry(folder, GOLDEN), rows=golden.rows),
+        lineage=Lineage(
+            recipe_sha256=hashlib.sha256((folder / IMPORT).read_bytes()).hexdigest(),
+            data_sha256=_digest(folder / GOLDEN),
+            imported_from=original.source,
+            git_commit=git_commit(),
+            library_versions={"python": platform.python_version(), **library_versions(LIBRARIES)},
+            metrics=report.metrics,
+            network_sha256=_digest(original.file),
+        ),
+        metadata=request.metadata,
+        files=tuple(file_entry(folder, name) for name in files),
+    )
+    say("replaying the stored golden rows")
+    replay_files(draft, folder, None, request.limits)
+    say(f"publishing {request.model}")
+    return store.publish(draft, folder, sign=sign, bump=request.bump)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,31 @@
+"""A model as it was brought: the reference that derived artifacts are compared with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array
+from model_store.artifact_kinds import ArtifactKind
+from model_store.manifest import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Original:
+    """The files of a model in one format, and what they tell about it."""
+
+    kind: ArtifactKind
+    precision: Precision
+    file: Path
+    """Path of its file in a staging folder of ours."""
+    weights_file: Path | None = None
+    """Path of the second file of kinds that have two: OpenVINO's `.bin`."""
+    signature: Signature
+    """Inputs and outputs as the file states them."""
+    examples: dict[str, Array] | None = None
+    """Inputs by name, [rows, ...]; None where the caller must give them."""
+    made_up: bool = False
+    """True if the examples were generated, and are no real rows."""
+    source: str
+    """Description for people and the lineage: `net.onnx`, `MLflow model runs/3/model (onnx)`."""
+    notes: tuple[str, ...] = ()
+    """Facts that the user is told: what was made up, changed or not understood."""

@@ -1,0 +1,96 @@
+"""Runs an original on example rows, and records its outputs: the reference of its artifacts.
+
+Rules: it runs in a separate process with limits; its answers must be finite, the same twice, and
+independent of the other rows of a batch, as servers form batches of any requests.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from flambeau.protocol.tensors import Array, datatype_of
+from model_store.arrays.golden_replay import run_in_batches
+from model_store.host.memory_limit import GIB
+from training.errors import DataError, IsolationError, TargetError
+from training.importing.original import Original
+from training.network.row_dependence import ROUNDING_SHARE
+from training.process.isolated_run import run_isolated
+from training.recipe.recipe import ExportLimits
+from training.verification.runners import file_runner
+
+
+def record_outputs(
+    original: Original, inputs: Mapping[str, Array], limits: ExportLimits
+) -> dict[str, Array]:
+    """Returns the original's outputs for the rows, by name, [rows, ...].
+
+    Args:
+        original: the model.
+        inputs: by name, [rows, ...].
+        limits: limits of the process.
+
+    Raises:
+        TargetError: it does not run, or its answers cannot be verified.
+    """
+    try:
+        return run_isolated(
+            _record,
+            original,
+            dict(inputs),
+            time_limit_s=limits.time_s,
+            memory_limit_bytes=int(limits.memory_gib * GIB),
+        )
+    except IsolationError as error:
+        raise TargetError(f"{original.source} does not run on the examples: {error}") from None
+
+
+def check_examples(original: Original, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns the examples in the order of the signature, after checking them.
+
+    Raises:
+        DataError: a name, datatype or shape does not fit the model.
+    """
+    wanted = [spec.name for spec in original.signature.inputs]
+    if set(inputs) != set(wanted):
+        raise DataError(
+            f"the examples have {sorted(inputs)}, and {original.source} takes {wanted}; give an "
+            "array for each"
+        )
+    for spec in original.signature.inputs:
+        array = inputs[spec.name]
+        if datatype_of(array) != spec.datatype or not spec.fits(array.shape):
+            raise DataError(
+                f"the example '{spec.name}' is {datatype_of(array)} {list(array.shape)}, and "
+                f"{original.source} takes {spec.datatype} {list(spec.shape)}"
+            )
+    return {name: np.ascontiguousarray(inputs[name]) for name in wanted}
+
+
+def _record(original: Original, inputs: dict[str, Array]) -> dict[str, Array]:
+    torch.set_num_threads(1)
+    signature = original.signature
+    run = file_runner(original.kind, original.precision, original.file, signature)
+    outputs = run_in_batches(run, inputs, signature.max_batch_size)
+    again = run_in_batches(run, inputs, signature.max_batch_size)
+    alone = run({name: array[:1] for name, array in inputs.items()})
+    for name, array in outputs.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise TargetError(f"output '{name}' has infinite or undefined numbers")
+        if not _same(array, again[name]):
+            raise TargetError(
+                f"output '{name}' differs between two runs of the same rows; a served model must "
+                "be deterministic"
+            )
+        if not _same(array[:1], alone[name]):
+            raise TargetError(f"output '{name}' of a row depends on the other rows of its batch")
+    return outputs
+
+
+def _same(one: Array, other: Array) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    largest = float(np.abs(one).max(initial=0.0))
+    return bool(np.allclose(one, other, rtol=0.0, atol=ROUNDING_SHARE * largest, equal_nan=True))

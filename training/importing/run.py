@@ -1,0 +1,96 @@
+"""`python -m training.importing.run FOLDER`: imports what a caller's process has captured.
+
+In: a folder with a request. Out: one JSON object a line: `{"step": text}` for each step, then
+`{"published": {...}}` or `{"error": text}`.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from flambeau.protocol.signature import SignatureError
+from model_store.errors import StoreError
+from training.errors import TrainingError
+from training.importing.import_model import Imported, import_model
+from training.importing.original import Original
+from training.importing.request import ImportRequest, read_request
+
+
+def main(folder: Path) -> int:
+    """Imports the model in the folder. Returns the exit code."""
+    try:
+        request, examples = read_request(folder)
+        with tempfile.TemporaryDirectory(prefix="flambeau-version-", dir=folder) as version:
+            imported = import_model(
+                _originals(request, folder), examples, request, Path(version), _say, _signer()
+            )
+    except (TrainingError, StoreError, SignatureError, OSError) as error:
+        _tell({"error": f"nothing was published: {error}"})
+        return 1
+    _tell({"published": _result(imported, request)})
+    return 0
+
+
+def _originals(request: ImportRequest, folder: Path) -> list[Original]:
+    return [
+        Original(
+            kind=one.kind,
+            precision=one.precision,
+            file=folder / one.file,
+            weights_file=None if one.weights_file is None else folder / one.weights_file,
+            signature=request.signature,
+            source=request.source,
+        )
+        for one in request.originals
+    ]
+
+
+def _signer() -> Any:
+    """Returns the signing function of the only key in the key folder; None without one."""
+    from model_store.signatures.key_folder import KeyFolder
+
+    key = KeyFolder("").signing_key("")
+    if key is None:
+        return None
+    from model_store.signatures.signing import signer_with
+
+    return signer_with(key)
+
+
+def _result(imported: Imported, request: ImportRequest) -> dict[str, Any]:
+    manifest, report = imported.manifest, imported.report
+    refused = {a.name: a.refusal or a.dropped for a in report.artifacts}
+    return {
+        "model": manifest.model,
+        "version": manifest.version,
+        "semver": manifest.semver,
+        "store": request.store,
+        "artifacts": [
+            {
+                "name": artifact.name,
+                "max_abs_difference": artifact.verification.max_abs_difference,
+                "ms_per_row": artifact.speed_key()[0],
+            }
+            for artifact in manifest.artifacts_by_speed()
+        ],
+        "refused": {
+            **{kind: reason for kind, reason in request.refusals.items() if kind not in refused},
+            **{name: reason for name, reason in refused.items() if reason is not None},
+        },
+        "alias": imported.alias,
+        "notes": [],
+    }
+
+
+def _say(text: str) -> None:
+    _tell({"step": text})
+
+
+def _tell(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
