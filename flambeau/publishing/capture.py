@@ -8,6 +8,7 @@ random outputs, layers in training mode, rows that depend on each other, inputs 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,14 @@ from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from flambeau.publishing.errors import CaptureError, ExampleError
 from flambeau.publishing.examples import Examples
-from flambeau.publishing.forked import ForkUnavailableError, call_in_fork
+from flambeau.publishing.forked import (
+    ForkedCallError,
+    ForkUnavailableError,
+    call_in_fork,
+    innermost_line,
+)
 from flambeau.publishing.network_outputs import OutputError, OutputsInOrder, named_outputs
+from flambeau.publishing.recurrent_layers import whole_recurrent_layers
 
 PROGRAM, SCRIPT = "program.pt2", "module.torchscript.pt"
 """Files of the captured model."""
@@ -275,8 +282,8 @@ def _capture_files(
     try:
         unused = _call(lambda: _export(flat, arguments, signature, folder / PROGRAM))
         files["pt2"] = PROGRAM
-    except Exception as error:  # torch may raise anything for a model it cannot export
-        refusals["pt2"] = f"torch.export: {_line(error)}"
+    except ForkedCallError as error:
+        refusals["pt2"] = f"torch.export: {error}"
     if unused:
         raise CaptureError(
             f"the outputs do not depend on input '{unused[0]}'; drop it from the examples and from "
@@ -286,19 +293,26 @@ def _capture_files(
         try:
             _call(lambda: _to_torchscript(flat, arguments, folder / SCRIPT))
             files["torchscript"] = SCRIPT
-        except Exception as error:
-            refusals["torchscript"] = f"torch.jit: {_line(error)}"
+        except ForkedCallError as error:
+            refusals["torchscript"] = f"torch.jit: {error}"
     return files, refusals
 
 
 def _call(call: Callable[[], Any]) -> Any:
-    """Makes the call in a forked child, or here where that is impossible."""
+    """Makes the call in a forked child, or here where that is impossible.
+
+    Raises:
+        ForkedCallError: the call raised.
+    """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         try:
             return call_in_fork(lambda: _with_one_thread(call))
         except ForkUnavailableError:
             pass
-    return call()
+    try:
+        return call()
+    except Exception as error:  # torch may raise anything for a model it cannot export
+        raise ForkedCallError(innermost_line(error)) from error
 
 
 def _with_one_thread(call: Callable[[], Any]) -> Any:
@@ -323,7 +337,7 @@ def _export(
         for axis, (low, high) in signature.dynamic.get(spec.name, {}).items():
             varying[axis] = torch.export.Dim(f"size_{number}_{axis}", min=low, max=high)
         axes.append(varying)
-    with torch.no_grad():
+    with torch.no_grad(), whole_recurrent_layers() if signature.dynamic else nullcontext():
         program = torch.export.export(flat, arguments, dynamic_shapes=(tuple(axes),))
     torch.export.save(program, path)
     used = {node.name for node in program.graph.nodes if node.users}
@@ -350,11 +364,3 @@ def _to_torchscript(flat: OutputsInOrder, arguments: tuple[Tensor, ...], path: P
         warnings.simplefilter("error", TracerWarning)
         traced: Any = torch.jit.trace(flat, arguments)  # type: ignore[no-untyped-call]
         torch.jit.save(traced, str(path))
-
-
-def _line(error: BaseException) -> str:
-    """Returns type and first line of the innermost error."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"

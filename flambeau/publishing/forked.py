@@ -26,18 +26,23 @@ _LOOK_EVERY_S = 0.5
 _CHUNK_BYTES = 2**16
 
 
+class ForkedCallError(Exception):
+    """The call raised; the message has type and first line of the innermost exception."""
+
+
 class ForkUnavailableError(Exception):
     """There is no fork here, or the child could not finish its work; the caller may do it."""
 
 
 def call_in_fork(call: Callable[[], Result]) -> Result:
-    """Returns the result of the call, made in a child; its exceptions are raised here.
+    """Returns the result of the call, made in a child.
 
     Args:
-        call: a function; its result and exceptions are pickled on the way back. It must not use a
-            GPU that this process has used.
+        call: a function; its result is pickled on the way back. It must not use a GPU that this
+            process has used.
 
     Raises:
+        ForkedCallError: the call raised; exceptions themselves would import their modules here.
         ForkUnavailableError: the system has no fork, or the child died or got stuck.
     """
     if not hasattr(os, "fork"):
@@ -62,7 +67,7 @@ def call_in_fork(call: Callable[[], Result]) -> Result:
     # Written by our own child over a private pipe.
     succeeded, found = pickle.loads(data)  # noqa: S301
     if not succeeded:
-        raise found
+        raise ForkedCallError(found)
     return found  # type: ignore[no-any-return]
 
 
@@ -77,18 +82,17 @@ def _answer(call: Callable[[], Any], writer: int) -> None:
         try:
             answer: tuple[bool, Any] = (True, call())
         except Exception as error:
-            answer = (False, error)
-        try:
-            data = pickle.dumps(answer)
-        except Exception:  # exceptions of torch may hold frames and modules
-            data = pickle.dumps((False, RuntimeError(_first_line(answer[1]))))
+            answer = (False, innermost_line(error))
         with os.fdopen(writer, "wb") as file:
-            file.write(data)
+            pickle.dump(answer, file)
     finally:
         os._exit(0)
 
 
-def _first_line(error: object) -> str:
+def innermost_line(error: BaseException) -> str:
+    """Returns type and first line of the innermost error."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 

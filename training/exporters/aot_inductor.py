@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.protocol.signature import Signature
+from flambeau.publishing.recurrent_layers import whole_recurrent_layers
 from model_store.manifest import Precision
 from training.errors import ExportError
 from training.exporters.exporter import ExportJob
 from training.exporters.torch_program import program_of
 from training.network.runner import Runner, callable_runner
 from training.process.quiet import quiet
-from training.programs.exported_program import whole_recurrent_layers
 
 
 def write(model: nn.Module, example: tuple[Tensor, ...], job: ExportJob) -> None:

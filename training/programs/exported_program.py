@@ -4,12 +4,11 @@ LSTM and GRU layers stay whole in it, so that their length can vary: by default 
 them over the length of the example.
 
 Source of the calls: torch's documentation of `torch.export` and of PyTorch 2 Export quantization;
-`torch.export._patches` for recurrent layers.
+`flambeau/publishing/recurrent_layers.py` for recurrent layers.
 """
 
-import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch._dynamo.exc import UserError
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
+from flambeau.publishing.recurrent_layers import whole_recurrent_layers
 from model_store.manifest import Precision
 from training.errors import ExportError
 from training.network.preprocessing import change_network, network_of
@@ -135,20 +135,6 @@ def x86_quantizer(qat: bool = False) -> Any:
     quantizer = NetworkQuantizer()
     settings = x86.get_default_x86_inductor_quantization_config(is_qat=qat, reduce_range=SEVEN_BITS)
     return quantizer.set_global(settings)
-
-
-@contextlib.contextmanager
-def whole_recurrent_layers() -> Iterator[None]:
-    """Exports LSTM and GRU as one operator, and compiles them as loops over the sequence."""
-    from torch.export._patches import (
-        register_gru_while_loop_decomposition,
-        register_lstm_while_loop_decomposition,
-    )
-
-    with register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition():
-        for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
-            operator._dispatch_cache.clear()  # otherwise cached implementations would run
-        yield
 
 
 def has_loops(program: torch.export.ExportedProgram) -> bool:
