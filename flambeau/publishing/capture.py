@@ -7,6 +7,7 @@ never changed, pickled or moved; a model whose answers cannot be verified is ref
 random outputs, layers in training mode, rows that depend on each other, inputs without effect.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -310,14 +311,21 @@ def _call(call: Callable[[], Any]) -> Any:
         except ForkUnavailableError:
             pass
     try:
-        return call()
+        return _quietly(call)
     except Exception as error:  # torch may raise anything for a model it cannot export
         raise ForkedCallError(innermost_line(error)) from error
 
 
 def _with_one_thread(call: Callable[[], Any]) -> Any:
     torch.set_num_threads(1)  # the threads of the caller's process do not exist in the child
-    return call()
+    return _quietly(call)
+
+
+def _quietly(call: Callable[[], Any]) -> Any:
+    """Makes the call without warnings of torch's exporters, which the caller may have as errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call()
 
 
 def _export_rows(tensor: Tensor) -> Tensor:
@@ -347,14 +355,11 @@ def _export(
 
 def _to_torchscript(flat: OutputsInOrder, arguments: tuple[Tensor, ...], path: Path) -> None:
     """Writes the model as TorchScript: compiled if its code allows that, else traced."""
-    import warnings
-
     model = flat.network
     if isinstance(model, torch.jit.ScriptModule):
         torch.jit.save(model, str(path))
         return
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore", DeprecationWarning)
         if isinstance(model, nn.Module):
             try:
                 torch.jit.save(torch.jit.script(model), str(path))

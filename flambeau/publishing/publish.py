@@ -34,7 +34,7 @@ def publish(
     dynamic: Mapping[str, Mapping[int, tuple[int, int]]] | None = None,
     max_batch_size: int = 32,
     bump: Bump | None = None,
-    progress: bool = True,
+    progress: bool | Callable[[str], None] = True,
 ) -> PublishedVersion:
     """Exports a model, verifies each artifact against it, and publishes a version.
 
@@ -66,7 +66,7 @@ def publish(
             `{"image": {2: (8, 64), 3: (8, 64)}}`; sizes of several examples are added.
         max_batch_size: largest batch of a server, in rows.
         bump: required change of the semantic version; None for the smallest that is right.
-        progress: False to print nothing.
+        progress: False to print nothing; or a function that receives the name of each step.
 
     Returns:
         The published version.
@@ -199,8 +199,11 @@ def _refuse(text: str) -> NoReturn:
 
 
 @contextmanager
-def _progress(shown: bool) -> Iterator[Callable[[str], None]]:
+def _progress(shown: bool | Callable[[str], None]) -> Iterator[Callable[[str], None]]:
     """Shows the current step: in a terminal or a notebook as a status, else line by line."""
+    if not isinstance(shown, bool):
+        yield shown
+        return
     if not shown:
         yield lambda text: None
         return

@@ -1,0 +1,200 @@
+"""Writes a class of the caller's program as one file of source that runs elsewhere.
+
+In: a class, from a script, a module or a cell of a notebook. Out: Python source with the class, and
+the imports, constants, functions and classes that it uses.
+
+Rules: names are followed from the class through the caller's own modules; what is installed
+(packages, the standard library) is imported; what cannot be written as source, such as an open
+file or an array, is refused with its name. The caller's program is not executed again, so it needs
+no `if __name__ == "__main__"`.
+"""
+
+import ast
+import builtins
+import linecache
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from flambeau.publishing.errors import CaptureError
+
+MAX_DEFINITIONS = 200
+"""Limit on the functions, classes and constants of one file."""
+MAX_CONSTANT_CHARACTERS = 10_000
+_INSTALLED = ("site-packages", "dist-packages")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def class_source(cls: type) -> str:
+    """Returns source that defines the class and all that it uses.
+
+    Raises:
+        CaptureError: its source is not available, or it uses a value that has none.
+    """
+    found = _Collected()
+    found.add(cls.__name__, cls, cls.__name__)
+    imports, parts = dict.fromkeys(found.imports), found.parts
+    return "\n".join([*imports, "", "", "\n\n".join(parts.values())]).strip() + "\n"
+
+
+class _Collected:
+    """The definitions that a class needs, each after those that it uses."""
+
+    def __init__(self) -> None:
+        self.imports: list[str] = []
+        self.parts: dict[str, str] = {}
+        self._values: dict[str, Any] = {}
+
+    def add(self, name: str, value: Any, user: str) -> None:
+        """Adds a global name, and what its definition uses.
+
+        Args:
+            name: the name.
+            value: its value.
+            user: the definition that uses it, for messages.
+        """
+        if name in self._values:
+            if self._values[name] is not value:
+                raise CaptureError(
+                    f"'{name}' means two things in the modules that the class uses; rename one"
+                )
+            return
+        if len(self._values) >= MAX_DEFINITIONS:
+            raise CaptureError(
+                f"the class uses more than {MAX_DEFINITIONS} global names; move them into a "
+                "package, and install that where the model is served"
+            )
+        self._values[name] = value
+        if isinstance(value, ModuleType):
+            self._add_module(name, value, user)
+        elif isinstance(value, type | FunctionType):
+            self._add_definition(name, value)
+        elif _is_plain(value):
+            self.parts[name] = f"{name} = {_text(name, value)}\n"
+        else:
+            self._add_imported(name, value, user)
+
+    def _add_module(self, name: str, module: ModuleType, user: str) -> None:
+        if _is_own(module):
+            raise CaptureError(
+                f"'{user}' uses the module '{module.__name__}' of your project; import the "
+                "functions that it needs (from ... import ...), or give its file in files"
+            )
+        full = module.__name__
+        self.imports.append(f"import {full}" if full == name else f"import {full} as {name}")
+
+    def _add_definition(self, name: str, value: Any) -> None:
+        module = sys.modules.get(value.__module__)
+        if module is None or not _is_own(module) or value.__qualname__ != value.__name__:
+            self._add_import(name, value.__module__, value.__qualname__.partition(".")[0])
+            return
+        text = _definition(value)
+        tree = ast.parse(text)
+        scope = vars(module) if module is not None else {}
+        for used in _used_names(tree):
+            if used != value.__name__ and used in scope:
+                self.add(used, scope[used], value.__name__)
+        self.parts[name] = (
+            text if name == value.__name__ else f"{text}\n\n{name} = {value.__name__}\n"
+        )
+
+    def _add_imported(self, name: str, value: Any, user: str) -> None:
+        """Imports a value from the installed module that has it under this name."""
+        place = getattr(value, "__module__", None)
+        module = sys.modules.get(place) if isinstance(place, str) else None
+        own_name = getattr(value, "__name__", name)
+        if module is None or _is_own(module) or getattr(module, own_name, None) is not value:
+            raise CaptureError(
+                f"'{user}' uses '{name}', a {type(value).__name__} of your program that cannot be "
+                "written as source; make it in load(), from args or files"
+            )
+        self._add_import(name, module.__name__, own_name)
+
+    def _add_import(self, name: str, module: str, own_name: str) -> None:
+        if module == "builtins":
+            return
+        alias = "" if own_name == name else f" as {name}"
+        self.imports.append(f"from {module} import {own_name}{alias}")
+
+
+def _is_own(module: ModuleType) -> bool:
+    """Returns True for code of the caller's project, which other machines do not have."""
+    if module.__name__ == "__main__":
+        return True
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return False
+    path = Path(file).resolve()
+    standard = Path(sysconfig.get_paths()["stdlib"]).resolve()
+    is_ours = path.is_relative_to(Path(__file__).resolve().parents[1])
+    is_installed = any(part in _INSTALLED for part in path.parts)
+    return not (is_ours or is_installed or path.is_relative_to(standard))
+
+
+def _definition(value: Any) -> str:
+    """Returns the source of a function or class.
+
+    Raises:
+        CaptureError: it is not available.
+    """
+    code = _code_of(value)
+    lines = linecache.getlines(code.co_filename) if code is not None else []
+    if not lines and getattr(sys.modules.get(value.__module__), "__file__", None):
+        lines = linecache.getlines(str(sys.modules[value.__module__].__file__))
+    text = "".join(lines)
+    kinds = (ast.ClassDef,) if isinstance(value, type) else (ast.FunctionDef, ast.AsyncFunctionDef)
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # magic commands of a notebook's cell
+        text = "".join(line for line in lines if not line.lstrip().startswith(("%", "!")))
+        tree = ast.parse(text)
+    found = [n for n in ast.walk(tree) if isinstance(n, kinds) and n.name == value.__name__]
+    if not found:
+        raise CaptureError(
+            f"the source of '{value.__name__}' is not available; define it in a file or a cell"
+        )
+    node = found[-1]  # the last definition of a name is the one that holds
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return textwrap.dedent("".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno]))
+
+
+def _code_of(value: Any) -> CodeType | None:
+    """Returns the code of a function, or of any method of a class."""
+    if isinstance(value, FunctionType):
+        return value.__code__
+    for member in vars(value).values():
+        inner = getattr(member, "__func__", member)  # of static and class methods
+        if isinstance(inner, FunctionType) and inner.__module__ == value.__module__:
+            return inner.__code__
+    return None
+
+
+def _used_names(tree: ast.AST) -> Iterator[str]:
+    """Yields the names that a definition reads, in order and once each."""
+    seen = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in seen and not hasattr(builtins, node.id):
+            seen.add(node.id)
+            yield node.id
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list | set | frozenset):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    return isinstance(value, _PLAIN)
+
+
+def _text(name: str, value: Any) -> str:
+    text = repr(value)
+    if len(text) > MAX_CONSTANT_CHARACTERS:
+        raise CaptureError(
+            f"the constant '{name}' has {len(text):,} characters of source; put it into a file, "
+            "and give that in files"
+        )
+    return text

@@ -1,0 +1,83 @@
+"""Classes of a caller's program as source that runs elsewhere."""
+
+import math as maths
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flambeau.publishing.class_source import class_source
+from flambeau.publishing.errors import CaptureError
+
+OFFSET = {"a": 3}
+TABLE = np.arange(3)
+
+
+def shifted(value: float) -> int:
+    return maths.floor(value) + OFFSET["a"]
+
+
+class Parent:
+    """Is inherited."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class Adding(Parent):
+    """Uses a module, a function, a constant and a base class."""
+
+    def infer(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Returns shifted numbers."""
+        counts = Counter(inputs["x"].tolist())
+        return {"y": np.array([shifted(value) for value in counts])}
+
+
+class UsingAnArray:
+    """Uses a value that has no source."""
+
+    def infer(self, inputs: dict[str, Any]) -> Any:
+        """Returns the table."""
+        return TABLE
+
+
+def test_the_source_runs_alone() -> None:
+    source = class_source(Adding)
+
+    scope: dict[str, Any] = {}
+    exec(compile(source, "model.py", "exec"), scope)
+    found = scope["Adding"]().infer({"x": np.array([1.5])})
+
+    assert found["y"].tolist() == [4]
+    assert scope["Adding"].__mro__[1].__name__ == "Parent"
+
+
+def test_a_value_without_source_is_named() -> None:
+    with pytest.raises(CaptureError, match="'UsingAnArray' uses 'TABLE', a ndarray"):
+        class_source(UsingAnArray)
+
+
+def test_a_class_of_a_script_needs_no_guard(tmp_path: Path) -> None:
+    """The script is not executed again: its last line would fail."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import json\n"
+        "FACTOR = 2\n"
+        "class Doubling:\n"
+        "    def infer(self, inputs):\n"
+        "        return {'y': json.loads('1') * FACTOR * inputs['x']}\n"
+        "from flambeau.publishing.class_source import class_source\n"
+        "print(class_source(Doubling))\n"
+    )
+
+    found = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout.startswith("import json\n")
+    assert "FACTOR = 2" in found.stdout
+    assert "class_source" not in found.stdout

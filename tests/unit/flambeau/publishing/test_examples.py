@@ -1,0 +1,85 @@
+"""Example inputs as callers give them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flambeau.publishing.errors import ExampleError
+from flambeau.publishing.examples import read_examples
+
+
+class Pair(nn.Module):
+    """Takes two inputs."""
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """Returns the sum."""
+        return left + right
+
+
+ROWS = np.ones((4, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"left": ROWS, "right": ROWS},
+        {"right": torch.ones(4, 3), "left": ROWS},
+        (ROWS, torch.ones(4, 3)),
+        [{"left": ROWS, "right": ROWS}],
+    ],
+)
+def test_every_form_gives_the_arguments_in_order(given: Any) -> None:
+    examples = read_examples(Pair(), given)
+
+    assert examples.names == ["left", "right"]
+    assert all(tensor.shape == (4, 3) for tensor in examples.inputs.values())
+    assert examples.dynamic == {}
+
+
+def test_a_single_array_has_the_name_of_the_argument() -> None:
+    assert read_examples(lambda image: image, ROWS).names == ["image"]
+
+
+def test_names_that_are_no_arguments_are_taken_in_order() -> None:
+    assert read_examples(Pair(), {"b": ROWS, "a": ROWS}).names == ["b", "a"]
+
+
+def test_numbers_of_python_are_single_precision_and_arrays_keep_theirs() -> None:
+    found = read_examples(Pair(), {"left": [[1.0]], "right": np.ones((1, 1))}).inputs
+
+    assert found["left"].dtype == torch.float32
+    assert found["right"].dtype == torch.float64
+
+
+def test_axes_that_differ_between_examples_vary() -> None:
+    parts = [{"x": np.ones((2, size, 8), np.float32)} for size in (5, 3, 9)]
+
+    examples = read_examples(lambda x: x, parts, {"x": {2: (4, 8)}})
+
+    assert examples.dynamic == {"x": {1: (3, 9), 2: (4, 8)}}
+    assert len(examples.others) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "dynamic", "words"),
+    [
+        ({}, None, "examples is empty"),
+        ((ROWS, ROWS, ROWS), None, "3 arrays and the model takes 2 (left, right)"),
+        ({"left": "text", "right": ROWS}, None, "examples['left'] is a str"),
+        ({"left": np.ones((0, 3), np.float32), "right": ROWS}, None, "has no rows"),
+        ([{"left": ROWS}, {"right": ROWS}], None, "different inputs"),
+        ([{"left": ROWS}, {"left": ROWS.astype(int)}], None, "differ in more than size"),
+        ({"left": ROWS, "right": ROWS}, {"lift": {1: (1, 3)}}, "did you mean 'left'"),
+        ({"left": ROWS, "right": ROWS}, {"left": {1: (5, 2)}}, "the smallest and a larger size"),
+        ({"left": ROWS, "right": ROWS}, {"left": {1: (4, 9)}}, "the example has size 3"),
+        ({"left": ROWS, "right": ROWS}, {"left": {0: (1, 9)}}, "names axis 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(given: Any, dynamic: Any, words: str) -> None:
+    with pytest.raises(ExampleError) as refused:
+        read_examples(Pair(), given, dynamic)
+
+    assert words in str(refused.value)
