@@ -131,7 +131,7 @@ def publish(
     if step is not None:
         (folder / PYTHON_STEP).write_bytes(step.source)
         signature = served_signature(signature, splits)
-    artifacts = tuple(artifact_record(proven, folder) for proven in report.published())
+    artifacts = tuple(artifact_of(proven, folder) for proven in report.published())
     text = triton_config(recipe.publish.model, artifacts, expected.signature)
     files += write_triton_config(folder, text)
     draft = Draft(
@@ -190,7 +190,7 @@ def _python_step(step: Step, behind_it: Signature) -> PythonStep:
     )
 
 
-def artifact_record(proven: ArtifactReport, folder: Path) -> Artifact:
+def artifact_of(proven: ArtifactReport, folder: Path) -> Artifact:
     """Returns the manifest's entry of a verified artifact.
 
     Args:

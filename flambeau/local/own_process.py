@@ -24,7 +24,7 @@ PACKAGES = Path(__file__).parents[2]
 _START = (
     "import os, runpy, signal, sys, threading\n"
     "def end():\n"
-    "    sys.stdin.buffer.read()\n"  # until the caller's process ends, or closes the pipe
+    "    while os.read(0, 1): pass\n"  # until the caller's process ends, or closes the pipe
     "    os.kill(os.getpid(), signal.SIGTERM)\n"
     "threading.Thread(target=end, daemon=True).start()\n"
     "module, root, *paths = sys.argv.pop(1).splitlines()\n"

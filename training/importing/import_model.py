@@ -29,7 +29,7 @@ from training.publish import (
     LIBRARIES,
     REPORT,
     REPORT_PAGE,
-    artifact_record,
+    artifact_of,
     check_any_proven,
     file_entry,
     git_commit,
@@ -205,7 +205,7 @@ def _publish(
     (folder / IMPORT).write_text(request.model_dump_json(indent=2) + "\n", encoding="utf-8")
     golden = GoldenRows(expected.golden_inputs, expected.golden_outputs)
     (folder / GOLDEN).write_bytes(golden.to_bytes())
-    artifacts = tuple(artifact_record(proven, folder) for proven in report.published())
+    artifacts = tuple(artifact_of(proven, folder) for proven in report.published())
     text = triton_config(request.model, artifacts, expected.signature)
     files = [REPORT, REPORT_PAGE, IMPORT, *write_triton_config(folder, text)]
     draft = Draft(
