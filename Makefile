@@ -231,6 +231,10 @@ bench-swap: $(SERVING) ## Versions that change under load: failed requests, and 
 bench-start: $(SERVING) ## Until 1, 16 and 100 models are ready, remembered and not. ARGS="--models 16"
 	@$(BIN)/python -m bench.start $(ARGS)
 
+.PHONY: bench-publish
+bench-publish: $(SERVING) ## From a module in memory to its first verified answer. ARGS="--rounds 1"
+	@$(BIN)/python -m bench.publish $(ARGS)
+
 .PHONY: bench-commits
 bench-commits: $(SERVING) ## This checkout beside an earlier commit, in turns. ARGS="--before HEAD~1 --free"
 	@$(BIN)/python -m bench.commits $(ARGS)
