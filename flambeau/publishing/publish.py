@@ -10,6 +10,8 @@ from typing import Any, Literal, NoReturn
 from flambeau.local.own_process import OwnProcess, OwnProcessError
 from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
 from flambeau.publishing.published import PublishedArtifact, PublishedVersion
+from flambeau.publishing.python_files import stage_python_model
+from flambeau.publishing.staging import write_request
 
 DEFAULT_STORE = "./var/model_store"
 IMPORTER = "training.importing.run"
@@ -33,6 +35,8 @@ def publish(
     metadata: Mapping[str, str] | None = None,
     dynamic: Mapping[str, Mapping[int, tuple[int, int]]] | None = None,
     max_batch_size: int = 32,
+    args: Mapping[str, Any] | None = None,
+    files: Sequence[str | os.PathLike[str]] = (),
     bump: Bump | None = None,
     progress: bool | Callable[[str], None] = True,
 ) -> PublishedVersion:
@@ -43,7 +47,9 @@ def publish(
     only if its outputs match those of the model.
 
     Args:
-        model: a torch module in evaluation mode on the CPU, or a function of tensors.
+        model: a torch module in evaluation mode on the CPU, or a function of tensors; or a class
+            with a method `infer` or `infer_one`, which becomes a Python model (see
+            docs/guides/python-models.md).
         examples: inputs by name, `{"image": array}`, each [rows, ...]; or one array, or a tuple of
             them in the order of the arguments; or a list of such mappings, one for each size that
             inputs may have. From 32 rows on, they also calibrate 8-bit artifacts. Give real rows:
@@ -65,6 +71,8 @@ def publish(
         dynamic: smallest and largest size of axes that vary, by input and axis:
             `{"image": {2: (8, 64), 3: (8, 64)}}`; sizes of several examples are added.
         max_batch_size: largest batch of a server, in rows.
+        args: of a class: its arguments, which the version keeps.
+        files: of a class: files that the version keeps for it, such as `tokenizer.json`.
         bump: required change of the semantic version; None for the smallest that is right.
         progress: False to print nothing; or a function that receives the name of each step.
 
@@ -77,61 +85,87 @@ def publish(
         RefusedError: no artifact matched the model, or the store refused the version. Nothing was
             published.
     """
-    from flambeau.publishing.capture import capture
-    from flambeau.publishing.examples import read_examples
-    from flambeau.publishing.staging import write_request
-
     _check_model(model)
-    wanted = _wanted(artifacts)
+    about = {
+        "model": name,
+        "store": _store_url(to),
+        "artifacts": _wanted(artifacts),
+        "gates": gates,
+        "metric": metric,
+        "alias": alias,
+        "metadata": dict(metadata or {}),
+        "bump": bump,
+    }
     with (
         _progress(progress) as say,
         tempfile.TemporaryDirectory(prefix="flambeau-publish-") as temporary,
     ):
         folder = Path(temporary)
         say(f"capturing {name}")
-        given = read_examples(model, examples, dynamic)
-        captured = capture(
-            model,
-            given,
-            folder=folder,
-            outputs=outputs,
-            labels=labels,
-            max_batch_size=max_batch_size,
-            script=wanted != "auto" and "torchscript" in wanted,
-        )
-        rows = next(iter(given.inputs.values())).shape[0]
-        request = {
-            "model": name,
-            "store": _store_url(to),
-            "source": f"{type(model).__name__} from Python",
-            "originals": [{"kind": kind, "file": file} for kind, file in captured.files.items()],
-            "refusals": captured.refusals,
-            "signature": captured.signature.model_dump(mode="json"),
-            "artifacts": wanted,
-            "gates": gates,
-            "metric": metric,
-            "alias": alias,
-            "metadata": dict(metadata or {}),
-            "bump": bump,
-        }
-        write_request(
-            folder,
-            request,
-            [{key: tensor.numpy() for key, tensor in one.items()} for one in given.all()],
-            [captured.outputs, *captured.others],
-            _targets(targets, rows),
-        )
+        if isinstance(model, type):
+            stage_python_model(model, examples, folder, about, args or {}, files)
+        else:
+            if args or files:
+                raise PublishError("args and files are for a class; the model is an object already")
+            _stage_network(
+                model, examples, folder, about, outputs, targets, labels, dynamic, max_batch_size
+            )
         return _import(folder, say)
 
 
+def _stage_network(
+    model: Any,
+    examples: Any,
+    folder: Path,
+    about: Mapping[str, Any],
+    outputs: Sequence[str] | None,
+    targets: Any,
+    labels: Mapping[str, Sequence[str]] | None,
+    dynamic: Mapping[str, Mapping[int, tuple[int, int]]] | None,
+    max_batch_size: int,
+) -> None:
+    """Captures a module or a function, and writes the request."""
+    from flambeau.publishing.capture import capture
+    from flambeau.publishing.examples import read_examples
+
+    given = read_examples(model, examples, dynamic)
+    wanted = about["artifacts"]
+    captured = capture(
+        model,
+        given,
+        folder=folder,
+        outputs=outputs,
+        labels=labels,
+        max_batch_size=max_batch_size,
+        script=wanted != "auto" and "torchscript" in wanted,
+    )
+    rows = next(iter(given.inputs.values())).shape[0]
+    request = {
+        **about,
+        "source": f"{type(model).__name__} from Python",
+        "originals": [{"kind": kind, "file": file} for kind, file in captured.files.items()],
+        "refusals": captured.refusals,
+        "signature": captured.signature.model_dump(mode="json"),
+    }
+    write_request(
+        folder,
+        request,
+        [{key: tensor.numpy() for key, tensor in one.items()} for one in given.all()],
+        [captured.outputs, *captured.others],
+        _targets(targets, rows),
+    )
+
+
 def _check_model(model: Any) -> None:
-    if isinstance(model, type):
+    if isinstance(model, type) and not (hasattr(model, "infer") or hasattr(model, "infer_one")):
         raise ExampleError(
-            f"model is the class {model.__name__}; give an instance, as in {model.__name__}()"
+            f"model is the class {model.__name__}; give an instance, as in {model.__name__}(), or "
+            "a class with a method infer or infer_one"
         )
     if not callable(model):
         raise ExampleError(
-            f"model is a {type(model).__name__}; give a torch module or a function of tensors"
+            f"model is a {type(model).__name__}; give a torch module, a function of tensors, or a "
+            "class with a method infer"
         )
 
 

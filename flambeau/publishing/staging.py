@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flambeau.protocol.tensors import Array
+from flambeau.protocol.tensors import Array, datatype_of, encode_bytes_elements
 
 REQUEST, EXAMPLES = "request.json", "examples.safetensors"
 
@@ -28,17 +28,27 @@ def write_request(
         folder: the folder.
         request: fields of `training.importing.request.ImportRequest`.
         inputs: inputs of each example, the first one's rows and those at other sizes.
-        outputs: outputs of each example.
+        outputs: outputs of each example; empty where our process records them.
         targets: labels of the first example's rows, if any.
     """
     from safetensors.numpy import save_file  # noqa: TID251 - the arrays are made contiguous
 
     tensors: dict[str, Array] = {}
-    for number, (given, found) in enumerate(zip(inputs, outputs, strict=True)):
-        for side, arrays in (("input", given), ("output", found)):
+    for number, given in enumerate(inputs):
+        sides = [("input", given), *([("output", outputs[number])] if outputs else [])]
+        for side, arrays in sides:
             for name, array in arrays.items():
-                tensors[f"{number}.{side}.{name}"] = np.ascontiguousarray(array)
+                tensors |= _encoded(f"{number}.{side}", name, array)
     if targets is not None:
         tensors["targets"] = np.ascontiguousarray(targets)
     save_file(tensors, folder / EXAMPLES)
     (folder / REQUEST).write_text(json.dumps(request, indent=2), encoding="utf-8")
+
+
+def _encoded(place: str, name: str, array: Array) -> dict[str, Array]:
+    """Returns the tensors of an array; text as its bytes and its shape, as in golden files."""
+    if datatype_of(array) != "BYTES":
+        return {f"{place}.{name}": np.ascontiguousarray(array)}
+    elements = np.frombuffer(encode_bytes_elements(array), np.uint8)
+    shape = np.array(array.shape, np.int64)
+    return {f"{place}-bytes.{name}": elements, f"{place}-shape.{name}": shape}

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import StrictModel, explain
-from flambeau.protocol.tensors import Array
+from flambeau.protocol.tensors import Array, decode_bytes_elements, element_count
 from model_store.artifact_kinds import ArtifactKind
 from model_store.document import LARGE, parse_document
 from model_store.errors import DocumentError
@@ -36,6 +36,16 @@ class CapturedFile(StrictModel):
     weights_file: str | None = None
 
 
+class PythonFiles(StrictModel):
+    """A Python model: its file, and those beside it."""
+
+    file: str
+    class_name: str
+    args: dict[str, JsonValue] = Field(default={})
+    files: tuple[str, ...] = ()
+    """Names of its side files, in the folder `files`."""
+
+
 class ImportRequest(StrictModel):
     """One model to import, and what is asked of it."""
 
@@ -45,11 +55,13 @@ class ImportRequest(StrictModel):
     """URL of the store."""
     source: str = Field(max_length=1024)
     """Description of the model, for the lineage."""
-    originals: tuple[CapturedFile, ...] = Field(min_length=1)
-    """The model in each captured format, the best source first."""
+    originals: tuple[CapturedFile, ...] = ()
+    """The model in each captured format, the best source first; none for a Python model."""
+    python: PythonFiles | None = None
     refusals: dict[str, str] = Field(default={})
     """Reason by kind in which it could not be captured."""
-    signature: Signature
+    signature: Signature | None = None
+    """None for a Python model, which is run to learn it."""
     artifacts: Literal["auto"] | tuple[str, ...] = "auto"
     """Artifacts to make."""
     gates: Any = None
@@ -72,6 +84,8 @@ class ExampleRows:
     """By name, [rows, ...]."""
     outputs: dict[str, Array] | None = None
     """By name, [rows, ...]; None if the original is yet to be run."""
+    others: list[dict[str, Array]] = field(default_factory=list)
+    """Inputs at other sizes, of an original that is yet to be run."""
     sized: list[tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=list)
     """Inputs and outputs at other sizes."""
     targets: Array | None = None
@@ -103,7 +117,7 @@ def read_request(folder: Path) -> tuple[ImportRequest, ExampleRows]:
     return request, _examples(folder / EXAMPLES, request.signature)
 
 
-def _examples(path: Path, signature: Signature) -> ExampleRows:
+def _examples(path: Path, signature: Signature | None) -> ExampleRows:
     from safetensors.numpy import load_file
 
     tensors: dict[str, Array] = load_file(path)
@@ -112,13 +126,27 @@ def _examples(path: Path, signature: Signature) -> ExampleRows:
     for key, array in tensors.items():
         number, side, name = key.split(".", 2)
         parts.setdefault(int(number), {}).setdefault(side, {})[name] = array
-    inputs, outputs = ([spec.name for spec in s] for s in (signature.inputs, signature.outputs))
+    inputs = [_decoded(part, "input") for _, part in sorted(parts.items())]
+    if signature is None:  # the outputs are recorded later
+        return ExampleRows(inputs=inputs[0], others=inputs[1:], targets=targets)
+    outputs = [_decoded(part, "output") for _, part in sorted(parts.items())]
+    names = [[spec.name for spec in specs] for specs in (signature.inputs, signature.outputs)]
     pairs = [
-        (_ordered(part["input"], inputs), _ordered(part["output"], outputs))
-        for _, part in sorted(parts.items())
+        (_ordered(given, names[0]), _ordered(found, names[1]))
+        for given, found in zip(inputs, outputs, strict=True)
     ]
     (given, found), *sized = pairs
     return ExampleRows(inputs=given, outputs=found, sized=sized, targets=targets)
+
+
+def _decoded(part: Mapping[str, Mapping[str, Array]], side: str) -> dict[str, Array]:
+    """Returns the arrays of one side, with text as objects."""
+    arrays = dict(part.get(side, {}))
+    shapes = part.get(f"{side}-shape", {})
+    for name, data in part.get(f"{side}-bytes", {}).items():
+        shape = [int(size) for size in shapes[name]]
+        arrays[name] = decode_bytes_elements(data.tobytes(), element_count(shape)).reshape(shape)
+    return arrays
 
 
 def _ordered(arrays: Mapping[str, Array], names: list[str]) -> dict[str, Array]:

@@ -33,7 +33,20 @@ def main(folder: Path) -> int:
     return 0
 
 
-def _originals(request: ImportRequest, folder: Path) -> list[Original]:
+def _originals(request: ImportRequest, examples: ExampleRows, folder: Path) -> list[Original]:
+    if request.python is not None:
+        python = request.python
+        return [
+            python_original(
+                folder / python.file,
+                python.class_name,
+                python.args,
+                {name: folder / FILES / name for name in python.files},
+                [examples.inputs, *examples.others],
+                folder,
+            )
+        ]
+    assert request.signature is not None, "only a Python model is without"
     return [
         Original(
             kind=one.kind,

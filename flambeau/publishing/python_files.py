@@ -1,0 +1,94 @@
+"""Stages a class as a Python model: its source, its files and its examples."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flambeau.protocol.tensors import Array, TensorError, datatype_of
+from flambeau.publishing.class_source import class_source
+from flambeau.publishing.errors import CaptureError, ExampleError
+from flambeau.publishing.staging import write_request
+
+SOURCE, FILES = "model.py", "files"
+"""The file of the class, and the folder of its side files."""
+
+
+def stage_python_model(
+    cls: type,
+    examples: Any,
+    folder: Path,
+    about: Mapping[str, Any],
+    args: Mapping[str, Any],
+    files: Sequence[str | os.PathLike[str]],
+) -> None:
+    """Writes the request to publish a class.
+
+    Args:
+        cls: the class.
+        examples: inputs by name, [rows, ...]; text and bytes as lists or arrays of them.
+        folder: the folder of the request.
+        about: fields of the request that do not depend on the model.
+        args: arguments of the class; values of JSON.
+        files: files that it needs.
+
+    Raises:
+        CaptureError: its source, an argument or a file cannot be kept.
+        ExampleError: the examples are no arrays by name.
+    """
+    (folder / SOURCE).write_text(class_source(cls), encoding="utf-8")
+    try:
+        kept_args = json.loads(json.dumps(dict(args)))
+    except (TypeError, ValueError) as error:
+        raise CaptureError(
+            f"args cannot be kept with the version ({error}); give values of JSON, or files"
+        ) from error
+    python = {
+        "file": SOURCE,
+        "class_name": cls.__name__,
+        "args": kept_args,
+        "files": _copy_files(files, folder / FILES),
+    }
+    request = {**about, "source": f"class {cls.__name__} from Python", "python": python}
+    several = isinstance(examples, list) and bool(examples) and isinstance(examples[0], Mapping)
+    parts = [_arrays(one) for one in (examples if several else [examples])]
+    write_request(folder, request, parts, [], None)
+
+
+def _copy_files(files: Sequence[str | os.PathLike[str]], folder: Path) -> list[str]:
+    folder.mkdir()
+    names: list[str] = []
+    for file in files:
+        path = Path(file).expanduser()
+        if not path.is_file():
+            raise CaptureError(f"files names '{path}', which is no file; give its path")
+        if path.name in names:
+            raise CaptureError(f"files has two files named '{path.name}'; rename one")
+        shutil.copyfile(path, folder / path.name)
+        names.append(path.name)
+    return names
+
+
+def _arrays(given: Any) -> dict[str, Array]:
+    """Returns one example as arrays; text and bytes become arrays of objects."""
+    import numpy as np
+
+    if not isinstance(given, Mapping) or not given:
+        raise ExampleError(
+            f"examples of a class are a {type(given).__name__}; give arrays by input name, as in "
+            '{"text": ["one row", "another"]}'
+        )
+    arrays: dict[str, Array] = {}
+    for name, value in given.items():
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        if array.dtype.kind in "SUO":
+            items = [value] if isinstance(value, str | bytes) else value
+            array = np.array(items, object)
+        try:
+            datatype_of(array)
+        except TensorError as error:
+            raise ExampleError(f"examples['{name}']: {error}") from error
+        arrays[str(name)] = array
+    return arrays
