@@ -131,7 +131,7 @@ def publish(
     if step is not None:
         (folder / PYTHON_STEP).write_bytes(step.source)
         signature = served_signature(signature, splits)
-    artifacts = tuple(_artifact(proven, folder) for proven in report.published())
+    artifacts = tuple(artifact_of(proven, folder) for proven in report.published())
     text = triton_config(recipe.publish.model, artifacts, expected.signature)
     files += _write_triton_config(folder, text)
     draft = Draft(
@@ -186,9 +186,18 @@ def _python_step(step: Step, behind_it: Signature) -> PythonStep:
     )
 
 
-def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
+def artifact_of(proven: ArtifactReport, folder: Path) -> Artifact:
+    """Returns the manifest's entry for a verified artifact.
+
+    Args:
+        proven: its figures; without a metric for a model without labels.
+        folder: the folder of its files.
+
+    Raises:
+        StoreError: no server would open its file.
+    """
     assert proven.max_abs_difference is not None, "a proven artifact was measured"
-    assert proven.metric is not None, "a proven artifact was measured"
+    metric = proven.metric
     artifact = Artifact(
         name=proven.name,
         kind=proven.kind,
@@ -202,8 +211,9 @@ def _artifact(proven: ArtifactReport, folder: Path) -> Artifact:
             agreement=1.0 if proven.agreement is None else proven.agreement,
             max_probability_shift=proven.max_probability_shift or 0.0,
             cosine=proven.cosine,
-            metrics={proven.metric.name: proven.metric.value},
-            judged_by=proven.metric,
+            gates=proven.gates,
+            metrics={} if metric is None else {metric.name: metric.value},
+            judged_by=metric,
             tolerance=proven.tolerance,
         ),
         latency_ms=proven.latency_ms,
