@@ -18,6 +18,7 @@ from bench.figures.performance_page import with_block
 from bench.figures.results_file import write_results
 from bench.figures.verdicts import Verdict
 from bench.peers.servers.flambeau_peer import ROOT
+from model_store.metric import MeasuredMetric
 from training.datasets import load_splits
 from training.pipeline import run
 from training.publish import RECIPE, REPORT
@@ -121,9 +122,14 @@ def speedup(report: Report, artifact: ArtifactReport) -> float:
     return report.checkpoint.latency_ms[rows] / artifact.latency_ms[rows]
 
 
+def _checkpoint_metric(report: Report) -> MeasuredMetric:
+    assert report.checkpoint.metric is not None, "a recipe's model has labels"
+    return report.checkpoint.metric
+
+
 def best(report: Report) -> ArtifactReport | None:
     """Returns the fastest verified artifact whose accuracy loss is within `MAX_DROP`."""
-    floor = report.checkpoint.metric.value - MAX_DROP
+    floor = _checkpoint_metric(report).value - MAX_DROP
     fitting = [a for a in report.verified() if a.metric is not None and a.metric.value >= floor]
     return max(fitting, key=lambda artifact: speedup(report, artifact), default=None)
 
@@ -171,12 +177,13 @@ def _find(report: Report, name: str) -> ArtifactReport | None:
 
 
 def _family(family: str, report: Report) -> list[str]:
-    low, high = report.checkpoint.metric.interval or (0.0, 1.0)
+    metric = _checkpoint_metric(report)
+    low, high = metric.interval or (0.0, 1.0)
     lines = [
         f"## {family[0].upper()}{family[1:]}",
         "",
         f"Recipe `{FAMILIES[family]}`. The checkpoint: "
-        f"{report.checkpoint.metric.value:.1%} of the test labels (95 % interval {low:.1%} to "
+        f"{metric.value:.1%} of the test labels (95 % interval {low:.1%} to "
         f"{high:.1%}), {report.checkpoint.size_bytes / 1000:,.0f} KB.",
         "",
         _row(["artifact", "largest difference", "agreement", "accuracy", "KB", "times eager", ""]),

@@ -23,6 +23,7 @@ from model_store.errors import (
     ManifestError,
     ManifestFromFutureError,
 )
+from model_store.gates import GateValues
 from model_store.metric import MeasuredMetric
 from model_store.semver.semver import SEMVER_PATTERN, SemanticVersion
 from model_store.slo import Slo
@@ -95,13 +96,15 @@ class Verification(StrictModel):
     agreement: float = Field(ge=0, le=1)
     max_probability_shift: float = Field(default=0.0, ge=0, le=1)
     cosine: float | None = Field(default=None, exclude_if=lambda cosine: cosine is None)
-    """Lowest `Parity.cosine` of any embedding; None if the model has none."""
+    """Lowest `Gate.cosine` of any embedding; None if the model has none."""
+    gates: GateValues = Field(default={}, exclude_if=lambda gates: not gates)
+    """Figures of the outputs that have gates."""
     metrics: dict[str, float]
     """Task metrics over the test split, such as `accuracy` (0 to 1)."""
     # Omitted from JSON if None, so that older manifests serialize as before.
     judged_by: MeasuredMetric | None = Field(default=None, exclude_if=lambda metric: metric is None)
     """The metric that the artifact is judged by, with its interval and direction; None in versions
-    that predate this field, which are judged by accuracy."""
+    that predate this field, which are judged by accuracy, and in those without labels."""
     tolerance: Tolerance
     """Limits that the artifact must keep at export and at every load."""
 

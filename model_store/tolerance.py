@@ -1,8 +1,13 @@
 """Limits of the difference between an artifact's and the checkpoint's outputs; see `parity`."""
 
+from collections.abc import Mapping
+
 from pydantic import Field
 
 from flambeau.protocol.strict import StrictModel
+from model_store.gates import Gate
+
+NO_GATES: Mapping[str, Gate] = {}
 
 
 class Tolerance(StrictModel):
@@ -23,4 +28,12 @@ class Tolerance(StrictModel):
     embeddings: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
     """Outputs whose vectors are compared by `min_cosine`, and by none of the three limits above."""
     min_cosine: float | None = Field(default=None, exclude_if=lambda cosine: cosine is None)
-    """Smallest `Parity.cosine` of any vector of `embeddings`."""
+    """Smallest `Gate.cosine` of any vector of `embeddings`."""
+    gates: dict[str, Gate] = Field(default={}, exclude_if=lambda gates: not gates)
+    """Limits of single outputs, which none of the limits above apply to."""
+
+    @property
+    def single_gates(self) -> Mapping[str, Gate]:
+        """The gates of all outputs that are judged by themselves, embeddings included."""
+        cosine = 0.0 if self.min_cosine is None else min(max(self.min_cosine, 0.0), 1.0)
+        return {name: Gate(cosine=cosine) for name in self.embeddings} | self.gates

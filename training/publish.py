@@ -191,17 +191,17 @@ def _python_step(step: Step, behind_it: Signature) -> PythonStep:
 
 
 def artifact_of(proven: ArtifactReport, folder: Path) -> Artifact:
-    """Returns the manifest's entry of a verified artifact.
+    """Returns the manifest's entry for a verified artifact.
 
     Args:
-        proven: its figures.
+        proven: its figures; without a metric for a model without labels.
         folder: the folder of its files.
 
     Raises:
         StoreError: no server would open its file.
     """
     assert proven.max_abs_difference is not None, "a proven artifact was measured"
-    assert proven.metric is not None, "a proven artifact was measured"
+    metric = proven.metric
     artifact = Artifact(
         name=proven.name,
         kind=proven.kind,
@@ -215,8 +215,9 @@ def artifact_of(proven: ArtifactReport, folder: Path) -> Artifact:
             agreement=1.0 if proven.agreement is None else proven.agreement,
             max_probability_shift=proven.max_probability_shift or 0.0,
             cosine=proven.cosine,
-            metrics={proven.metric.name: proven.metric.value},
-            judged_by=proven.metric,
+            gates=proven.gates,
+            metrics={} if metric is None else {metric.name: metric.value},
+            judged_by=metric,
             tolerance=proven.tolerance,
         ),
         latency_ms=proven.latency_ms,

@@ -10,17 +10,25 @@ golden rows alone: at other sizes, and without them at other lengths, it compare
 own rows alone.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from flambeau.protocol.signature import Padding, Signature, SignatureError
 from flambeau.protocol.tensors import Array
 from model_store.arrays.padded_rows import PaddedRows, cut_back, padded_rows
-from model_store.arrays.parity import Comparison, Parity, compare, compare_rows, worst
+from model_store.arrays.parity import (
+    Comparison,
+    Parity,
+    compare,
+    compare_rows,
+    over_rows,
+    without_classes,
+)
 from model_store.arrays.sized_rows import at_other_sizes
+from model_store.gates import Gate
 from model_store.golden import GoldenRows
+from model_store.tolerance import NO_GATES
 
 BATCH_SIZES = (1, 2, 7, 32)
 """A single row, the smallest batch, a batch that is no power of two, and a large one; the maximum
@@ -35,7 +43,7 @@ Run = Callable[[Inputs], dict[str, Array]]
 
 
 def replay_everything(
-    run: Run, golden: GoldenRows, signature: Signature, embeddings: Collection[str] = ()
+    run: Run, golden: GoldenRows, signature: Signature, gates: Mapping[str, Gate] = NO_GATES
 ) -> list[Comparison]:
     """Makes every comparison that the golden rows allow.
 
@@ -43,9 +51,9 @@ def replay_everything(
         run: runner of the artifact.
         golden: inputs to run, and expected outputs.
         signature: batches, lengths and sizes that requests may have.
-        embeddings: outputs that are compared by cosine similarity.
+        gates: limits of the outputs that are judged by themselves.
     """
-    found = replay_in_batches(run, golden, signature.max_batch_size, embeddings)
+    found = replay_in_batches(run, golden, signature.max_batch_size, gates)
     padding = signature.padding
     if padding is not None:
         try:
@@ -56,9 +64,9 @@ def replay_everything(
             # Otherwise the golden rows have their full length, and shorter ones no expected output.
             knows_lengths = padding.mask is not None or padding.lengths is not None
             right = cut_back(golden.outputs, rows.lengths, padding) if knows_lengths else None
-            found += replay_padded(run, rows, padding, right, embeddings)
+            found += replay_padded(run, rows, padding, right, gates)
     sized = sized_inputs(golden.inputs, signature)
-    return found + replay_sized(run, ((inputs, None) for inputs in sized), embeddings)
+    return found + replay_sized(run, ((inputs, None) for inputs in sized), gates)
 
 
 def replay_once(
@@ -66,7 +74,7 @@ def replay_once(
     run: Run,
     golden: GoldenRows,
     max_batch_size: int,
-    embeddings: Collection[str] = (),
+    gates: Mapping[str, Gate] = NO_GATES,
 ) -> Comparison:
     """Runs one golden row alone, and all of them in full batches, and compares the outputs.
 
@@ -75,18 +83,18 @@ def replay_once(
         run: runner of the artifact.
         golden: inputs to run, and expected outputs.
         max_batch_size: most rows to run at once.
-        embeddings: outputs that are compared by cosine similarity.
+        gates: limits of the outputs that are judged by themselves.
     """
     alone = run({name: array[:1] for name, array in golden.inputs.items()})
     found = run_in_batches(run, golden.inputs, max_batch_size)
     # The row alone comes last, so that the others keep their numbers in a message.
     joined = {name: np.concatenate([array, alone[name]]) for name, array in found.items()}
     right = {name: np.concatenate([array, array[:1]]) for name, array in golden.outputs.items()}
-    return compare_rows(where, right, joined, embeddings)
+    return compare_rows(where, right, joined, gates)
 
 
 def replay_in_batches(
-    run: Run, golden: GoldenRows, max_batch_size: int, embeddings: Collection[str] = ()
+    run: Run, golden: GoldenRows, max_batch_size: int, gates: Mapping[str, Gate] = NO_GATES
 ) -> list[Comparison]:
     """Compares the golden rows at each of `BATCH_SIZES`, and at the largest batch size."""
     sizes = {*BATCH_SIZES, min(max_batch_size, golden.rows)}
@@ -95,7 +103,7 @@ def replay_in_batches(
             f"golden rows in batches of {size}",
             golden.outputs,
             run_in_batches(run, golden.inputs, size),
-            embeddings,
+            gates,
         )
         for size in sorted(sizes)
         if size <= max_batch_size
@@ -107,7 +115,7 @@ def replay_padded(
     rows: PaddedRows,
     padding: Padding,
     right: Sequence[Outputs] | None,
-    embeddings: Collection[str] = (),
+    gates: Mapping[str, Gate] = NO_GATES,
 ) -> list[Comparison]:
     """Compares each row alone at its own length, and padded to its bucket in a batch.
 
@@ -117,12 +125,12 @@ def replay_padded(
         padding: padding of the signature.
         right: expected outputs of each row alone, [1, ...]; None to compare the batches with the
             artifact's own outputs.
-        embeddings: outputs that are compared by cosine similarity.
+        gates: limits of the outputs that are judged by themselves.
     """
     alone: Sequence[Outputs] = [run(inputs) for inputs in rows.alone]
     found: list[Comparison] = []
     if right is not None:
-        parity = _of_single_rows(list(zip(right, alone, strict=True)), embeddings)
+        parity = _of_single_rows(list(zip(right, alone, strict=True)), gates)
         found.append(Comparison("golden rows alone at their own length", parity))
     right = alone if right is None else right
     pairs: list[tuple[Outputs, Outputs]] = []
@@ -130,11 +138,11 @@ def replay_padded(
         lengths = [rows.lengths[row] for row in numbers]
         batch = cut_back(run(inputs), lengths, padding)
         pairs += zip([right[row] for row in numbers], batch, strict=True)
-    return [*found, Comparison("golden rows padded in a batch", _of_single_rows(pairs, embeddings))]
+    return [*found, Comparison("golden rows padded in a batch", _of_single_rows(pairs, gates))]
 
 
 def replay_sized(
-    run: Run, sized: Iterable[tuple[Inputs, Outputs | None]], embeddings: Collection[str] = ()
+    run: Run, sized: Iterable[tuple[Inputs, Outputs | None]], gates: Mapping[str, Gate] = NO_GATES
 ) -> list[Comparison]:
     """Compares rows at other sizes.
 
@@ -142,13 +150,13 @@ def replay_sized(
         run: runner of the artifact.
         sized: inputs at other sizes, and the expected outputs; None to compare the batch with the
             artifact's own outputs for each row alone.
-        embeddings: outputs that are compared by cosine similarity.
+        gates: limits of the outputs that are judged by themselves.
     """
     found = []
     for inputs, right in sized:
         alone = run_in_batches(run, inputs, 1) if right is None else right
         # Rows that were cut or repeated may be meaningless: agreement of their classes says little.
-        parity = replace(compare(alone, run(inputs), embeddings), agreement=1.0)
+        parity = without_classes(compare(alone, run(inputs), gates))
         shapes = ", ".join(str(list(array.shape)) for array in inputs.values())
         where = f"golden rows at another size, {shapes}{', beside each alone' * (right is None)}"
         found.append(Comparison(where, parity))
@@ -178,9 +186,5 @@ def gives_the_same_twice(run: Run, golden: GoldenRows, max_batch_size: int) -> b
     return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
-def _of_single_rows(
-    pairs: Sequence[tuple[Outputs, Outputs]], embeddings: Collection[str]
-) -> Parity:
-    """Returns the parity of single rows: the largest differences, and the share that agrees."""
-    found = [compare(right, other, embeddings) for right, other in pairs]
-    return replace(worst(found), agreement=sum(p.agreement for p in found) / len(found))
+def _of_single_rows(pairs: Sequence[tuple[Outputs, Outputs]], gates: Mapping[str, Gate]) -> Parity:
+    return over_rows([compare(right, other, gates) for right, other in pairs])

@@ -8,17 +8,19 @@ Rules:
 - classes whose values differ by no more than rounding are equally the top class of a row.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from flambeau.protocol.tensors import Array
-from model_store.tolerance import Tolerance
+from model_store.arrays.measures import beyond_rounding, figures, max_abs_difference, same_top
+from model_store.gates import AT_LEAST, Gate, GateFigure
+from model_store.tolerance import NO_GATES, Tolerance
 
-TIE_STEPS = 4
-"""Tolerance in FP32 rounding steps at a row's largest value: sums in two orders differ by these."""
+MEANS = frozenset({"top1", "iou", "exact"})
+"""Measures that are means over the rows; the others are those of the worst row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,20 @@ class Parity:
     max_abs_difference: float
     agreement: float
     max_probability_shift: float = 0.0
-    cosine: float = 1.0
-    """The lowest value over all embedding vectors of: the cosine of the angle between both vectors,
-    times the ratio of the shorter one's length to the longer one's. 1 for equal vectors, 0 if a
-    value is not finite."""
+    figures: tuple[GateFigure, ...] = ()
+    """Figures of the outputs that have gates; the three above are of the other outputs."""
     unlike: str = ""
     """The first output that is missing or has another shape, and both shapes; empty if none."""
+
+    def cosine(self, names: Collection[str]) -> float | None:
+        """Returns the lowest cosine of some outputs; None if none was measured."""
+        found = [f.value for f in self.figures if f.measure == "cosine" and f.output in names]
+        return min(found, default=None)
+
+    @property
+    def broken(self) -> GateFigure | None:
+        """The first figure beyond its limit, or None."""
+        return next((figure for figure in self.figures if not figure.holds), None)
 
     def failure(self, tolerance: Tolerance) -> str | None:
         """Describes the first limit that is exceeded; None if all hold."""
@@ -51,9 +61,7 @@ class Parity:
                 f"largest probability shift {self.max_probability_shift:.3g} is above "
                 f"{tolerance.max_probability_shift:.3g}"
             )
-        if tolerance.min_cosine is not None and not self.cosine >= tolerance.min_cosine:
-            return f"cosine {self.cosine:.5f} is below {tolerance.min_cosine:.5f}"
-        return None
+        return None if self.broken is None else self.broken.text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,7 @@ def compare_rows(
     where: str,
     expected: Mapping[str, Array],
     found: Mapping[str, Array],
-    embeddings: Collection[str] = (),
+    gates: Mapping[str, Gate] = NO_GATES,
 ) -> Comparison:
     """Compares all outputs of some rows, and names the row with the largest difference.
 
@@ -96,40 +104,38 @@ def compare_rows(
         where: description of the rows.
         expected: outputs by name, each [rows, ...].
         found: outputs to compare with them.
-        embeddings: outputs that are compared by `Parity.cosine`.
+        gates: limits of the outputs that are judged by themselves.
     """
-    parity = compare(expected, found, embeddings)
+    parity = compare(expected, found, gates)
     if parity.unlike:
         return Comparison(where, parity)
-    disagreement = _first_disagreement(expected, found, embeddings) if parity.agreement < 1 else ""
-    return Comparison(where, parity, _farthest(expected, found, embeddings), disagreement)
+    disagreement = _first_disagreement(expected, found, gates) if parity.agreement < 1 else ""
+    gated = list(expected) if parity.broken is None else [parity.broken.output]
+    names = [name for name in expected if name not in gates] or gated
+    return Comparison(where, parity, _farthest(expected, found, names), disagreement)
 
 
 def _first_disagreement(
-    expected: Mapping[str, Array], found: Mapping[str, Array], embeddings: Collection[str]
+    expected: Mapping[str, Array], found: Mapping[str, Array], gates: Collection[str]
 ) -> str:
     """Returns the first row with a different top class; empty if there is none."""
     for name, right in expected.items():
         other = found[name]
-        if name not in embeddings and right.size and _has_classes(right):
-            agreeing = _agreeing(right, beyond_rounding(right, other))
+        if name not in gates and right.size and _has_classes(right):
+            agreeing = same_top(right, beyond_rounding(right, other), 1)
             if not agreeing.all():
                 return f"row {agreeing.argmin()} of '{name}'"
     return ""
 
 
 def _farthest(
-    expected: Mapping[str, Array], found: Mapping[str, Array], embeddings: Collection[str]
+    expected: Mapping[str, Array], found: Mapping[str, Array], names: Collection[str]
 ) -> str:
-    """Returns the row of the largest difference, or the first not finite; empty if all agree.
-
-    Embeddings count only if there are no other outputs. All outputs have the expected shapes.
-    """
-    names = [name for name in expected if name not in embeddings] or list(expected)
+    """Returns the row of the largest difference, or the first not finite; empty if all agree."""
     largest, place = 0.0, ""
     for name in names:
         right, other = expected[name], found[name]
-        if right.dtype.kind not in "fiub" or right.size == 0:
+        if right.dtype.kind not in "fiub" or right.size == 0 or right.shape != other.shape:
             continue
         gap = np.abs(right.astype(np.float64) - beyond_rounding(right, other).astype(np.float64))
         rows = np.where(np.isfinite(gap), gap, np.inf).reshape(len(right), -1).max(axis=1)
@@ -139,7 +145,9 @@ def _farthest(
 
 
 def compare(
-    expected: Mapping[str, Array], found: Mapping[str, Array], embeddings: Collection[str] = ()
+    expected: Mapping[str, Array],
+    found: Mapping[str, Array],
+    gates: Mapping[str, Gate] = NO_GATES,
 ) -> Parity:
     """Measures all outputs together; the worst output counts.
 
@@ -148,93 +156,83 @@ def compare(
     Args:
         expected: outputs by name, each [rows, ...].
         found: outputs to compare with them.
-        embeddings: outputs that are compared by `Parity.cosine` alone, [rows, ..., D].
+        gates: limits of the outputs that are judged by themselves, by `Parity.figures` alone.
     """
-    difference, agreement, shift, cosine = 0.0, 1.0, 0.0, 1.0
+    difference, agreement, shift = 0.0, 1.0, 0.0
+    measured: list[GateFigure] = []
     for name, right in expected.items():
-        other = found.get(name)
-        if other is None or other.shape != right.shape:
+        other, gate = found.get(name), gates.get(name)
+        if other is None or not _have_one_shape(right, other, gate):
             has = "is missing" if other is None else f"has the shape {list(other.shape)}"
             unlike = f"output '{name}' {has}, the checkpoint's has {list(right.shape)}"
             return Parity(float("inf"), 0.0, 1.0, unlike=unlike)
+        if gate is not None:
+            measured += figures(name, gate, right, other)
+            continue
         if right.size == 0:
             continue
-        if name in embeddings:
-            cosine = min(cosine, _least_cosine(right, other))
-            continue
         other = beyond_rounding(right, other)
-        difference = max(difference, _max_abs_difference(right, other))
+        difference = max(difference, max_abs_difference(right, other))
         if _has_classes(right):
-            agreement = min(agreement, float(_agreeing(right, other).mean()))
+            agreement = min(agreement, float(same_top(right, other, 1).mean()))
             shift = max(shift, _max_probability_shift(right, other))
-    return Parity(difference, agreement, shift, cosine)
+    return Parity(difference, agreement, shift, tuple(measured))
 
 
-def beyond_rounding(expected: Array, found: Array) -> Array:
-    """Moves the elements of `found` towards those of `expected` by one FP16 rounding step.
-
-    The step is from the larger magnitude of the two to its neighbour towards zero. Arrays of other
-    types are returned unchanged.
-
-    Args:
-        expected: array of any shape.
-        found: array of the same shape.
-    """
-    if expected.dtype != np.float16 or found.dtype != np.float16:
-        return found
-    larger = np.maximum(np.abs(expected), np.abs(found))
-    with np.errstate(invalid="ignore"):  # infinities become NaN, as intended
-        step = (larger - np.nextafter(larger, np.float16(0))).astype(np.float64)
-        right = expected.astype(np.float64)
-        gap = found.astype(np.float64) - right
-        moved: Array = right + np.sign(gap) * np.maximum(np.abs(gap) - step, 0)
-    return moved
+def _have_one_shape(expected: Array, found: Array, gate: Gate | None) -> bool:
+    """Returns True if two outputs can be compared: boxes may differ in number."""
+    if gate is None or list(gate.limits()) != ["iou"] or expected.ndim < 3:
+        return found.shape == expected.shape
+    return (*found.shape[:-2], found.shape[-1]) == (*expected.shape[:-2], expected.shape[-1])
 
 
 def worst(found: Sequence[Parity]) -> Parity:
     """Returns the worst value of each measure."""
+    return _together(found, _worst_figure)
+
+
+def over_rows(found: Sequence[Parity]) -> Parity:
+    """Returns the parity of all rows from those of single rows: a share is the mean of theirs."""
+    agreement = sum(parity.agreement for parity in found) / len(found)
+    return replace(_together(found, _over_rows), agreement=agreement)
+
+
+def without_classes(parity: Parity) -> Parity:
+    """Returns the parity without the figures about top classes."""
+    figures = tuple(figure for figure in parity.figures if figure.measure != "top1")
+    return replace(parity, agreement=1.0, figures=figures)
+
+
+def _together(
+    found: Sequence[Parity], pick: Callable[[Sequence[GateFigure]], GateFigure]
+) -> Parity:
+    by_measure: dict[tuple[str, str], list[GateFigure]] = {}
+    for figure in (figure for parity in found for figure in parity.figures):
+        by_measure.setdefault((figure.output, figure.measure), []).append(figure)
     return Parity(
         max(parity.max_abs_difference for parity in found),
         min(parity.agreement for parity in found),
         max(parity.max_probability_shift for parity in found),
-        min(parity.cosine for parity in found),
+        tuple(map(pick, by_measure.values())),
         next((parity.unlike for parity in found if parity.unlike), ""),
     )
 
 
-def _max_abs_difference(expected: Array, found: Array) -> float:
-    if expected.dtype.kind not in "fiub":
-        return 0.0 if bool((expected == found).all()) else float("inf")
-    gap = np.abs(expected.astype(np.float64) - found.astype(np.float64))
-    return float(gap.max()) if np.isfinite(gap).all() else float("inf")
+def _worst_figure(figures: Sequence[GateFigure]) -> GateFigure:
+    unmeasured = next((figure for figure in figures if np.isnan(figure.value)), None)
+    pick = min if figures[0].measure in AT_LEAST else max
+    return unmeasured or pick(figures, key=lambda figure: figure.value)
 
 
-def _least_cosine(expected: Array, found: Array) -> float:
-    """Returns `Parity.cosine` of vectors along the last axis; two zero vectors count as equal."""
-    right, other = expected.astype(np.float64), found.astype(np.float64)
-    if not (np.isfinite(right).all() and np.isfinite(other).all()):
-        return 0.0
-    products = (right * other).sum(axis=-1)
-    longer = np.maximum((right * right).sum(axis=-1), (other * other).sum(axis=-1))
-    likeness = np.where(longer > 0, products / np.where(longer > 0, longer, 1.0), 1.0)
-    return float(likeness.min())
+def _over_rows(figures: Sequence[GateFigure]) -> GateFigure:
+    if figures[0].measure not in MEANS:
+        return _worst_figure(figures)
+    return replace(figures[0], value=float(np.mean([figure.value for figure in figures])))
 
 
 def _has_classes(expected: Array) -> bool:
     """Returns True for outputs [rows, classes]; others have no top class and always agree."""
     return expected.ndim == 2 and expected.shape[1] > 1 and expected.dtype.kind in "fiu"
-
-
-def _agreeing(expected: Array, found: Array) -> npt.NDArray[np.bool_]:
-    """Marks the rows of outputs [rows, classes] with the same or a tied top class, [rows]."""
-    top, chosen = expected.argmax(axis=1), found.argmax(axis=1)
-    right, rows = expected.astype(np.float64), np.arange(len(expected))
-    steps = TIE_STEPS * np.finfo(np.float32).eps if expected.dtype.kind == "f" else 0.0
-    with np.errstate(invalid="ignore"):  # between infinities
-        gap = right[rows, top] - right[rows, chosen]
-        tied = gap <= steps * np.abs(right).max(axis=1)
-    agreeing: npt.NDArray[np.bool_] = tied | (top == chosen)
-    return agreeing
 
 
 def _max_probability_shift(expected: Array, found: Array) -> float:

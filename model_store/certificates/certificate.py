@@ -17,6 +17,7 @@ from flambeau.protocol.strict import StrictModel, explain
 from model_store.arrays.parity import Comparison
 from model_store.document import LARGE, parse_document
 from model_store.errors import CertificateError, DocumentError
+from model_store.gates import GateValues, gate_values
 from model_store.manifest import Manifest, Sha256
 from model_store.tolerance import Tolerance
 
@@ -73,10 +74,12 @@ class ReplayResult(StrictModel):
     agreement: float
     max_probability_shift: float
     cosine: float | None = Field(default=None, exclude_if=lambda cosine: cosine is None)
-    """Lowest `Parity.cosine` of any embedding; None if the version has no embeddings."""
+    """Lowest `Gate.cosine` of any embedding; None if the version has no embeddings."""
+    gates: GateValues = Field(default={}, exclude_if=lambda gates: not gates)
+    """Figures of the outputs that have gates."""
 
     @classmethod
-    def of(cls, found: Comparison, with_embeddings: bool = False) -> "ReplayResult":
+    def of(cls, found: Comparison, tolerance: Tolerance) -> "ReplayResult":
         """Converts a comparison for a certificate, which is JSON and has no infinity."""
         parity, difference = found.parity, found.parity.max_abs_difference
         return cls(
@@ -84,7 +87,8 @@ class ReplayResult(StrictModel):
             max_abs_difference=difference if math.isfinite(difference) else None,
             agreement=parity.agreement,
             max_probability_shift=parity.max_probability_shift,
-            cosine=parity.cosine if with_embeddings else None,
+            cosine=parity.cosine(tolerance.embeddings),
+            gates=gate_values(parity.figures, tolerance.gates),
         )
 
 

@@ -70,15 +70,15 @@ def test_a_family_learns_and_every_kind_of_its_recipe_is_proven(
     assert {artifact.name: artifact.refusal for artifact in report.artifacts} == {
         artifact.name: None for artifact in report.artifacts
     }
-    assert report.checkpoint.metric.value >= floor
+    judged = report.checkpoint.metric
+    assert judged is not None
+    assert judged.value >= floor
     for artifact in manifest.artifacts:
         proof = artifact.verification
         assert proof.metrics["accuracy"] >= floor - 0.05
         if artifact.precision == "fp32":
             assert proof.max_abs_difference < 1e-4
-            assert proof.metrics["accuracy"] == pytest.approx(
-                report.checkpoint.metric.value, abs=0.01
-            )
+            assert proof.metrics["accuracy"] == pytest.approx(judged.value, abs=0.01)
     loaded = load_version(store, manifest, LoadOptions(artifact="onnx"))
     for backend in loaded.backends:
         backend.close()

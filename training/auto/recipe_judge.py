@@ -77,10 +77,11 @@ class RecipeJudge:
             return run_model(self._prepared(inputs))
 
         size = self._signature.max_batch_size
-        self._embeddings = recipe.model.embeddings
+        names = recipe.model.embeddings
+        same = SAME_CHECKPOINT.model_copy(update={"embeddings": names})
         outputs = run_in_batches(run, golden.inputs, size)
-        again = compare(golden.outputs, outputs, self._embeddings)
-        if failure := again.failure(SAME_CHECKPOINT):
+        again = compare(golden.outputs, outputs, same.single_gates)
+        if failure := again.failure(same):
             raise TargetError(
                 f"{recipe.model.target} does not give the golden outputs of {manifest.model} "
                 f"{manifest.version} any more ({failure}); check out the commit it was made at, "
@@ -99,9 +100,10 @@ class RecipeJudge:
             artifact, or None.
         """
         size = self._signature.max_batch_size
-        found = replay_sized(run, self._sized, self._embeddings)
+        gates = artifact.verification.tolerance.single_gates
+        found = replay_sized(run, self._sized, gates)
         outputs = run_in_batches(run, self._test.inputs, size)
-        found.append(compare_rows("the test split", self._outputs, outputs, self._embeddings))
+        found.append(compare_rows("the test split", self._outputs, outputs, gates))
         judged = self._signature.outputs[0].name
         expected, answers = self._outputs[judged], outputs[judged]
         labels, entry = self._test.labels, _entry(self._recipe, artifact.name)
@@ -109,7 +111,7 @@ class RecipeJudge:
         refusal = None
         if entry is not None:
             before, after = (self._metric.measured(one, labels) for one in (expected, answers))
-            if judged not in self._embeddings:
+            if judged not in gates:
                 refusal = too_far_off(entry, self._metric, labels, expected, answers)
             refusal = refusal or too_much_worse(before, after, entry, labels)
         return found, {n: v for n, v in metrics.items() if np.isfinite(v)}, refusal

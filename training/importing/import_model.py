@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from model_store.gates import GateError
 from model_store.golden import GoldenRows
 from model_store.manifest import Draft, Golden, Lineage, Manifest
 from model_store.store import ModelStore, Sign
@@ -40,8 +41,7 @@ from training.reporting.report import ArtifactReport, CheckpointReport, Report
 from training.reporting.report_page import report_page
 from training.verification.final_replay import replay_files
 from training.verification.imported_reference import imported_reference
-from training.verification.reference import Reference
-from training.verification.verify import verify_apart
+from training.verification.verify import Reference, verify_apart
 
 IMPORT = "import.json"
 """File of a version with the request that made it."""
@@ -91,14 +91,17 @@ def import_model(
     if outputs is None:
         say(f"recording the outputs of {first.source}")
         outputs = record_outputs(first, inputs, request.limits)
-    expected = imported_reference(
-        first.signature,
-        inputs,
-        outputs,
-        labels=examples.targets,
-        task=request.metric,
-        gates=request.gates,
-    )
+    try:
+        expected = imported_reference(
+            first.signature,
+            inputs,
+            outputs,
+            labels=examples.targets,
+            task=request.metric,
+            gates=request.gates,
+        )
+    except GateError as error:
+        raise RecipeError(f"gates: {error}") from error
     expected = replace(expected, sized=examples.sized)
     reports = _make(entries, originals, expected, request, folder, say)
     if not any(report.refusal is None for report in reports):

@@ -15,7 +15,10 @@ from model_store.errors import StoreError
 from training.errors import TrainingError
 from training.importing.import_model import Imported, import_model
 from training.importing.original import Original
-from training.importing.request import ImportRequest, read_request
+from training.importing.request import ExampleRows, ImportRequest, read_request
+
+FILES = "files"
+"""Folder of the side files of a Python model."""
 
 
 def main(folder: Path) -> int:
@@ -24,7 +27,12 @@ def main(folder: Path) -> int:
         request, examples = read_request(folder)
         with tempfile.TemporaryDirectory(prefix="flambeau-version-", dir=folder) as version:
             imported = import_model(
-                _originals(request, folder), examples, request, Path(version), _say, _signer()
+                _originals(request, examples, folder),
+                examples,
+                request,
+                Path(version),
+                _say,
+                _signer(),
             )
     except (TrainingError, StoreError, SignatureError, OSError) as error:
         _tell({"error": f"nothing was published: {error}"})

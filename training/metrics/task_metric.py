@@ -17,7 +17,7 @@ from flambeau.protocol.tensors import Array
 from model_store.metric import MeasuredMetric, better_of
 from training.loading.label_arrays import LabelArray, counted
 from training.metrics.confidence import ratio_interval, wilson_interval
-from training.recipe.parts.task import METRICS, Task
+from training.recipe.parts.task import METRICS, OUTPUTS, JudgedTask
 from training.recipe.recipe import Recipe
 
 Sums = npt.NDArray[np.float64]
@@ -27,7 +27,7 @@ Sums = npt.NDArray[np.float64]
 class Tally:
     """Sums over some rows; those of several batches, and of several processes, are added."""
 
-    task: Task = "classes"
+    task: JudgedTask = "classes"
     sums: Sums = field(default_factory=lambda: np.zeros(0))
     """For `classes`: labels, right ones, rows of T labels, right rows; then by class how often it
     is the label, how often the answer, and how often both. For `multi_label`: labels, right ones,
@@ -63,7 +63,7 @@ class Tally:
 class TaskMetric:
     """The metrics of one task."""
 
-    task: Task = "classes"
+    task: JudgedTask = "classes"
     log_rates: bool = False
     """True if outputs about counts are logarithms."""
 
@@ -75,7 +75,7 @@ class TaskMetric:
 
     @property
     def name(self) -> str:
-        """The name of the metric that evaluates artifacts."""
+        """The name of the metric that evaluates artifacts; a model without labels has none."""
         return METRICS[self.task][0]
 
     def tally(self, outputs: Array, labels: LabelArray) -> Tally:
@@ -94,7 +94,12 @@ class TaskMetric:
         return Tally(self.task, _number_sums(numbers, labels))
 
     def measured(self, outputs: Array, labels: LabelArray) -> MeasuredMetric | None:
-        """Returns the metric that evaluates artifacts, with its interval; None if not finite."""
+        """Returns the metric that evaluates artifacts, with its interval.
+
+        None if it is not finite, or the task has none.
+        """
+        if self.task == OUTPUTS:
+            return None
         with np.errstate(invalid="ignore", over="ignore"):
             value = self.tally(outputs, labels).metrics()[self.name]
             interval = self._interval(value, outputs, labels)

@@ -7,12 +7,12 @@ No artifact of such a network keeps its tolerance in batches of every size, and 
 help: a server makes batches of any requests that arrive.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from flambeau.protocol.tensors import Array
-from model_store.arrays.parity import compare_rows
+from model_store.arrays.parity import Parity, compare_rows
 from model_store.tolerance import Tolerance
 
 ROWS = 8
@@ -40,7 +40,6 @@ def depends_on_others(
     together: Mapping[str, Array],
     alone: Mapping[str, Array],
     tolerance: Tolerance,
-    embeddings: Collection[str] = (),
 ) -> str | None:
     """Returns a message with the row whose output depends on others; None if none does.
 
@@ -48,19 +47,22 @@ def depends_on_others(
         together: outputs of the checkpoint for all rows in one batch.
         alone: outputs of `rows_alone`; empty if they were not measured.
         tolerance: smaller differences are ignored.
-        embeddings: outputs that are compared by their cosine.
     """
     if not alone:
         return None
     rows = len(next(iter(alone.values())))
     right = {name: array[:rows] for name, array in together.items()}
-    found = compare_rows("in a batch of its own", right, alone, embeddings)
-    largest = max((float(np.abs(array).max(initial=0)) for array in right.values()), default=0.0)
-    gap = found.parity.max_abs_difference
+    found = compare_rows("in a batch of its own", right, alone, tolerance.single_gates)
     broken = found.failure(tolerance)
-    if broken is None or (not embeddings and gap <= ROUNDING_SHARE * largest):
+    if broken is None or (not tolerance.single_gates and _is_rounding(found.parity, right)):
         return None
     return (
         "the trained network's own answer to a row depends on the other rows of its batch "
         f"({broken})"
     )
+
+
+def _is_rounding(parity: Parity, right: Mapping[str, Array]) -> bool:
+    """Returns True for differences as small as those of another batch size."""
+    largest = max((float(np.abs(array).max(initial=0)) for array in right.values()), default=0.0)
+    return parity.max_abs_difference <= ROUNDING_SHARE * largest

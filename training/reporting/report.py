@@ -6,6 +6,7 @@ from rich.table import Table
 
 from flambeau.protocol.strict import StrictModel
 from model_store.artifact_kinds import ArtifactKind
+from model_store.gates import GateValues, shares_text
 from model_store.manifest import MadeWith, Precision, speed_key
 from model_store.metric import MeasuredMetric, figure_texts, metric_text
 from model_store.tolerance import Tolerance
@@ -24,8 +25,8 @@ class CheckpointReport(StrictModel):
     """The trained model itself, run by torch."""
 
     size_bytes: int
-    metric: MeasuredMetric
-    """Metric of the task over the test split."""
+    metric: MeasuredMetric | None
+    """Metric of the task over the test split; None for a model without labels."""
     latency_ms: dict[int, float]
     """Median milliseconds of one run, by batch size, on one thread."""
 
@@ -58,6 +59,8 @@ class ArtifactReport(StrictModel):
     """Share of rows, 0 to 1, with the checkpoint's top class; None also if there are none."""
     cosine: float | None = None
     """Least cosine of any embedding with the checkpoint's; None if the model has none."""
+    gates: GateValues = Field(default={})
+    """Figures of outputs that have gates, by output and measure."""
     max_probability_shift: float | None = None
     """Largest change of the probability of any class, 0 to 1."""
     metric: MeasuredMetric | None = None
@@ -203,7 +206,7 @@ def print_table(report: Report, console: Console) -> None:
 
 def headings(report: Report) -> list[str]:
     """Returns the column headings."""
-    metric = report.checkpoint.metric.name
+    metric = "metric" if report.checkpoint.metric is None else report.checkpoint.metric.name
     batches = [f"batch {rows}" for rows in LATENCY_COLUMNS]
     return ["artifact", "parity", "agreement", metric, "size", "memory", *batches, "verdict"]
 
@@ -215,7 +218,7 @@ def checkpoint_cells(report: Report) -> list[str]:
         "checkpoint",
         "-",
         "-",
-        checkpoint.metric.text(),
+        "-" if checkpoint.metric is None else checkpoint.metric.text(),
         _kilobytes(checkpoint.size_bytes),
         "-",
         *latency_cells(checkpoint.latency_ms),
@@ -259,8 +262,9 @@ def parity_text(artifact: ArtifactReport) -> str:
 
 
 def agreement_text(artifact: ArtifactReport) -> str:
-    """Formats the share of rows with the checkpoint's top class, the embedding cosine, or both."""
+    """Formats the share of rows with the same top class, the cosine, or the figures of gates."""
     cosine = "" if artifact.cosine is None else f"cos {artifact.cosine:.4f}"
+    cosine = cosine or shares_text(artifact.gates)
     if artifact.agreement is None:
         return cosine or "-"
     return ", ".join(filter(None, [percent(artifact.agreement), cosine]))

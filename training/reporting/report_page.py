@@ -34,7 +34,7 @@ def report_page(report: Report) -> str:
                 checkpoint_cells(report),
                 *(artifact_cells(report, one) for one in report.artifacts),
             ],
-            "plots": [_latency_plot(report), _metric_plot(report)],
+            "plots": [p for p in (_latency_plot(report), _metric_plot(report)) if p is not None],
             "curve_plots": curve_plots,
             "residual_plots": residual_plots,
             "calibration_plot": calibration_plot,
@@ -51,9 +51,14 @@ def _latency_plot(report: Report) -> Plot:
     return Plot("Milliseconds of a run, by rows", marks, log_x=True, log_y=True, lines=True)
 
 
-def _metric_plot(report: Report) -> Plot:
-    """Plots the metric by milliseconds per row at the best batch size, on a logarithmic axis."""
+def _metric_plot(report: Report) -> Plot | None:
+    """Plots the metric by milliseconds per row at the best batch size, on a logarithmic axis.
+
+    None for a model without labels.
+    """
     metric = report.checkpoint.metric
+    if metric is None:
+        return None
     measured = [one for one in _measured(report) if one.metric is not None]
     marks = [Mark(one.name, (one.point(),), one.published) for one in measured]
     published = [one.point() for one in measured[1:] if one.published]

@@ -70,7 +70,7 @@ def first_failure(draft: Draft, folder: Path, golden: GoldenRows) -> str | None:
         path, tolerance = folder / artifact.file.file, artifact.verification.tolerance
         run = file_runner(artifact.kind, artifact.precision, path, signature)
         where, rows = f"{artifact.name}: the stored golden rows", signature.max_batch_size
-        failure = replay_once(where, run, golden, rows, tolerance.embeddings).failure(tolerance)
+        failure = replay_once(where, run, golden, rows, tolerance.single_gates).failure(tolerance)
         if failure is not None:
             return failure
     return None

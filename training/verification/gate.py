@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flambeau.protocol.tensors import Array
-from model_store.arrays.parity import beyond_rounding
+from model_store.arrays.measures import beyond_rounding
 from model_store.metric import MeasuredMetric, figure_texts, how_much_worse, is_share
 from model_store.tolerance import Tolerance
 from training.loading.label_arrays import LabelArray, spreads

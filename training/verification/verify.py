@@ -25,6 +25,7 @@ from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import (
     gives_the_same_twice,
+    replay_everything,
     replay_in_batches,
     replay_padded,
     replay_sized,
@@ -33,10 +34,12 @@ from model_store.arrays.golden_replay import (
 )
 from model_store.arrays.padded_rows import PaddedRows, padded_rows
 from model_store.arrays.parity import Comparison, Parity, compare_rows, first_failure, worst
+from model_store.gates import Gate, GateFigure, OwnGate, gate_values
 from model_store.golden import GoldenRows
 from model_store.host.memory_limit import GIB
 from model_store.host.peak_memory import PeakMemory
 from model_store.metric import MeasuredMetric
+from model_store.tolerance import NO_GATES, Tolerance
 from training.errors import IsolationError, TargetError
 from training.exporters.export import Exported
 from training.loading.splits import Split
@@ -48,9 +51,16 @@ from training.network.row_dependence import ADVICE, depends_on_others, rows_alon
 from training.network.runner import Runner, module_runner
 from training.process.isolated_run import run_isolated
 from training.process.root_cause import root_cause
+from training.recipe.kinds.export_kinds import Export
+from training.recipe.parts.task import OUTPUTS
 from training.recipe.recipe import ExportLimits, Recipe
 from training.reporting.report import ArtifactReport, CheckpointReport
 from training.verification.gate import tolerance_of, too_far_off, too_much_worse
+from training.verification.output_gates import (
+    default_gates,
+    gated_tolerance,
+    judged_by_function,
+)
 from training.verification.runners import file_runner, load_libraries
 
 LATENCY_BATCH_SIZES = (1, 8, 32)
@@ -85,6 +95,9 @@ class Reference:
     """Outputs that are compared by their cosine."""
     sized: list[tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=list)
     """Some golden rows at other sizes and their outputs, for a model with `dynamic` axes."""
+    gates: Mapping[str, Gate | OwnGate] | None = None
+    """Gates that the user gave, for a model that was brought: each of its outputs gets one. None
+    for a model that was trained, which its recipe's limits judge."""
 
     @property
     def golden(self) -> GoldenRows:
@@ -225,11 +238,14 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
     unmeasured, entry = _unmeasured(exported, expected, exported.failure), exported.entry
     if exported.failure is not None:
         return unmeasured
-    tolerance = unmeasured.tolerance
+    asked: list[GateFigure] = []
     with _one_thread():
         try:
             run, peak_memory_bytes = _open(exported, expected)
-            compared, outputs = replay(run, expected)
+            if own_gates(expected):
+                unmeasured, asked = _by_functions(run, unmeasured, expected)
+            tolerance = unmeasured.tolerance
+            compared, outputs = replay(run, expected, tolerance.single_gates)
             largest = expected.signature.max_batch_size
             repeats = gives_the_same_twice(run, expected.golden, largest)
             # Thread time does not include a GPU's work.
@@ -239,34 +255,37 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
         except Exception as error:  # a runtime may raise anything on a file it cannot run
             return unmeasured.model_copy(update={"refusal": f"does not run: {root_cause(error)}"})
     parity = worst([comparison.parity for comparison in compared])
+    figures = (*parity.figures, *asked)
     metric, labels = expected.metric, expected.test.labels
     judged = expected.signature.outputs[0].name
     before, after = _measured(expected, expected.test_outputs), _measured(expected, outputs)
     failure, mixes = first_failure(compared, tolerance), None
     if failure is not None:
         outputs_together, outputs_alone = expected.golden_outputs, expected.single_outputs
-        mixes = depends_on_others(outputs_together, outputs_alone, tolerance, expected.embeddings)
+        mixes = depends_on_others(outputs_together, outputs_alone, tolerance)
     return unmeasured.model_copy(
         update={
             "size_bytes": sum(path.stat().st_size for path in exported.paths()),
             # JSON has no infinity.
-            "max_abs_difference": _finite_or_none(parity.max_abs_difference),
-            **_of_classes(parity, metric),
-            "cosine": parity.cosine if expected.embeddings else None,
+            "max_abs_difference": _finite_or_none(_largest_difference(parity, tolerance)),
+            **_of_classes(parity, metric, tolerance),
+            "cosine": parity.cosine(expected.embeddings),
+            "gates": gate_values(figures, tolerance.gates),
             "metric": after,
             "latency_ms": latency_ms,
             "peak_memory_bytes": peak_memory_bytes,
             "mixes_rows": mixes is not None,
             "refusal": (f"{failure}; {mixes}; {ADVICE}" if mixes else failure)
             or (None if repeats else "two runs of the same rows gave different numbers")
+            or next((figure.text() for figure in asked if not figure.holds), None)
             or (
                 None
-                if judged in expected.embeddings
+                if judged in tolerance.single_gates
                 else too_far_off(
                     entry, metric, labels, expected.test_outputs[judged], outputs[judged]
                 )
             )
-            or too_much_worse(before, after, entry, labels),
+            or (None if metric.task == OUTPUTS else too_much_worse(before, after, entry, labels)),
         }
     )
 
@@ -309,9 +328,42 @@ def _open(exported: Exported, expected: Reference) -> tuple[Runner, int | None]:
     return run, memory.grown_bytes()
 
 
-def _of_classes(parity: Parity, metric: TaskMetric) -> dict[str, float]:
+def _by_functions(
+    run: Runner, report: ArtifactReport, expected: Reference
+) -> tuple[ArtifactReport, list[GateFigure]]:
+    """Asks the user's functions about an artifact's outputs for all examples.
+
+    Returns:
+        The report with the numeric gates that were measured, and the functions' figures.
+    """
+    outputs = run_in_batches(run, expected.test.inputs, expected.signature.max_batch_size)
+    gates, figures = dict(report.tolerance.gates), []
+    for name, gate in own_gates(expected).items():
+        right, found = expected.test_outputs[name], outputs[name]
+        gates[name], figure = judged_by_function(name, gate, right, found, gates[name])
+        figures.append(figure)
+    tolerance = report.tolerance.model_copy(update={"gates": gates})
+    return report.model_copy(update={"tolerance": tolerance}), figures
+
+
+def own_gates(expected: Reference) -> dict[str, OwnGate]:
+    """Returns the gates that are functions of the user's."""
+    gates = expected.gates or {}
+    return {name: gate for name, gate in gates.items() if isinstance(gate, OwnGate)}
+
+
+def _largest_difference(parity: Parity, tolerance: Tolerance) -> float:
+    gated = [
+        figure.value
+        for figure in parity.figures
+        if figure.measure == "absolute" and figure.output in tolerance.gates
+    ]
+    return max(parity.max_abs_difference, *gated, 0.0)
+
+
+def _of_classes(parity: Parity, metric: TaskMetric, tolerance: Tolerance) -> dict[str, float]:
     """Returns the figures of outputs about classes only."""
-    if metric.task != "classes":
+    if metric.task != "classes" or tolerance.gates:
         return {}
     return {
         "agreement": parity.agreement,
@@ -329,31 +381,51 @@ def _unmeasured(exported: Exported, expected: Reference, refusal: str | None) ->
         file=entry.file,
         weights_file=entry.weights_file,
         made_with=exported.made_with,
-        tolerance=tolerance_of(
-            entry,
-            expected.metric,
-            expected.test.labels,
-            expected.test_outputs[expected.signature.outputs[0].name],
-            expected.embeddings,
-        ),
+        tolerance=_tolerance(entry, expected),
         refusal=refusal,
     )
 
 
-def replay(run: Runner, expected: Reference) -> tuple[list[Comparison], dict[str, Array]]:
+def _tolerance(entry: Export, expected: Reference) -> Tolerance:
+    first, metric = expected.signature.outputs[0].name, expected.metric
+    if expected.gates is None:
+        labels, answers = expected.test.labels, expected.test_outputs[first]
+        return tolerance_of(entry, metric, labels, answers, expected.embeddings)
+    classes = {*expected.signature.labels, *([first] if metric.task == "classes" else [])}
+    gates = default_gates(expected.test_outputs, entry.tolerance, classes)
+    told = {name: gate for name, gate in expected.gates.items() if isinstance(gate, Gate)}
+    return gated_tolerance(gates | told)
+
+
+def replay(
+    run: Runner, expected: Reference, gates: Mapping[str, Gate] = NO_GATES
+) -> tuple[list[Comparison], dict[str, Array]]:
     """Compares a runner with the checkpoint: golden rows in every form, and the test split.
+
+    Of a model that was brought, only the outputs for its examples are known, as on a server.
+
+    Args:
+        run: the runner.
+        expected: the checkpoint's outputs.
+        gates: limits of the outputs that are judged by themselves.
 
     Returns:
         All comparisons, and the outputs of the whole test split.
     """
-    largest, by_cosine = expected.signature.max_batch_size, expected.embeddings
-    found = replay_in_batches(run, expected.golden, largest, by_cosine)
-    found += replay_sized(run, expected.sized, by_cosine)
+    largest = expected.signature.max_batch_size
     outputs = run_in_batches(run, expected.test.inputs, largest)
-    found.append(compare_rows("the test split", expected.test_outputs, outputs, by_cosine))
+    where = "the test split" if expected.gates is None else "all examples"
+    of_all = compare_rows(where, expected.test_outputs, outputs, gates)
+    if expected.gates is not None:
+        return [
+            *replay_everything(run, expected.golden, expected.signature, gates),
+            of_all,
+        ], outputs
+    found = replay_in_batches(run, expected.golden, largest, gates)
+    found += [*replay_sized(run, expected.sized, gates), of_all]
     rows, padding = expected.padded, expected.signature.padding
     if rows is not None and padding is not None:
-        found += replay_padded(run, rows, padding, expected.alone_outputs, by_cosine)
+        found += replay_padded(run, rows, padding, expected.alone_outputs, gates)
     return found, outputs
 
 

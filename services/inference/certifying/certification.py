@@ -221,7 +221,7 @@ def _free_bytes() -> int:
 def _verified(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> ArtifactResult:
     signature, options = case.manifest.signature, case.options
     tolerance = artifact.verification.tolerance
-    found = replay_everything(backend.run, case.golden, signature, tolerance.embeddings)
+    found = replay_everything(backend.run, case.golden, signature, tolerance.single_gates)
     more, metrics, refusal = (
         case.judge.judge(backend.run, artifact) if case.judge else ([], {}, None)
     )
@@ -247,7 +247,7 @@ def _verified(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> Arti
         outcome="failed" if reason else "passed",
         reason=reason or "",
         tolerance=tolerance,
-        replays=tuple(ReplayResult.of(one, bool(tolerance.embeddings)) for one in found),
+        replays=tuple(ReplayResult.of(one, tolerance) for one in found),
         repeats=repeats,
         metrics=metrics,
         latency_ms=_milliseconds(latency_s),

@@ -374,7 +374,7 @@ def replay_golden(
     """
     tolerance = artifact.verification.tolerance
     where, rows = "replaying the golden rows on this machine", manifest.signature.max_batch_size
-    parity = replay_once(where, backend.run, golden, rows, tolerance.embeddings).parity
+    parity = replay_once(where, backend.run, golden, rows, tolerance.single_gates).parity
     if failure := parity.failure(tolerance):
         raise LoadError(f"{where}: {failure}", 1)
     return parity

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from flambeau.protocol.tensors import Array, object_array
+from model_store.arrays.measures import beyond_rounding
 from model_store.arrays.parity import (
     Parity,
-    beyond_rounding,
     compare,
     compare_rows,
     first_failure,
@@ -156,11 +156,12 @@ DIRECTED = Tolerance(
     max_abs_difference=0.0, min_agreement=1.0, max_probability_shift=0.0,
     embeddings=("vector",), min_cosine=0.99,
 )  # fmt: skip
+BY_COSINE = DIRECTED.single_gates
 
 
 def compare_vectors(found: Array) -> Parity:
     logits = {"logits": EXPECTED}
-    return compare({**logits, "vector": VECTORS}, {**logits, "vector": found}, ("vector",))
+    return compare({**logits, "vector": VECTORS}, {**logits, "vector": found}, BY_COSINE)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +181,8 @@ def test_embeddings_are_compared_by_their_direction_and_length(
     first: list[float], cosine: float
 ) -> None:
     found = compare_vectors(np.array([first, [0.0, 0.0]], np.float32))
-    assert found == Parity(0.0, 1.0, 0.0, found.cosine)
-    assert found.cosine == pytest.approx(cosine)
+    assert found == Parity(0.0, 1.0, 0.0, found.figures)
+    assert found.cosine(("vector",)) == pytest.approx(cosine)
     assert (found.failure(DIRECTED) is None) is (cosine == 1.0)
 
 
@@ -190,13 +191,13 @@ def test_the_places_of_small_numbers_of_an_embedding_mean_nothing() -> None:
     assert compare_vectors(near).failure(DIRECTED) is None
     assert compare({"vector": VECTORS}, {"vector": near}).failure(DIRECTED) is not None
     far = compare_vectors(np.array([[4.0, 3.0], [0.0, 0.0]], np.float32))
-    assert far.failure(DIRECTED) == "cosine 0.96000 is below 0.99000"
-    assert worst([far, compare_vectors(near)]).cosine == far.cosine
+    assert far.failure(DIRECTED) == "cosine of 'vector' 0.96 is below 0.99"
+    assert worst([far, compare_vectors(near)]).cosine(("vector",)) == far.cosine(("vector",))
 
 
 def test_an_embedding_of_another_shape_or_a_missing_one_is_infinitely_far() -> None:
     for found in ({}, {"vector": VECTORS[:1]}):
-        assert is_infinitely_far(compare({"vector": VECTORS}, found, ("vector",)))
+        assert is_infinitely_far(compare({"vector": VECTORS}, found, BY_COSINE))
 
 
 def test_the_farthest_row_is_one_of_what_is_not_an_embedding() -> None:
@@ -205,8 +206,8 @@ def test_the_farthest_row_is_one_of_what_is_not_an_embedding() -> None:
         "logits": EXPECTED + np.array([[0], [1]], np.float32),
         "vector": VECTORS + np.array([[9], [0]], np.float32),
     }
-    assert compare_rows("rows", right, found, ("vector",)).place == "row 1 of 'logits'"
-    alone = compare_rows("rows", {"vector": VECTORS}, {"vector": found["vector"]}, ("vector",))
+    assert compare_rows("rows", right, found, BY_COSINE).place == "row 1 of 'logits'"
+    alone = compare_rows("rows", {"vector": VECTORS}, {"vector": found["vector"]}, BY_COSINE)
     assert alone.place == "row 0 of 'vector'"
 
 

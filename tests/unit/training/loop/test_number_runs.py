@@ -105,6 +105,7 @@ def test_a_regression_is_published_with_its_error(published: tuple[Path, Manifes
     (column,) = report.examination.residuals
     pairs = np.array(column.points)
     assert len(pairs) == column.labels == report.examination.rows
+    assert report.checkpoint.metric is not None
     rmse = np.sqrt(np.square(pairs[:, 1] - pairs[:, 0]).mean())
     assert rmse == pytest.approx(report.checkpoint.metric.value, rel=1e-5)
     assert list(report.examination.worst[0].values) == list(load_splits(loaded).test.inputs)

@@ -91,9 +91,9 @@ def test_an_embedding_is_proven_by_its_direction_here_and_in_servers(tmp_path: P
     golden = parse_golden(store.read_file(read, read.golden.file), read)
     for share, proven in ((1e-6, True), (0.5, False)):
         backend: Any = Turned(golden, share)
-        once = replay_once("here", backend.run, golden, 64, tolerance.embeddings)
+        once = replay_once("here", backend.run, golden, 64, tolerance.single_gates)
         assert (once.failure(tolerance) is None) is proven
-        compared = replay_everything(backend.run, golden, read.signature, tolerance.embeddings)
+        compared = replay_everything(backend.run, golden, read.signature, tolerance.single_gates)
         assert all((one.failure(tolerance) is None) is proven for one in compared)
 
 
