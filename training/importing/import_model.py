@@ -18,6 +18,7 @@ from model_store.golden import GoldenRows
 from model_store.manifest import Draft, Golden, Lineage, Manifest
 from model_store.store import ModelStore, Sign
 from training.auto.pareto_front import drop_reasons
+from training.errors import RecipeError
 from training.exporters.triton_config import triton_config
 from training.importing.derive import DeriveJob, derive_apart
 from training.importing.derived_entries import derived_entries, source_of
