@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,9 +60,10 @@ class OwnProcess:
     Args:
         module: as for `python -m`.
         arguments: its command-line arguments.
+        descriptors: open files that it inherits, under the same numbers.
     """
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, descriptors: Sequence[int] = ()) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(  # noqa: S603 - our own module
             own_command(module, *arguments),
@@ -70,6 +71,7 @@ class OwnProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
+            pass_fds=descriptors,
         )
 
     def __enter__(self) -> Self:

@@ -3,9 +3,9 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from flambeau.local.own_process import OwnProcess, OwnProcessError
 from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
@@ -86,6 +86,8 @@ def publish(
             published.
     """
     _check_model(model)
+    if (args or files) and not isinstance(model, type):
+        raise PublishError("args and files are for a class; the model is an object already")
     about = {
         "model": name,
         "store": _store_url(to),
@@ -101,16 +103,23 @@ def publish(
         tempfile.TemporaryDirectory(prefix="flambeau-publish-") as temporary,
     ):
         folder = Path(temporary)
-        say(f"capturing {name}")
-        if isinstance(model, type):
-            stage_python_model(model, examples, folder, about, args or {}, files)
-        else:
-            if args or files:
-                raise PublishError("args and files are for a class; the model is an object already")
-            _stage_network(
-                model, examples, folder, about, outputs, targets, labels, dynamic, max_batch_size
-            )
-        return _import(folder, say)
+        with _importer(folder) as importer:
+            say(f"capturing {name}")
+            if isinstance(model, type):
+                stage_python_model(model, examples, folder, about, args or {}, files)
+            else:
+                _stage_network(
+                    model,
+                    examples,
+                    folder,
+                    about,
+                    outputs,
+                    targets,
+                    labels,
+                    dynamic,
+                    max_batch_size,
+                )
+            return importer.run(say)
 
 
 def _stage_network(
@@ -207,29 +216,55 @@ def _targets(targets: Any, rows: int) -> Any:
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
 
 
-def _import(folder: Path, say: Callable[[str], None]) -> PublishedVersion:
-    """Runs the importer, and returns its result."""
-    result: dict[str, Any] | None = None
-    try:
-        with OwnProcess(IMPORTER, str(folder)) as process:
-            for event in process.events():
+class _Importer:
+    """Our process: it loads its libraries while the model is captured, and then imports it."""
+
+    def __init__(self, folder: Path) -> None:
+        waits, self._go = os.pipe()
+        try:
+            self._process = OwnProcess(IMPORTER, str(folder), str(waits), descriptors=[waits])
+        finally:
+            os.close(waits)
+
+    def run(self, say: Callable[[str], None]) -> PublishedVersion:
+        """Has it import what the folder contains now; returns its result.
+
+        Raises:
+            RefusedError: nothing was published.
+        """
+        result: dict[str, Any] | None = None
+        try:
+            with suppress(BrokenPipeError):  # it has died: its output says why
+                os.write(self._go, b"\n")
+            for event in self._process.events():
                 if "step" in event:
                     say(event["step"])
                 elif "error" in event:
-                    _refuse(event["error"])
+                    raise RefusedError(event["error"])
                 elif "published" in event:
                     result = event["published"]
-    except OwnProcessError as error:
-        raise RefusedError(f"nothing was published: {error}") from None
-    if result is None:
-        raise RefusedError("nothing was published: our process ended without a result")
-    artifacts = tuple(PublishedArtifact(**each) for each in result.pop("artifacts"))
-    notes = tuple(result.pop("notes"))
-    return PublishedVersion(artifacts=artifacts, notes=notes, **result)
+                    break  # its exit is of no interest
+        except OwnProcessError as error:
+            raise RefusedError(f"nothing was published: {error}") from None
+        if result is None:
+            raise RefusedError("nothing was published: our process ended without a result")
+        artifacts = tuple(PublishedArtifact(**each) for each in result.pop("artifacts"))
+        notes = tuple(result.pop("notes"))
+        return PublishedVersion(artifacts=artifacts, notes=notes, **result)
+
+    def close(self) -> None:
+        """Ends the process."""
+        os.close(self._go)
+        self._process.close()
 
 
-def _refuse(text: str) -> NoReturn:
-    raise RefusedError(text)
+@contextmanager
+def _importer(folder: Path) -> Iterator[_Importer]:
+    importer = _Importer(folder)
+    try:
+        yield importer
+    finally:
+        importer.close()
 
 
 @contextmanager

@@ -1,10 +1,12 @@
-"""`python -m training.importing.run FOLDER`: imports what a caller's process has captured.
+"""`python -m training.importing.run FOLDER DESCRIPTOR`: imports what a caller's process captures.
 
-In: a folder with a request. Out: one JSON object a line: `{"step": text}` for each step, then
-`{"published": {...}}` or `{"error": text}`.
+In: a folder, and an open pipe: its first byte says that the request is in the folder, its end that
+there will be none. Libraries are loaded meanwhile. Out: one JSON object a line: `{"step": text}`
+for each step, then `{"published": {...}}` or `{"error": text}`.
 """
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -16,13 +18,17 @@ from training.errors import TrainingError
 from training.importing.import_model import Imported, import_model
 from training.importing.original import Original
 from training.importing.request import ExampleRows, ImportRequest, read_request
+from training.process.isolated_run import process_context
 
 FILES = "files"
 """Folder of the side files of a Python model."""
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, descriptor: int) -> int:
     """Imports the model in the folder. Returns the exit code."""
+    process_context()  # its server imports torch and the exporters
+    if not os.read(descriptor, 1):
+        return 0
     try:
         request, examples = read_request(folder)
         with tempfile.TemporaryDirectory(prefix="flambeau-version-", dir=folder) as version:
@@ -114,4 +120,4 @@ def _tell(event: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
