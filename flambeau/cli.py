@@ -9,6 +9,7 @@ from flambeau.commands.access import access_app
 from flambeau.commands.alerts import alerts
 from flambeau.commands.dead_letters import queue_app
 from flambeau.commands.demo import demo
+from flambeau.commands.import_model import import_
 from flambeau.commands.infer import infer
 from flambeau.commands.jobs import jobs_app
 from flambeau.commands.keys import keys_app
@@ -36,6 +37,7 @@ app = Verbs(
 app.command(cls=RecipeCommand)(sweep)
 for verb in (report, verify, push, pull, serve, infer, alerts, up, up_split, demo):
     app.command(cls=SettingsCommand if verb in (serve, up, up_split) else None)(verb)
+app.command("import")(import_)
 for process in (gateway, inference, trainer):
     app.command(context_settings=PASSED_ON)(process)
 app.add_typer(train_app, name="train")

@@ -1,5 +1,7 @@
 """`flambeau import`: publishes a model that was trained elsewhere, from its files."""
 
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +21,7 @@ MAX_EXAMPLE_BYTES = 2**31
 
 def import_(
     files: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="FILE…",
             help="An ONNX, TorchScript, .pt2, AOTInductor or OpenVINO file; weights (with "
@@ -28,8 +30,14 @@ def import_(
         ),
     ],
     name: Annotated[
-        str, typer.Option("--name", metavar="MODEL", help="Name of the model in the store.")
-    ],
+        str,
+        typer.Option(
+            "--name",
+            metavar="MODEL",
+            help="Name of the model in the store.",
+            show_default="of a repository: its own names",
+        ),
+    ] = "",
     examples: Annotated[
         Path | None,
         typer.Option(
@@ -71,6 +79,9 @@ def import_(
             "machine: only for files that you trust.",
         ),
     ] = False,
+    model: Annotated[
+        str, typer.Option(help="The model of a repository to import.", show_default="all")
+    ] = "",
     max_batch_size: Annotated[
         int | None, typer.Option(min=1, max=65_536, help="Largest batch.", show_default="32")
     ] = None,
@@ -96,12 +107,12 @@ def import_(
     Exits with 0 when a version is published, 2 when a file or an option is wrong, 1 otherwise.
     """
     from flambeau.commands.text.imported import print_imported
-    from model_store.errors import StoreError
+    from model_store.errors import BadNameError, StoreError
     from model_store.signatures.key_folder import KeyFolder
     from training.errors import DataError, RecipeError, TrainingError
 
     codes: dict[type[Exception], int] = {TrainingError: 1, StoreError: 1, OSError: 1}
-    codes |= {RecipeError: 2, DataError: 2}
+    codes |= {RecipeError: 2, DataError: 2, BadNameError: 2}
     with failing_with(codes), needing("train"):
         from model_store.signatures.signing import signer_with
         from training.importing.import_files import FileImport, import_files
@@ -110,17 +121,95 @@ def import_(
         wanted = FileImport(
             files=tuple(files),
             name=name,
-            examples=None if examples is None else read_arrays(examples),
+            store=store,
+            examples=None if examples is None else read_examples(examples),
             artifacts="auto" if artifacts == "auto" else _names(artifacts),
             gates=_gates(gate or []),
             network=network,
             args=_mapping(args, "--args"),
             side_files=tuple(side_files or ()),
             allow_pickle=allow_pickle,
+            model=model,
             max_batch_size=max_batch_size,
             dynamic=_mapping(dynamic, "--dynamic"),
             alias=alias or None,
-            store=store,
         )
         for imported in import_files(wanted, _say, signer_with(key) if key else None):
             print_imported(imported)
+
+
+def read_examples(path: Path) -> "dict[str, Array]":
+    """Reads arrays by name from an `.npz` file, or the only input from an `.npy` file.
+
+    Raises:
+        BadParameter: it is neither, is too large, or holds Python objects.
+    """
+    import numpy as np
+
+    if not path.is_file():
+        raise typer.BadParameter(f"there is no file {path}", param_hint="--examples")
+    if (size := path.stat().st_size) > MAX_EXAMPLE_BYTES:
+        raise typer.BadParameter(
+            f"{path} has {size:,} bytes; give at most {MAX_EXAMPLE_BYTES:,}",
+            param_hint="--examples",
+        )
+    try:
+        found = np.load(path, allow_pickle=False)
+        return {"": found} if isinstance(found, np.ndarray) else dict(found.items())
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise typer.BadParameter(
+            f"{path} is no .npz or .npy file of numbers or fixed-size text ({error}); write it by "
+            "numpy.savez(path, name=array)",
+            param_hint="--examples",
+        ) from error
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise typer.BadParameter(
+            "give auto, or names such as onnx,openvino", param_hint="--artifacts"
+        )
+    return names
+
+
+def _mapping(text: str, option: str) -> dict[Any, Any]:
+    from model_store.yaml_text import YamlError, read_yaml
+
+    if not text:
+        return {}
+    try:
+        found = read_yaml(text)
+    except YamlError as error:
+        raise typer.BadParameter(f"it is not YAML: {error}", param_hint=option) from error
+    if not isinstance(found, dict):
+        raise typer.BadParameter(
+            f"{text!r} is no mapping; write {{name: value}}", param_hint=option
+        )
+    return found
+
+
+def _gates(texts: Sequence[str]) -> Any:
+    """Returns gates as `model_store.gates.parse_gates` reads them; None without any."""
+    for_all: dict[str, Any] = {}
+    by_output: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        place, separator, limit = text.partition("=")
+        output, _, measure = place.rpartition(":")
+        try:
+            value = float(limit)
+        except ValueError:
+            separator = ""
+        if not separator or not measure:
+            raise typer.BadParameter(
+                f"'{text}' is not [OUTPUT:]GATE=LIMIT, such as logits:top1=0.99",
+                param_hint="--gate",
+            )
+        (by_output.setdefault(output, {}) if output else for_all)[measure] = value
+    if for_all and by_output:
+        raise typer.BadParameter("name an output in all gates, or in none", param_hint="--gate")
+    return by_output or for_all or None
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

@@ -1,0 +1,147 @@
+"""Imports models from files: reads them, and imports each; used by `flambeau import`."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flambeau.protocol.tensors import Array
+from model_store.manifest import check_name
+from model_store.store import Sign
+from training.errors import DataError, RecipeError
+from training.importing.derived_entries import Wish
+from training.importing.import_model import Imported, Say, import_model
+from training.importing.original import Original
+from training.importing.request import ExampleRows, ImportRequest
+from training.importing.sources.python_source import python_original
+from training.importing.sources.read_source import read_source
+from training.importing.sources.source_options import SourceOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileImport:
+    """Files of a model, and what is asked of it."""
+
+    files: tuple[str, ...]
+    """The file or folder of the model, and files beside it that it refers to; or `model.py:Class`
+    of a Python model."""
+    name: str
+    """Name of the model in the store; empty for the source's own names."""
+    store: str
+    """URL of the store."""
+    examples: Mapping[str, Array] | None = None
+    """Example inputs by name, [rows, ...]; the name `""` stands for the only input."""
+    artifacts: Wish = "auto"
+    gates: Any = None
+    """See `model_store.gates.parse_gates`."""
+    network: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    side_files: tuple[Path, ...] = ()
+    """Files that a Python model needs."""
+    allow_pickle: bool = False
+    model: str = ""
+    """The model of a repository; empty for all of them."""
+    max_batch_size: int | None = None
+    dynamic: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
+    alias: str | None = None
+
+
+def import_files(wanted: FileImport, say: Say, sign: Sign | None = None) -> Iterator[Imported]:
+    """Imports the model, or each model of a repository.
+
+    Args:
+        wanted: the files.
+        say: receives a line for each step.
+        sign: makes the signature of each version; None leaves them unsigned.
+
+    Raises:
+        TrainingError: a file cannot be read, or a step failed; see `training.errors`. Of that model
+            nothing is published.
+        StoreError: the store cannot be read or written, or refuses the version.
+    """
+    if wanted.name:
+        check_name(wanted.name)
+    with tempfile.TemporaryDirectory(prefix="flambeau-import-") as staging:
+        originals = _read(wanted, Path(staging), say)
+        if len(originals) > 1 and wanted.name:
+            names = ", ".join(one.name for one in originals)
+            raise RecipeError(
+                f"there are {len(originals)} models ({names}), and --name {wanted.name} is one "
+                "name; leave it out, or select one by --model"
+            )
+        for original in originals:
+            for note in original.notes:
+                say(f"note: {note}")
+            with tempfile.TemporaryDirectory(prefix="version-", dir=staging) as version:
+                yield import_model(
+                    [original],
+                    _examples(original),
+                    _request(wanted, original),
+                    Path(version),
+                    say,
+                    sign,
+                )
+
+
+def _read(wanted: FileImport, staging: Path, say: Say) -> list[Original]:
+    first, *others = wanted.files
+    path, _, class_name = first.rpartition(":")
+    if path.endswith(".py"):
+        if wanted.examples is None:
+            raise DataError("a Python model needs example inputs; give --examples rows.npz")
+        files = {file.name: file for file in wanted.side_files}
+        say(f"recording the outputs of {first}")
+        return [
+            python_original(
+                Path(path), class_name, wanted.args, files, dict(wanted.examples), staging
+            )
+        ]
+    if first.endswith(".py"):
+        raise RecipeError(f"'{first}' names no class; write {first}:Model")
+    main = Path(first)
+    for other in others:
+        if Path(other).absolute().parent != main.absolute().parent:
+            raise RecipeError(
+                f"'{other}' is not beside '{first}'; import one model at a time, with its files in "
+                "one folder"
+            )
+    say(f"reading {first}")
+    options = SourceOptions(
+        network=wanted.network,
+        args=wanted.args,
+        allow_pickle=wanted.allow_pickle,
+        examples=wanted.examples,
+        model=wanted.model,
+        max_batch_size=wanted.max_batch_size,
+        dynamic=wanted.dynamic,
+    )
+    return read_source(main, options, staging)
+
+
+def _examples(original: Original) -> ExampleRows:
+    if original.examples is None:
+        inputs = ", ".join(
+            f"{spec.name} ({spec.datatype} {list(spec.shape)})"
+            for spec in original.signature.inputs
+        )
+        raise DataError(
+            f"{original.source} has no example inputs, and none can be made up; give --examples "
+            f"rows.npz with {inputs}"
+        )
+    return ExampleRows(inputs=original.examples, made_up=original.made_up)
+
+
+def _request(wanted: FileImport, original: Original) -> ImportRequest:
+    name = wanted.name or original.name
+    if not name:
+        raise RecipeError(f"{original.source} has no name of its own; give --name")
+    return ImportRequest(
+        model=check_name(name),
+        store=wanted.store,
+        source=original.source,
+        signature=original.signature,
+        artifacts=wanted.artifacts if wanted.artifacts == "auto" else tuple(wanted.artifacts),
+        gates=wanted.gates,
+        alias=wanted.alias,
+    )
