@@ -62,8 +62,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.publish", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = [_publish() for _ in range(parser.parse_args().rounds)]
-    steps = {name: statistics.median(found[name] for found in map(_seconds, rounds) if name in found)
-             for name in _seconds(rounds[0])}  # fmt: skip
+    seconds = list(map(_seconds, rounds))
+    steps = {
+        name: statistics.median(found[name] for found in seconds if name in found)
+        for name in seconds[0]
+    }
     print(table(["step", "seconds"], [[name, f"{s:.2f}"] for name, s in steps.items()]))
     answered, grown = (
         statistics.median(one[key] for one in rounds) for key in ("answered_s", "grown_mb")
