@@ -13,7 +13,7 @@ from flambeau.commands.text.failures import failing_with
 from model_store.host.install_advice import needing
 
 if TYPE_CHECKING:
-    pass
+    from flambeau.protocol.tensors import Array
 
 MAX_EXAMPLE_BYTES = 2**31
 """Limit on the examples, which are read into memory."""
