@@ -18,14 +18,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import grpc.aio
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from flambeau.errors import GRPC_ADDRESS, AddressError, from_status
-from protos import open_inference_pb2 as pb
+from flambeau.protocol.messages import inference as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -250,6 +252,6 @@ def failing(timeout_s: float) -> Iterator[None]:
         raise from_status(error.code().name, error.details() or "", timeout_s) from error
 
 
-def moment(stamp: Timestamp) -> datetime:
+def moment(stamp: "Timestamp") -> datetime:
     """Converts a timestamp message to a UTC time."""
     return stamp.ToDatetime(UTC)

@@ -15,8 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from google.protobuf.duration_pb2 import Duration
-
 from flambeau.channel import (
     CALL_TIMEOUT_S,
     MAX_MESSAGE_BYTES,
@@ -26,8 +24,8 @@ from flambeau.channel import (
     check_timeout_s,
     moment,
 )
+from flambeau.protocol.messages import jobs as pb
 from flambeau.wire import Array, infer_call, read_outputs
-from protos.flambeau.v1 import jobs_pb2 as pb
 
 SERVICE = "flambeau.v1.JobService"
 OVER = frozenset({"done", "failed", "cancelled", "expired"})
@@ -135,9 +133,8 @@ class JobClient(ServiceConnection):
             NotFoundError: there is no such job, or its result is no longer kept.
             ClientError: any other failure.
         """
-        wait = Duration()
-        wait.FromMicroseconds(int(wait_s * 1e6))
-        request = pb.GetJobRequest(id=job_id, wait=wait)
+        request = pb.GetJobRequest(id=job_id)
+        request.wait.FromMicroseconds(int(wait_s * 1e6))
         return _job(self._call("GetJob", request, CALL_TIMEOUT_S + wait_s))
 
     def wait(self, job_id: str) -> Job:

@@ -26,7 +26,7 @@ from flambeau.channel import (
     moment,
 )
 from flambeau.errors import UnavailableError
-from protos.flambeau.v1 import training_pb2 as pb
+from flambeau.protocol.messages import training as pb
 
 SERVICE = "flambeau.v1.Training"
 OVER = frozenset({"succeeded", "failed", "cancelled"})

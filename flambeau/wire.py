@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from flambeau.errors import InvalidRequestError, ServerError
 from flambeau.metadata import ModelMetadata, from_message
+from flambeau.protocol.messages import inference as pb
 from flambeau.protocol.tensors import DATATYPES, TensorError, datatype_of, decode_raw, encode_raw
-from protos import open_inference_pb2 as pb
 
 Answer = TypeVar("Answer")
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import grpc
 
 from flambeau.channel import MESSAGES, SERVICE
-from protos import open_inference_pb2 as pb
+from flambeau.protocol.messages import inference as pb
 
 Behaviour = Callable[[Any, Any], Any]
 """Function of a request and its gRPC context; returns the reply of a method."""

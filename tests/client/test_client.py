@@ -23,8 +23,8 @@ from flambeau.errors import (
     UnavailableError,
 )
 from flambeau.jobs import JobClient
+from flambeau.protocol.messages import inference as pb
 from flambeau.training_jobs import TrainingClient
-from protos import open_inference_pb2 as pb
 from tests.client.scripted_server import ScriptedServer, fail
 
 IMAGES = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
