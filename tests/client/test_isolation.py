@@ -19,7 +19,9 @@ USE = """
 import numpy as np
 import flambeau
 with flambeau.Client(sys.argv[1], timeout_s=10) as client:
-    assert client.model("digits")(image=np.ones((1, 2, 3), np.float32)).sum() == 6
+    digits = client.model("digits")
+    assert digits(image=np.ones((1, 2, 3), np.float32)).sum() == 6
+    assert len(list(digits.map([[[1, 2, 3]] * 2] * 5, progress=True))) == 5
 """
 ASYNC_USE = """
 import asyncio

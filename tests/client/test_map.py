@@ -2,7 +2,11 @@
 
 import asyncio
 import itertools
+import os
+import pty
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -198,6 +202,19 @@ def test_a_bar_is_shown_only_if_it_is_wanted(
     assert shown.out == ""
     assert "digits" in shown.err
     assert "9/9" in shown.err
+
+
+def test_a_terminal_shows_a_bar(server: ScriptedServer) -> None:
+    primary, secondary = pty.openpty()
+    program = (
+        "import sys; from flambeau import Client\n"
+        "with Client(sys.argv[1]) as client: list(client.model('digits').map(range(9)))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, server.address], stderr=secondary) as run:
+        assert run.wait(60) == 0
+    os.close(secondary)
+    assert b"9/9" in os.read(primary, 65_536)
+    os.close(primary)
 
 
 @pytest.fixture
