@@ -22,6 +22,8 @@ BIN := $(VENV)/bin
 SIDE_BY_SIDE := -n $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8))) --dist worksteal
 PROTOC := $(CLIENTS)/bin/python -m grpc_tools.protoc -I.
 PROTOS := protos/*.proto protos/flambeau/v1/*.proto
+# The client has its message classes from this file, not from the stubs.
+DESCRIPTORS := flambeau/protocol/client_messages.binpb
 PIP_INSTALL := pip install -qq --disable-pip-version-check --no-compile
 INSTALL := $(BIN)/$(PIP_INSTALL)
 # An environment that is brought up to date gets the versions that a new one would get.
@@ -171,12 +173,14 @@ e2e-cluster: $(DEVELOPING) $(IN_FRONT) ## Pods in network namespaces behind Envo
 	@$(BIN)/python -m tests.cluster $(ARGS)
 
 .PHONY: lint
-lint: $(DEVELOPING) ## Format, lint, types, imports, and stubs that agree with their .proto.
+lint: $(DEVELOPING) ## Format, lint, types, imports, and stubs and descriptors that agree with their .proto.
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache | tail -n 1
-	@made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; $(PROTOC) --python_out="$$made" --pyi_out="$$made" $(PROTOS); \
+	@made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; mkdir -p "$$made/$(dir $(DESCRIPTORS))"; \
+		$(PROTOC) --python_out="$$made" --pyi_out="$$made" \
+			--include_imports --descriptor_set_out="$$made/$(DESCRIPTORS)" $(PROTOS); \
 		(cd "$$made" && find . -type f) | while read -r stub; do diff -q "$$made/$$stub" "$$stub"; done
 
 .PHONY: format
@@ -185,8 +189,8 @@ format: $(DEVELOPING) ## Format and fix what can be fixed.
 	@$(BIN)/ruff check --fix --quiet .
 
 .PHONY: protos
-protos: $(CLIENTS_INSTALLED) ## Generate the stubs from protos/*.proto.
-	@$(PROTOC) --python_out=. --pyi_out=. $(PROTOS)
+protos: $(CLIENTS_INSTALLED) ## Generate the stubs and the client's descriptors from protos/*.proto.
+	@$(PROTOC) --python_out=. --pyi_out=. --include_imports --descriptor_set_out=$(DESCRIPTORS) $(PROTOS)
 
 .PHONY: dashboards
 dashboards: $(DEVELOPING) ## Generate dashboards, alert rules and docs/reference/metrics.md from the code.

@@ -1,16 +1,15 @@
-"""Connections of the client: TLS or plain text, the methods of the protocol, limits and retries.
+"""Channels of the client: TLS or plain text, the methods of the protocol, limits and retries.
 
 A call that fails raises an error of `flambeau.errors`.
 
 Rules:
-- only UNAVAILABLE is retried: no server accepted the request, or the connection broke; inference
-  changes no state, so running it twice is safe;
-- gRPC retries within the deadline of the call;
+- gRPC retries UNAVAILABLE, within the deadline of the call: no server accepted the request, or the
+  connection broke; inference changes no state, so running it twice is safe;
+- refusals of an overloaded server are retried by the clients (`connection.py`);
 - every limit is set explicitly, none is left to gRPC's defaults.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,14 +17,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-from google.protobuf.timestamp_pb2 import Timestamp
 
+from flambeau.calling.attempts import check_retries
 from flambeau.errors import GRPC_ADDRESS, AddressError, from_status
-from protos import open_inference_pb2 as pb
+from flambeau.protocol.messages import inference as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -43,7 +45,6 @@ MESSAGES: Messages = {
 # Backoff of about 0.1, 0.3 and 0.9 s, each jittered by gRPC: long enough for a draining server to
 # leave the load balancer, short enough for a caller to wait.
 RETRY_POLICY = {
-    "maxAttempts": 4,
     "initialBackoff": "0.1s",
     "backoffMultiplier": 3,
     "maxBackoff": "1s",
@@ -52,9 +53,6 @@ RETRY_POLICY = {
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Default limit of one message, in either direction."""
-
-CALL_TIMEOUT_S = 30.0
-"""Timeout of a call that does not wait for a result."""
 
 LARGEST_MESSAGE_BYTES = 2**31 - 1
 """Largest message that Protocol Buffers can serialise."""
@@ -131,25 +129,29 @@ def _check_target(target: str) -> None:
         raise AddressError(f"the address '{target}' has no port; {GRPC_ADDRESS}")
 
 
-def channel_options(max_message_bytes: int, service: str = SERVICE) -> list[tuple[str, int | str]]:
+def channel_options(
+    max_message_bytes: int, service: str, retries: int
+) -> list[tuple[str, int | str]]:
     """Returns the options of a channel.
 
     Args:
         max_message_bytes: limit of one message, in either direction.
         service: service whose calls are retried.
+        retries: most retries of a call; gRPC makes 4 at most.
 
     Raises:
-        ValueError: the limit is not positive, or exceeds the largest possible message.
+        ValueError: the limit is not positive, or exceeds the largest possible message; the number
+            of retries is invalid.
     """
     if not 0 < max_message_bytes <= LARGEST_MESSAGE_BYTES:
         raise ValueError(
             f"max_message_bytes is {max_message_bytes}; give 1 to {LARGEST_MESSAGE_BYTES}"
         )
-    service_config = {
-        "methodConfig": [{"name": [{"service": service}], "retryPolicy": RETRY_POLICY}]
-    }
+    policy = {**RETRY_POLICY, "maxAttempts": check_retries(retries) + 1}
+    service_config = {"methodConfig": [{"name": [{"service": service}], "retryPolicy": policy}]}
     return [
-        ("grpc.service_config", json.dumps(service_config)),
+        # A policy of one attempt is invalid.
+        ("grpc.service_config", json.dumps(service_config if retries else {})),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
         # gRPC does not retry requests larger than this buffer, which defaults to 256 KiB.
@@ -161,9 +163,7 @@ def channel_options(max_message_bytes: int, service: str = SERVICE) -> list[tupl
     ]
 
 
-def bind_methods(
-    channel: Any, service: str = SERVICE, messages: Messages = MESSAGES, token: str = ""
-) -> dict[str, Any]:
+def bind_methods(channel: Any, service: str, messages: Messages, token: str) -> dict[str, Any]:
     """Binds every method of a service to a channel, of `grpc` or `grpc.aio`, by its name.
 
     Args:
@@ -185,33 +185,6 @@ def bind_methods(
     return {name: partial(call, metadata=bearer(token)) for name, call in methods.items()}
 
 
-class ServiceConnection:
-    """A connection to one service of a server; closed at the end of its `with` block."""
-
-    def __init__(
-        self,
-        target: str,
-        service: str,
-        messages: Messages,
-        max_message_bytes: int,
-        tls: Tls | None,
-        token: str,
-    ) -> None:
-        options = channel_options(max_message_bytes, service)
-        self._channel = open_channel(target, options, tls)
-        self._methods = bind_methods(self._channel, service, messages, token)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._channel.close()
-
-    def _call(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        with failing(timeout_s):
-            return self._methods[method](request, timeout=timeout_s)
-
-
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     """Returns the metadata of an API key or a token (RFC 6750); empty for an empty one.
 
@@ -221,17 +194,6 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
     if token and not (token.isascii() and token.isprintable() and " " not in token):
         raise ValueError("the token has blanks or characters that no header can carry")
     return (("authorization", f"Bearer {token}"),) if token else ()
-
-
-def check_timeout_s(timeout_s: float) -> float:
-    """Returns the timeout in seconds if it is a valid deadline.
-
-    Raises:
-        ValueError: it is not positive, or not finite.
-    """
-    if not 0 < timeout_s < math.inf:
-        raise ValueError(f"timeout_s is {timeout_s}; give a positive number of seconds")
-    return timeout_s
 
 
 @contextmanager
@@ -247,9 +209,20 @@ def failing(timeout_s: float) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise from_status(error.code().name, error.details() or "", timeout_s) from error
+        code, details = error.code().name, error.details() or ""
+        raise from_status(code, details, timeout_s, _retry_after_s(error)) from error
 
 
-def moment(stamp: Timestamp) -> datetime:
+def _retry_after_s(error: Any) -> float | None:
+    """Returns the delay in seconds that the server sent, in gRPC's form (proposal A6) or HTTP's."""
+    trailers = {key: str(value) for key, value in error.trailing_metadata() or ()}
+    pushback_ms = trailers.get("grpc-retry-pushback-ms")
+    if pushback_ms is not None:
+        return int(pushback_ms) / 1000 if pushback_ms.isdecimal() else None
+    after_s = trailers.get("retry-after", "")
+    return int(after_s) if after_s.isdecimal() else None
+
+
+def moment(stamp: "Timestamp") -> datetime:
     """Converts a timestamp message to a UTC time."""
     return stamp.ToDatetime(UTC)

@@ -10,69 +10,51 @@ In: NumPy arrays by input name. Out: NumPy arrays by output name.
 in `wire.py`, shared by both; each client adds only the transport.
 
 Rules:
-- every call has a deadline;
+- every call has a deadline, retries included;
+- a server that is starting or draining is tried again, and an overloaded one when it says to;
 - every failed call raises a `flambeau.errors.ClientError`.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Self
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Unpack
 
-from flambeau.channel import (
-    MAX_MESSAGE_BYTES,
-    Tls,
-    bind_methods,
-    channel_options,
-    check_timeout_s,
-    failing,
-    open_async_channel,
-    open_channel,
-)
+from flambeau.calling.connection import AsyncServiceConnection, ServiceConnection
+from flambeau.channel import MESSAGES, SERVICE
 from flambeau.errors import DeadlineError, UnavailableError
 from flambeau.metadata import ModelMetadata
 from flambeau.model import AsyncModel, Model
-from flambeau.wire import Answer, Array, Call, infer_call, live_call, metadata_call, ready_call
+from flambeau.wire import (
+    Array,
+    InferOptions,
+    infer_call,
+    live_call,
+    metadata_call,
+    ready_call,
+)
 
 
-class Client:
+class Client(ServiceConnection):
     """A connection to a server; threads may share it.
 
     Args:
         target: `host:port`. The connection opens at the first call.
         timeout_s: default timeout of a call in seconds, retries included.
+        retries: most retries of a call. No server accepted it (gRPC makes 4 such retries at most),
+            or an overloaded server refused to start it and said when to retry; 0 for none.
         max_message_bytes: limit of one message, in either direction.
         tls: TLS settings; None for plain text.
         token: an API key, or a token of the identity provider; empty if none is needed.
 
     Raises:
         AddressError: the target is a URL, or has no port.
-        ValueError: an invalid limit, a certificate without its key or the reverse, or a token that
-            a header cannot contain.
+        ValueError: an invalid limit or number of retries, a certificate without its key or the
+            reverse, or a token that a header cannot contain.
         OSError: a file of `tls` cannot be read.
     """
 
-    def __init__(
-        self,
-        target: str,
-        *,
-        timeout_s: float = 30.0,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        tls: Tls | None = None,
-        token: str = "",
-    ) -> None:
-        self._timeout_s = check_timeout_s(timeout_s)
-        self._channel = open_channel(target, channel_options(max_message_bytes), tls)
-        self._methods = bind_methods(self._channel, token=token)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection; calls in progress are cancelled."""
-        self._channel.close()
+    service = SERVICE
+    messages = MESSAGES
 
     def infer(
         self,
@@ -83,9 +65,11 @@ class Client:
         outputs: Sequence[str] = (),
         timeout_s: float | None = None,
         request_id: str = "",
+        artifact: str = "",
+        accuracy: str = "",
         bf16: Collection[str] = (),
     ) -> dict[str, Array]:
-        """Runs a model on a batch. The signature is not checked here; `Client.model` does that.
+        """Runs a model on a batch. The signature is not used here; `Client.model` looks it up.
 
         Args:
             model: name of the model.
@@ -95,6 +79,9 @@ class Client:
             outputs: names of the requested outputs; none for all.
             timeout_s: timeout of this call in seconds, instead of the client's.
             request_id: id that appears in the server's logs and in the response.
+            artifact: name of the artifact that must answer, such as `onnx-int8`; empty for any.
+            accuracy: `exact`, `balanced` or `fast`: the fastest artifact that qualifies answers;
+                empty for the server's default artifact.
             bf16: names of the bfloat16 inputs, given as bit patterns in uint16 arrays.
 
         Returns:
@@ -105,7 +92,14 @@ class Client:
             ClientError: any other error of the tree in `flambeau.errors`.
         """
         call = infer_call(
-            model, inputs, version=version, outputs=outputs, request_id=request_id, bf16=bf16
+            model,
+            inputs,
+            version=version,
+            outputs=outputs,
+            request_id=request_id,
+            artifact=artifact,
+            accuracy=accuracy,
+            bf16=bf16,
         )
         return self._answer(call, timeout_s)
 
@@ -140,53 +134,23 @@ class Client:
         """
         return Model(self, name, version, self.metadata(name, version).signature())
 
-    def _answer(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
-        with _bounded(self._timeout_s if timeout_s is None else timeout_s) as deadline_s:
-            reply = self._methods[call.method](call.request, timeout=deadline_s)
-        return call.read(reply)
 
-
-class AsyncClient:
+class AsyncClient(AsyncServiceConnection):
     """Asyncio version of `Client`: create and use it inside one running event loop."""
 
-    def __init__(
-        self,
-        target: str,
-        *,
-        timeout_s: float = 30.0,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        tls: Tls | None = None,
-        token: str = "",
-    ) -> None:
-        self._timeout_s = check_timeout_s(timeout_s)
-        self._channel = open_async_channel(target, channel_options(max_message_bytes), tls)
-        self._methods = bind_methods(self._channel, token=token)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Same as `Client.close`."""
-        await self._channel.close(grace=None)
+    service = SERVICE
+    messages = MESSAGES
 
     async def infer(
         self,
         model: str,
         inputs: Mapping[str, Array],
         *,
-        version: str = "",
-        outputs: Sequence[str] = (),
         timeout_s: float | None = None,
-        request_id: str = "",
-        bf16: Collection[str] = (),
+        **options: Unpack[InferOptions],
     ) -> dict[str, Array]:
         """Same as `Client.infer`; cancelling the task cancels the call on the server."""
-        call = infer_call(
-            model, inputs, version=version, outputs=outputs, request_id=request_id, bf16=bf16
-        )
+        call = infer_call(model, inputs, **options)
         return await self._answer(call, timeout_s)
 
     async def is_live(self) -> bool:
@@ -208,16 +172,3 @@ class AsyncClient:
     async def model(self, name: str, version: str = "") -> AsyncModel:
         """Same as `Client.model`."""
         return AsyncModel(self, name, version, (await self.metadata(name, version)).signature())
-
-    async def _answer(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
-        with _bounded(self._timeout_s if timeout_s is None else timeout_s) as deadline_s:
-            reply = await self._methods[call.method](call.request, timeout=deadline_s)
-        return call.read(reply)
-
-
-@contextmanager
-def _bounded(timeout_s: float) -> Iterator[float]:
-    """Validates the timeout of a call, and converts its failure to a client error."""
-    deadline_s = check_timeout_s(timeout_s)
-    with failing(deadline_s):
-        yield deadline_s

@@ -63,10 +63,16 @@ class DeadlineError(ClientError):
 
 
 class OverloadedError(ClientError):
-    """The server is at capacity and never started the request; wait before a retry."""
+    """The server is at capacity and never started the request; wait before a retry.
+
+    Attributes:
+        retry_after_s: seconds after which the server expects a retry to succeed; None if it said
+            nothing, for such a refusal is not retried by the client.
+    """
 
     grpc_code = "RESOURCE_EXHAUSTED"
     retryable = True
+    retry_after_s: float | None = None
 
 
 class UnavailableError(ClientError):
@@ -98,13 +104,16 @@ _BY_CODE: dict[str, type[ClientError]] = {
 }
 
 
-def from_status(grpc_code: str, details: str, timeout_s: float) -> ClientError:
+def from_status(
+    grpc_code: str, details: str, timeout_s: float, retry_after_s: float | None = None
+) -> ClientError:
     """Returns the error for a gRPC status.
 
     Args:
         grpc_code: name of the status code.
         details: message of the status; empty if the server sent none.
         timeout_s: timeout of the call in seconds, for the message.
+        retry_after_s: delay before a retry in seconds, if the server sent one.
     """
     if grpc_code == "RESOURCE_EXHAUSTED" and "message larger than max" in details:
         # Only gRPC's message distinguishes a size limit from an overloaded server.
@@ -123,4 +132,7 @@ def from_status(grpc_code: str, details: str, timeout_s: float) -> ClientError:
         )
     message = details or f"the server answered {grpc_code} without a message"
     leaf = _BY_CODE.get(grpc_code)
-    return ServerError(message, grpc_code) if leaf is None else leaf(message)
+    error = ServerError(message, grpc_code) if leaf is None else leaf(message)
+    if isinstance(error, OverloadedError):
+        error.retry_after_s = retry_after_s
+    return error

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pydantic import ValidationError
 
 from flambeau.errors import ServerError
+from flambeau.protocol.messages import inference as pb
 from flambeau.protocol.signature import BEYOND_TENSORS, Signature
 from flambeau.protocol.strict import explain
-from protos import open_inference_pb2 as pb
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ def from_message(reply: pb.ModelMetadataResponse) -> ModelMetadata:
 
 
 def _tensors(
-    tensors: Iterable[pb.ModelMetadataResponse.TensorMetadata],
+    tensors: "Iterable[pb.ModelMetadataResponse.TensorMetadata]",
 ) -> tuple[TensorMetadata, ...]:
     return tuple(
         TensorMetadata(name=each.name, datatype=each.datatype, shape=tuple(each.shape))

@@ -1,14 +1,10 @@
 """Reads tensors from .npy files and JSON, and formats them as lines or JSON.
 
-Rules:
-- a .npy file is used unchanged, and never unpickled;
-- JSON has no datatypes, so its values are converted to the datatype of the signature, or rejected
-  if that would change them (1.5 as INT64, true as FP32, 300 as UINT8);
-- a sample without the batch dimension is a batch of one.
+Rule: a .npy file is used unchanged, and never unpickled.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,21 +12,11 @@ from typing import Any
 import numpy as np
 
 from flambeau.errors import InvalidRequestError
-from flambeau.protocol.signature import TensorSpec
-from flambeau.protocol.tensors import DATATYPES, datatype_of
+from flambeau.protocol.tensors import bf16_numbers, datatype_of
 from flambeau.wire import Array
 
 SHOWN_ROWS = 10
 """Most rows of one output that `describe` shows."""
-
-_JSON_TYPES: dict[str, tuple[type, ...]] = {
-    "b": (bool,),
-    "i": (int,),
-    "u": (int,),
-    "f": (int, float),
-    "O": (str,),
-}
-"""JSON types accepted for each kind of NumPy type. `true` is an int in Python, but not here."""
 
 
 def read_input(name: str, text: str) -> Any:
@@ -57,16 +43,6 @@ def read_input(name: str, text: str) -> Any:
             f"or give {name}=VALUES"
         )
     return value
-
-
-def fit_input(spec: TensorSpec, value: Any) -> Array:
-    """Returns the array to send for an input: with the signature's type and a batch dimension.
-
-    Raises:
-        InvalidRequestError: JSON values do not fit the datatype.
-    """
-    array = value if isinstance(value, np.ndarray) else _from_json(spec, value)
-    return array[np.newaxis] if spec.fits((1, *array.shape)) else array
 
 
 def describe(
@@ -113,39 +89,10 @@ def listed(outputs: Mapping[str, Array], bf16: Collection[str]) -> dict[str, Any
     return lists
 
 
-def _from_json(spec: TensorSpec, value: Any) -> Array:
-    if spec.datatype == "BF16":
-        raise InvalidRequestError(
-            f"input '{spec.name}': BF16 has no JSON form; give a .npy file of uint16 bit patterns"
-        )
-    dtype = DATATYPES[spec.datatype]
-    for leaf in _leaves(value):
-        if type(leaf) not in _JSON_TYPES[dtype.kind]:
-            raise InvalidRequestError(
-                f"input '{spec.name}': {_short(json.dumps(leaf))} is no {spec.datatype}"
-            )
-    try:
-        with np.errstate(over="raise"):
-            return np.array(value, dtype)
-    except (ValueError, OverflowError, FloatingPointError) as error:
-        raise InvalidRequestError(
-            f"input '{spec.name}': the JSON is no array of {spec.datatype} ({error})"
-        ) from error
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list):
-        for each in value:
-            yield from _leaves(each)
-    else:
-        yield value
-
-
 def _readable(datatype: str, array: Array) -> Array:
     """Decodes BF16 patterns to numbers and BYTES to text; returns anything else unchanged."""
     if datatype == "BF16":
-        # A bfloat16 is the upper half of a float32.
-        return (array.astype("<u4") << 16).view("<f4")
+        return bf16_numbers(array)
     if datatype == "BYTES":
         text = [element.decode(errors="backslashreplace") for element in array.ravel().tolist()]
         return np.array(text, np.object_).reshape(array.shape)

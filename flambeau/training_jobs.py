@@ -9,24 +9,21 @@ Rules: a submission that is repeated, for example after a broken connection, is 
 watch whose connection breaks resumes after the last event it has yielded.
 """
 
+import asyncio
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Any, TypedDict, Unpack
 
-from flambeau.channel import (
-    CALL_TIMEOUT_S,
-    Messages,
-    ServiceConnection,
-    Tls,
-    bearer,
-    failing,
-    moment,
-)
+from flambeau.calling.attempts import CALL_TIMEOUT_S
+from flambeau.calling.connection import AsyncServiceConnection, ServiceConnection
+from flambeau.channel import Messages, Tls, bearer, failing, moment
 from flambeau.errors import UnavailableError
-from protos.flambeau.v1 import training_pb2 as pb
+from flambeau.protocol.messages import training as pb
+from flambeau.wire import Call
 
 SERVICE = "flambeau.v1.Training"
 OVER = frozenset({"succeeded", "failed", "cancelled"})
@@ -98,6 +95,15 @@ class TrainingEvent:
     """Metrics of a `metric` event."""
 
 
+class SubmitOptions(TypedDict, total=False):
+    """Options of a submission, as `TrainingClient.submit` describes them."""
+
+    name: str
+    overrides: Sequence[str]
+    bundle: bytes
+    idempotency_key: str
+
+
 class TrainingClient(ServiceConnection):
     """A connection to a training service; threads may share it.
 
@@ -107,41 +113,26 @@ class TrainingClient(ServiceConnection):
         tls: TLS settings; None for plain text.
     """
 
-    def __init__(self, target: str, *, token: str = "", tls: Tls | None = None) -> None:
-        super().__init__(target, SERVICE, _MESSAGES, MAX_MESSAGE_BYTES, tls, token)
-        watch = self._channel.unary_stream(
-            f"/{SERVICE}/WatchJob",
-            request_serializer=pb.WatchTrainingRequest.SerializeToString,
-            response_deserializer=pb.TrainingEvent.FromString,
-        )
-        self._watch = partial(watch, metadata=bearer(token))
+    service = SERVICE
+    messages = _MESSAGES
 
-    def submit(
-        self,
-        recipe: str,
-        *,
-        name: str = "",
-        overrides: Sequence[str] = (),
-        bundle: bytes = b"",
-        idempotency_key: str = "",
-    ) -> TrainingJob:
+    def __init__(self, target: str, *, token: str = "", tls: Tls | None = None) -> None:
+        super().__init__(target, max_message_bytes=MAX_MESSAGE_BYTES, tls=tls, token=token)
+        self._watch = _bind_watch(self._channel, token)
+
+    def submit(self, recipe: str, **options: Unpack[SubmitOptions]) -> TrainingJob:
         """Submits a job.
 
         Args:
             recipe: text of the recipe, YAML or JSON.
-            name: file name of the recipe, for messages.
-            overrides: overrides, `a.b=c` each.
-            bundle: a zip, tar or tar.gz file with the code that the recipe names.
-            idempotency_key: key of the job; a repeated key is the same job.
+            options: `name`, the file name of the recipe, for messages; `overrides`, `a.b=c` each;
+                `bundle`, a zip, tar or tar.gz file with the code that the recipe names;
+                `idempotency_key`: a repeated key is the same job.
 
         Raises:
             ClientError: an error of the tree in `flambeau.errors`.
         """
-        request = pb.SubmitTrainingRequest(
-            recipe=recipe, name=name, overrides=overrides, bundle=bundle,
-            idempotency_key=idempotency_key or uuid.uuid4().hex,
-        )  # fmt: skip
-        return _job(self._call("SubmitJob", request))
+        return self._answer(_submit_call(recipe, **options))
 
     def get(self, job_id: str) -> TrainingJob:
         """Returns a job.
@@ -150,7 +141,7 @@ class TrainingClient(ServiceConnection):
             NotFoundError: there is no such job, or its record was deleted.
             ClientError: any other failure.
         """
-        return _job(self._call("GetJob", pb.GetTrainingRequest(id=job_id)))
+        return self._answer(_get_call(job_id))
 
     def list(self, state: str = "", limit: int = 0) -> "list[TrainingJob]":
         """Lists the newest jobs.
@@ -163,9 +154,7 @@ class TrainingClient(ServiceConnection):
             ValueError: there is no such state.
             ClientError: an error of the tree in `flambeau.errors`.
         """
-        wanted = f"STATE_{state.upper()}" if state else None
-        request = pb.ListTrainingRequest(limit=limit, state=wanted)
-        return [_job(job) for job in self._call("ListJobs", request).jobs]
+        return self._answer(_list_call(state, limit))
 
     def cancel(self, job_id: str) -> TrainingJob:
         """Cancels a job that is not over; a finished job is returned unchanged.
@@ -173,7 +162,7 @@ class TrainingClient(ServiceConnection):
         Raises:
             NotFoundError, ClientError: as `get`.
         """
-        return _job(self._call("CancelJob", pb.CancelTrainingRequest(id=job_id)))
+        return self._answer(_cancel_call(job_id))
 
     def resume(self, job_id: str) -> TrainingJob:
         """Resumes a failed or cancelled job from its checkpoint.
@@ -181,7 +170,7 @@ class TrainingClient(ServiceConnection):
         Raises:
             NotFoundError, ClientError: as `get`.
         """
-        return _job(self._call("ResumeJob", pb.ResumeTrainingRequest(id=job_id)))
+        return self._answer(_resume_call(job_id))
 
     def watch(
         self, job_id: str, *, after: int = 0, follow: bool = False
@@ -211,6 +200,99 @@ class TrainingClient(ServiceConnection):
                     raise
                 gone_at = _patient(gone_at, failure)
             time.sleep(RETRY_S)
+
+
+class AsyncTrainingClient(AsyncServiceConnection):
+    """Asyncio version of `TrainingClient`: create and use it inside one running event loop."""
+
+    service = SERVICE
+    messages = _MESSAGES
+
+    def __init__(self, target: str, *, token: str = "", tls: Tls | None = None) -> None:
+        super().__init__(target, max_message_bytes=MAX_MESSAGE_BYTES, tls=tls, token=token)
+        self._watch = _bind_watch(self._channel, token)
+
+    async def submit(self, recipe: str, **options: Unpack[SubmitOptions]) -> TrainingJob:
+        """Same as `TrainingClient.submit`."""
+        return await self._answer(_submit_call(recipe, **options))
+
+    async def get(self, job_id: str) -> TrainingJob:
+        """Same as `TrainingClient.get`."""
+        return await self._answer(_get_call(job_id))
+
+    async def list(self, state: str = "", limit: int = 0) -> "list[TrainingJob]":
+        """Same as `TrainingClient.list`."""
+        return await self._answer(_list_call(state, limit))
+
+    async def cancel(self, job_id: str) -> TrainingJob:
+        """Same as `TrainingClient.cancel`."""
+        return await self._answer(_cancel_call(job_id))
+
+    async def resume(self, job_id: str) -> TrainingJob:
+        """Same as `TrainingClient.resume`."""
+        return await self._answer(_resume_call(job_id))
+
+    async def watch(
+        self, job_id: str, *, after: int = 0, follow: bool = False
+    ) -> AsyncIterator[TrainingEvent]:
+        """Same as `TrainingClient.watch`, as an async iterator."""
+        gone_at: float | None = None
+        while True:
+            request = pb.WatchTrainingRequest(id=job_id, after=after, follow=follow)
+            try:
+                with failing(CALL_TIMEOUT_S):
+                    async for message in self._watch(request):
+                        after, gone_at = message.seq, None
+                        yield _event(message)
+                if not follow or (await self.get(job_id)).is_over:
+                    return
+            except UnavailableError as failure:
+                if not follow:
+                    raise
+                gone_at = _patient(gone_at, failure)
+            await asyncio.sleep(RETRY_S)
+
+
+def _bind_watch(channel: Any, token: str) -> Any:
+    watch = channel.unary_stream(
+        f"/{SERVICE}/WatchJob",
+        request_serializer=pb.WatchTrainingRequest.SerializeToString,
+        response_deserializer=pb.TrainingEvent.FromString,
+    )
+    return partial(watch, metadata=bearer(token))
+
+
+def _submit_call(
+    recipe: str,
+    *,
+    name: str = "",
+    overrides: Sequence[str] = (),
+    bundle: bytes = b"",
+    idempotency_key: str = "",
+) -> Call[TrainingJob]:
+    request = pb.SubmitTrainingRequest(
+        recipe=recipe, name=name, overrides=overrides, bundle=bundle,
+        idempotency_key=idempotency_key or uuid.uuid4().hex,
+    )  # fmt: skip
+    return Call(method="SubmitJob", request=request, read=_job)
+
+
+def _get_call(job_id: str) -> Call[TrainingJob]:
+    return Call(method="GetJob", request=pb.GetTrainingRequest(id=job_id), read=_job)
+
+
+def _list_call(state: str, limit: int) -> Call[list[TrainingJob]]:
+    wanted = f"STATE_{state.upper()}" if state else None
+    request = pb.ListTrainingRequest(limit=limit, state=wanted)
+    return Call(method="ListJobs", request=request, read=lambda reply: list(map(_job, reply.jobs)))
+
+
+def _cancel_call(job_id: str) -> Call[TrainingJob]:
+    return Call(method="CancelJob", request=pb.CancelTrainingRequest(id=job_id), read=_job)
+
+
+def _resume_call(job_id: str) -> Call[TrainingJob]:
+    return Call(method="ResumeJob", request=pb.ResumeTrainingRequest(id=job_id), read=_job)
 
 
 def _patient(gone_at: float | None, failure: UnavailableError) -> float:

@@ -11,15 +11,17 @@ Rules:
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from flambeau.errors import InvalidRequestError, ServerError
 from flambeau.metadata import ModelMetadata, from_message
+from flambeau.protocol.accuracies import ACCURACIES
+from flambeau.protocol.messages import inference as pb
+from flambeau.protocol.strict import nearest_name
 from flambeau.protocol.tensors import DATATYPES, TensorError, datatype_of, decode_raw, encode_raw
-from protos import open_inference_pb2 as pb
 
 Answer = TypeVar("Answer")
 
@@ -34,6 +36,34 @@ class Call(Generic[Answer]):
     method: str
     request: Any
     read: Callable[[Any], Answer]
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of any request to a model, as `Client.infer` describes them."""
+
+    request_id: str
+    artifact: str
+    accuracy: str
+
+
+class InferOptions(RequestOptions, total=False):
+    """Options of `infer_call`."""
+
+    version: str
+    outputs: Sequence[str]
+    bf16: Collection[str]
+
+
+class CallOptions(RequestOptions, total=False):
+    """Options of a call of a model whose version and datatypes are known."""
+
+    timeout_s: float | None
+
+
+class ModelOptions(CallOptions, total=False):
+    """The same, and the outputs to return."""
+
+    outputs: Sequence[str]
 
 
 def live_call() -> Call[bool]:
@@ -59,17 +89,21 @@ def infer_call(
     model: str,
     inputs: Mapping[str, Array],
     *,
-    version: str,
-    outputs: Sequence[str],
-    request_id: str,
-    bf16: Collection[str],
+    version: str = "",
+    outputs: Sequence[str] = (),
+    request_id: str = "",
+    bf16: Collection[str] = (),
+    artifact: str = "",
+    accuracy: str = "",
 ) -> Call[dict[str, Array]]:
-    """Builds the call of an inference.
+    """Builds the call of an inference; the arguments are those of `Client.infer`.
 
     Raises:
-        InvalidRequestError: the protocol cannot represent the type of an array.
+        InvalidRequestError: the protocol cannot represent the type of an array; the accuracy is
+            unknown, or is given with an artifact.
     """
     request = pb.ModelInferRequest(model_name=model, model_version=version, id=request_id)
+    _prefer(request, artifact, accuracy)
     for name, array in inputs.items():
         datatype = tensor_datatype(name, array, bf16)
         request.inputs.add(name=name, datatype=datatype, shape=array.shape)
@@ -80,6 +114,22 @@ def infer_call(
     for name in outputs:
         request.outputs.add(name=name)
     return Call(method="ModelInfer", request=request, read=read_outputs)
+
+
+def _prefer(request: pb.ModelInferRequest, artifact: str, accuracy: str) -> None:
+    """Adds the parameters that choose among the artifacts of a version."""
+    if accuracy and accuracy not in ACCURACIES:
+        raise InvalidRequestError(
+            f"accuracy is '{accuracy}'{nearest_name(accuracy, ACCURACIES)}; give one of "
+            f"{', '.join(ACCURACIES)}"
+        )
+    if artifact and accuracy:
+        raise InvalidRequestError(
+            f"artifact '{artifact}' and accuracy '{accuracy}' are both given; keep one"
+        )
+    for name, value in (("artifact", artifact), ("accuracy", accuracy)):
+        if value:
+            request.parameters[name].string_param = value
 
 
 def tensor_datatype(name: str, array: object, bf16: Collection[str]) -> str:
@@ -129,6 +179,11 @@ def read_outputs(reply: pb.ModelInferResponse) -> dict[str, Array]:
         except TensorError as error:
             raise ServerError(f"output '{output.name}' of the answer: {error}") from error
     return arrays
+
+
+def single_or_all(outputs: dict[str, Any]) -> Any:
+    """Returns the value of the only output, or all by name."""
+    return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
 def _ready(reply: pb.ServerReadyResponse | pb.ModelReadyResponse) -> bool:

@@ -1,6 +1,6 @@
 """`flambeau infer`: sends one request to a served model."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -9,10 +9,6 @@ from flambeau.commands.options.server import DEFAULT_SERVER, Inputs, ServedVersi
 from flambeau.commands.options.tls import chosen_tls
 from flambeau.commands.options.token import TokenFile, read_token
 from flambeau.commands.text.failures import failing_with
-
-if TYPE_CHECKING:
-    from flambeau.model import Model
-    from flambeau.wire import Array
 
 
 def infer(
@@ -24,6 +20,12 @@ def infer(
         list[str] | None,
         typer.Option("--output", metavar="NAME", help="An output to return; all unless given."),
     ] = None,
+    artifact: Annotated[
+        str, typer.Option(metavar="NAME", help="The artifact that must answer, such as onnx-int8.")
+    ] = "",
+    accuracy: Annotated[
+        str, typer.Option(help="exact, balanced or fast: the fastest artifact that qualifies.")
+    ] = "",
     timeout_s: Annotated[
         float, typer.Option(min=0.001, max=86_400, help="Timeout in seconds.")
     ] = 30.0,
@@ -40,7 +42,9 @@ def infer(
         token = read_token(token_file)
         with Client(server, timeout_s=timeout_s, tls=chosen_tls(), token=token) as client:
             served = client.model(model, version)
-            arrays = served.infer(fit_inputs(served, values), outputs=outputs or ())
+            arrays = served.infer(
+                values, outputs=outputs or (), artifact=artifact, accuracy=accuracy
+            )
     bf16 = {spec.name for spec in served.signature.outputs if spec.datatype == "BF16"}
     labels = served.signature.labels
     typer.echo(as_json(arrays, bf16) if json else describe(arrays, bf16, labels))
@@ -65,18 +69,3 @@ def read_inputs(arguments: list[str]) -> dict[str, Any]:
                 raise InvalidRequestError(f"--input {name} is given twice")
             values[name] = read_input(name, text)
     return values
-
-
-def fit_inputs(served: "Model", values: dict[str, Any]) -> dict[str, "Array"]:
-    """Converts the values to the types and shapes of the model's signature."""
-    from flambeau.errors import InvalidRequestError
-    from flambeau.protocol.strict import nearest_name
-    from flambeau.tensor_text import fit_input
-
-    specs = {spec.name: spec for spec in served.signature.inputs}
-    for name in values:
-        if name not in specs:
-            raise InvalidRequestError(
-                f"model '{served.name}': unknown input '{name}'{nearest_name(name, specs)}"
-            )
-    return {name: fit_input(specs[name], value) for name, value in values.items()}

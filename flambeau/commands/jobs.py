@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flambeau.commands.infer import fit_inputs, read_inputs
+from flambeau.commands.infer import read_inputs
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.model import ModelName
 from flambeau.commands.options.output import writable_file, writable_folder
@@ -59,7 +59,7 @@ def submit(
     """Submit a job, and print its id."""
     with _clients(server, token_file) as (served_by, jobs):
         values = read_inputs(inputs)
-        arrays = fit_inputs(served_by(model, version), values)
+        arrays = served_by(model, version).arrays(values)
         job = jobs.submit(
             model,
             arrays,
@@ -226,7 +226,7 @@ def _submit_item(jobs: "JobClient", served: "Model", version: str, item: "Item")
     from flambeau.batch_files import key_of
 
     values = item.read()
-    inputs, key = fit_inputs(served, dict(values)), key_of(item, values, served.name, version)
+    inputs, key = served.arrays(values), key_of(item, values, served.name, version)
     while True:
         job = jobs.submit(served.name, inputs, version=version, idempotency_key=key)
         if job.is_new or not job.is_over or job.state == "done":

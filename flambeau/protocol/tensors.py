@@ -132,6 +132,11 @@ def raw_view(datatype: str, array: Array) -> memoryview:
     return np.ascontiguousarray(array, DATATYPES[datatype]).data.cast("B")
 
 
+def bf16_numbers(patterns: Array) -> Array:
+    """Returns the numbers of BF16 bit patterns, in FP32: a bfloat16 is the upper half of one."""
+    return (patterns.astype("<u4") << 16).view("<f4")
+
+
 def decode_bytes_elements(
     data: bytes | bytearray | memoryview, count: int
 ) -> npt.NDArray[np.object_]:

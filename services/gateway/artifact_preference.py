@@ -6,8 +6,9 @@ artifact, or a refusal that names the others. Rule: never an artifact less accur
 
 from typing import NamedTuple
 
+from flambeau.protocol.accuracies import ACCURACIES
 from services.errors import InvalidRequestError, UnknownArtifactError
-from services.queueing.artifact_rules import ACCURACIES, NOISE, fastest, gives
+from services.queueing.artifact_rules import NOISE, fastest, gives
 from services.queueing.records import Lane, ServedArtifact, ServedVersion
 
 

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from flambeau.protocol.accuracies import Accuracy
 from flambeau.protocol.strict import Matching, StrictModel
 from services.inference.backends.device import parse_device
 from services.inference.backends.onnx_providers import ProviderName
 from services.inference.trust import SignatureScope
-from services.queueing.artifact_rules import Accuracy
 from services.settings import ProcessSettings
 
 KeptArtifacts = Annotated[

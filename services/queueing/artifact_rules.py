@@ -11,10 +11,6 @@ it loads, and a gateway to choose among the loaded ones: both define each accura
 """
 
 from collections.abc import Iterable
-from typing import Literal, get_args
-
-Accuracy = Literal["exact", "balanced", "fast"]
-ACCURACIES: tuple[str, ...] = get_args(Accuracy)
 
 BALANCED_LOSS = 0.005
 """Half a percentage point: about the noise of a test set of some thousand rows."""

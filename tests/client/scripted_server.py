@@ -9,8 +9,9 @@ from typing import Any, Self
 import grpc
 
 from flambeau.channel import MESSAGES, SERVICE
-from protos import open_inference_pb2 as pb
+from flambeau.protocol.messages import inference as pb
 
+Trailers = tuple[tuple[str, str], ...]
 Behaviour = Callable[[Any, Any], Any]
 """Function of a request and its gRPC context; returns the reply of a method."""
 
@@ -113,12 +114,15 @@ def echo(request: Any, context: Any) -> Any:
     return reply
 
 
-def fail(code: str, message: str, *, times: int | None = None) -> Behaviour:
+def fail(
+    code: str, message: str, *, times: int | None = None, trailers: Trailers = ()
+) -> Behaviour:
     """A behaviour: a gRPC status, for the first `times` attempts, after which it echoes."""
     left = iter(range(times)) if times is not None else iter(int, 1)
 
     def behave(request: Any, context: Any) -> Any:
         if next(left, None) is not None:
+            context.set_trailing_metadata(trailers)
             context.abort(grpc.StatusCode[code], message)
         return echo(request, context)
 

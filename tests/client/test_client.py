@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from flambeau.channel import RETRY_POLICY
+from flambeau.calling.attempts import DEFAULT_RETRIES
 from flambeau.client import AsyncClient, Client
 from flambeau.errors import (
     AddressError,
@@ -23,8 +23,8 @@ from flambeau.errors import (
     UnavailableError,
 )
 from flambeau.jobs import JobClient
+from flambeau.protocol.messages import inference as pb
 from flambeau.training_jobs import TrainingClient
-from protos import open_inference_pb2 as pb
 from tests.client.scripted_server import ScriptedServer, fail
 
 IMAGES = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
@@ -88,7 +88,7 @@ def test_unavailable_is_retried_a_limited_number_of_times(
     server.behaviours["ModelInfer"] = fail("UNAVAILABLE", "draining")
     with pytest.raises(UnavailableError, match="draining"):
         client.infer("digits", {"image": IMAGES})
-    assert server.attempts() == RETRY_POLICY["maxAttempts"] == 4
+    assert server.attempts() == 1 + DEFAULT_RETRIES == 4
 
 
 def test_retries_end_with_the_deadline(server: ScriptedServer, client: Client) -> None:

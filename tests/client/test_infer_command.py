@@ -92,23 +92,23 @@ def test_json_becomes_the_datatype_of_the_signature(
 @pytest.mark.parametrize(
     ("datatype", "text", "message"),
     [
-        ("INT64", "[1.5]", "input 'x': 1.5 is no INT64"),
-        ("FP32", "[true]", "input 'x': true is no FP32"),
-        ("FP32", '{"a": 1}', "input 'x': {\"a\": 1} is no FP32"),
-        ("BOOL", "[1]", "input 'x': 1 is no BOOL"),
-        ("BYTES", "[1]", "input 'x': 1 is no BYTES"),
-        ("UINT8", "[300]", "input 'x': the JSON is no array of UINT8 (Python integer 300"),
-        ("FP16", "[1e6]", "input 'x': the JSON is no array of FP16 (overflow"),
-        ("FP32", "[[1], [1, 2]]", "input 'x': the JSON is no array of FP32"),
-        ("BF16", "[1]", "input 'x': BF16 has no JSON form; give a .npy file"),
-        ("FP32", "[[1, 2]]", "model 'digits': input 'x' has shape [1,2]; expected [-1]"),
+        ("INT64", "[1.5]", "input 'x': 1.5 is no INT64; give integers"),
+        ("FP32", "[true]", "input 'x': True is no FP32; give numbers"),
+        ("FP32", '{"a": 1}', "input 'x': {'a': 1} is no FP32"),
+        ("BOOL", "[1]", "input 'x': 1 is no BOOL; give True or False"),
+        ("BYTES", "[1]", "input 'x': 1 is no BYTES; give text"),
+        ("UINT8", "[300]", "input 'x': 300 is no UINT8; give 0 to 255"),
+        ("FP16", "[1e6]", "input 'x': 1000000.0 is no FP16; give -65504.0 to"),
+        ("FP32", "[[1], [1, 2]]", "input 'x': lists of different lengths"),
+        ("BF16", "[1]", "input 'x' is BF16, to which no numbers are converted"),
+        ("FP32", "[[1, 2]]", "input 'x' has shape [1,2]; expected [-1]"),
     ],
 )
 def test_json_that_does_not_fit_is_never_sent(
     server: ScriptedServer, datatype: str, text: str, message: str
 ) -> None:
     serve(server, datatype, [-1])
-    assert error(run(server, "--input", f"x={text}")).startswith(message)
+    assert error(run(server, "--input", f"x={text}")).startswith(f"model 'digits': {message}")
     assert server.attempts() == 0
 
 
@@ -149,16 +149,18 @@ def test_the_servers_words_are_shown(server: ScriptedServer, image_file: Path) -
     assert error(run(server, "--input", f"image={image_file}")) == "the queue holds 512 requests"
 
 
-def test_version_and_outputs_are_passed_on(server: ScriptedServer) -> None:
+def test_version_outputs_and_accuracy_are_passed_on(server: ScriptedServer) -> None:
     tensors = [("a", "INT64", [-1]), ("b", "INT64", [-1])]
     server.digits = metadata(tensors, tensors)
     result = run(
         server,
         *("--input", "a=1", "--input", "b=2"),
-        *("--version", "3", "--output", "b", "--timeout-s", "5", "--json"),
+        *("--version", "3", "--output", "b", "--timeout-s", "5", "--accuracy", "exact", "--json"),
     )
     assert outputs(result) == {"b": [2]}
-    assert [received.request.model_version for received in server.received[1:]] == ["3"]
+    (request,) = (received.request for received in server.received[1:])
+    assert request.model_version == "3"
+    assert request.parameters["accuracy"].string_param == "exact"
 
 
 def test_rows_of_classes_show_the_top_class(server: ScriptedServer) -> None:

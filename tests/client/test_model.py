@@ -1,6 +1,7 @@
 """Models with a known signature: what does not fit never reaches the server."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,11 @@ def test_several_outputs_come_by_name(server: ScriptedServer, client: Client) ->
         ({}, "input 'image' is missing"),
         ({"image": IMAGES.astype(np.float64)}, "has datatype FP64; expected FP32"),
         ({"image": IMAGES[:, :, :2]}, "input 'image' has shape [2,2,2]; expected [-1,2,3]"),
-        ({"image": IMAGES[0]}, "input 'image' has shape [2,3]; expected [-1,2,3]"),
+        ({"image": IMAGES[0, 0]}, "input 'image' has shape [3]; expected [-1,2,3]"),
         ({"image": IMAGES[:0]}, "the batch has 0 rows"),
         ({"image": np.zeros((5, 2, 3), np.float32)}, "has 5 rows; at most 4 fit, so split it"),
-        ({"image": IMAGES.tolist()}, "input 'image' is a list; give a NumPy array"),
+        ({"image": [[["1"]]]}, "model 'digits': input 'image': '1' is no FP32; give numbers"),
+        ({"image": "IMAGES"}, "input 'image': 'IMAGES' is no FP32; give numbers"),
     ],
 )
 def test_what_does_not_fit_is_never_sent(
@@ -118,3 +120,109 @@ def test_metadata_that_is_no_signature_says_what_to_do(
 def test_an_unknown_model_is_not_found(client: Client) -> None:
     with pytest.raises(NotFoundError, match="no model 'letters' is served"):
         client.model("letters")
+
+
+def test_values_become_arrays_of_the_signature(server: ScriptedServer, client: Client) -> None:
+    digits = client.model("digits")
+    np.testing.assert_array_equal(digits(image=IMAGES.tolist()), IMAGES)
+    np.testing.assert_array_equal(digits(IMAGES), IMAGES)
+    np.testing.assert_array_equal(digits({"image": IMAGES[0]}), IMAGES[:1])
+    np.testing.assert_array_equal(digits(list(IMAGES)), IMAGES)
+    assert server.received[-1].request.inputs[0].datatype == "FP32"
+
+
+def test_text_and_files_are_elements_of_bytes(
+    server: ScriptedServer, client: Client, tmp_path: Path
+) -> None:
+    server.digits = metadata([("x", "BYTES", [-1])], [("x", "BYTES", [-1])])
+    digits = client.model("digits")
+    image = tmp_path / "seven.jpg"
+    image.write_bytes(b"\xff\xd8\0")
+    assert digits("größer").tolist() == ["größer".encode()]
+    assert digits(["a", "b"]).tolist() == [b"a", b"b"]
+    assert digits([image, b"\0"]).tolist() == [b"\xff\xd8\0", b"\0"]
+    with pytest.raises(InvalidRequestError, match=r"input 'x': .*none\.jpg: No such file"):
+        digits(tmp_path / "none.jpg")
+
+
+def test_a_model_with_several_inputs_needs_names(server: ScriptedServer, client: Client) -> None:
+    tensors = [("a", "INT64", [-1]), ("b", "INT64", [-1])]
+    server.digits = metadata(tensors, tensors)
+    digits = client.model("digits")
+    with pytest.raises(InvalidRequestError, match="the model has inputs a, b; give values by name"):
+        digits([1])
+    assert digits(a=[1], b=[2])["b"].tolist() == [2]
+
+
+def test_artifact_and_accuracy_are_parameters(server: ScriptedServer, client: Client) -> None:
+    digits = client.model("digits")
+    digits.infer({"image": IMAGES}, artifact="onnx-int8")
+    digits.infer({"image": IMAGES}, accuracy="balanced")
+    sent = [received.request.parameters for received in server.received[1:]]
+    assert [{name: each.string_param for name, each in one.items()} for one in sent] == [
+        {"artifact": "onnx-int8"},
+        {"accuracy": "balanced"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accuracy": "exakt"}, "accuracy is 'exakt' (did you mean 'exact'?); give one of exact,"),
+        ({"artifact": "onnx", "accuracy": "fast"}, "'onnx' and accuracy 'fast' are both given"),
+    ],
+)
+def test_a_wrong_choice_of_artifact_is_never_sent(
+    server: ScriptedServer, client: Client, options: Any, message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        client.infer("digits", {"image": IMAGES}, **options)
+    assert server.attempts() == 0
+
+
+def classifier(server: ScriptedServer, **properties: str) -> None:
+    tensors = [("logits", "FP32", [-1, 3])]
+    server.digits = metadata(tensors, tensors, **properties)
+
+
+def test_classes_come_with_labels_and_probabilities(server: ScriptedServer, client: Client) -> None:
+    classifier(server, labels='{"logits": ["cat", "dog", "owl"]}')
+    first, second = client.model("digits").classify([[0, 2, 1], [1000, 0, 0]], top=2)
+    assert [each.label for each in first] == ["dog", "owl"]
+    exponentials = np.exp([0, 2, 1])
+    assert first[0].score == pytest.approx(exponentials[1] / exponentials.sum())
+    assert second[0] == ("cat", 1.0)
+    assert [output.name for output in server.received[-1].request.outputs] == ["logits"]
+
+
+def test_probabilities_stay_as_they_are(server: ScriptedServer, client: Client) -> None:
+    classifier(server)
+    digits = client.model("digits")
+    row = [0.2, 0.7, 0.1]
+    ((found,),) = digits.classify(row)
+    assert (found.label, round(found.score, 6)) == ("1", 0.7)
+    ((made,),) = digits.classify(row, softmax=True)
+    assert made.score < 0.5
+    ((kept, *_),) = digits.classify([5, 1, 2], top=9, softmax=False)
+    assert kept == ("0", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top": 0}, "top is 0; give the number of classes"),
+        ({}, "a, b may have the classes; give the name of one as output"),
+        (
+            {"output": "b"},
+            "output 'b' has shape [-1]; classify takes an output of rows",
+        ),
+        ({"output": "c"}, "unknown output 'c'"),
+    ],
+)
+def test_an_output_without_classes_is_refused(
+    server: ScriptedServer, client: Client, options: Any, message: str
+) -> None:
+    server.digits = metadata([("x", "FP32", [-1])], [("a", "FP32", [-1, 3]), ("b", "FP32", [-1])])
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        client.model("digits").classify([1.0], **options)
+    assert server.attempts() == 0

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from flambeau.errors import InvalidRequestError, ServerError
+from flambeau.protocol.messages import inference as pb
 from flambeau.protocol.tensors import DATATYPES, object_array
 from flambeau.wire import infer_call, read_outputs
-from protos import open_inference_pb2 as pb
 from tests.client.scripted_server import echo
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FileDescriptor
 
+from flambeau.protocol.messages import inference, jobs, training
 from protos import open_inference_pb2
+from protos.flambeau.v1 import jobs_pb2, training_pb2
 from tests.contract.proto_description import described
 from tests.fixtures.triton_messages import DESCRIPTOR
 
@@ -61,3 +63,19 @@ def test_fields_they_add_to_our_messages_are_known(
 def test_methods_are_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert len(ours["methods"]) == 6
     assert ours["methods"] == {name: theirs["methods"].get(name) for name in ours["methods"]}
+
+
+@pytest.mark.parametrize(
+    ("file", "stubs"),
+    [
+        (inference.ModelInferRequest.DESCRIPTOR.file, open_inference_pb2.DESCRIPTOR),
+        (jobs.Job.DESCRIPTOR.file, jobs_pb2.DESCRIPTOR),
+        (training.TrainingJob.DESCRIPTOR.file, training_pb2.DESCRIPTOR),
+    ],
+    ids=lambda file: file.name,
+)
+def test_descriptors_of_the_client_are_those_of_the_stubs(
+    file: FileDescriptor, stubs: FileDescriptor
+) -> None:
+    assert described(file) == described(stubs), "run: make protos"
+    assert file.pool is not stubs.pool

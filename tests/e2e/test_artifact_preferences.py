@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from flambeau.client import Client
+from flambeau.errors import NotFoundError
 from tests.e2e.rest_calls import Reply, call, infer, linear_input
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.triton_client import TritonClient
@@ -66,3 +68,16 @@ def test_tritonclient_asks_over_http_and_grpc(server: ServerProcess) -> None:
     for found in (over_http, over_grpc):
         assert found.outputs["y"].tolist() == [EXACT["y"]]
         assert found.parameters == {"artifact": "onnx-1"}
+
+
+def test_the_client_of_flambeau_asks_too(server: ServerProcess) -> None:
+    with Client(server.grpc) as client:
+        family = client.model("family")
+        assert family.infer(ROW, artifact="onnx-1")["y"].tolist() == [EXACT["y"]]
+        assert family.infer(ROW, accuracy="exact")["y"].tolist() == [EXACT["y"]]
+        assert family(ROW).tolist() != [EXACT["y"]]
+        assert [row.tolist() for row in family.map([ROW] * 20, accuracy="exact")] == [
+            EXACT["y"]
+        ] * 20
+        with pytest.raises(NotFoundError, match="not loaded; loaded: onnx"):
+            family.infer(ROW, artifact="onnx-2")

@@ -306,6 +306,40 @@ def test_jobs_over_grpc(server: SplitServer) -> None:
     assert done.returncode == 0, done.stderr
 
 
+ASYNC_OVER_GRPC = f"""
+import asyncio
+import sys
+import numpy as np
+from flambeau.errors import NotFoundError
+from flambeau.jobs import AsyncJobClient
+
+async def main():
+    inputs = {{"x": np.array([{ROW}], np.float32)}}
+    async with AsyncJobClient(sys.argv[1]) as jobs:
+        submitted = [await jobs.submit("linear", inputs, accuracy="fast") for _ in range(3)]
+        done = await asyncio.gather(*(jobs.wait(job.id) for job in submitted))
+        assert [job.outputs["y"].tolist() for job in done] == [[{DOUBLED}]] * 3, done
+        assert (await jobs.cancel(done[0].id)).state == "done"
+        assert {{job.id for job in submitted}} <= {{job.id for job in await jobs.list("linear")}}
+        try:
+            await jobs.get("linear.0123456789abcdef")
+        except NotFoundError:
+            print("not found")
+
+asyncio.run(main())
+"""
+
+
+def test_jobs_over_grpc_with_asyncio(server: SplitServer) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASYNC_OVER_GRPC, server.grpc],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "not found\n"), done.stderr
+
+
 def test_jobs_on_the_command_line(server: SplitServer) -> None:
     job_id = json.loads(run(server, "submit", "linear", f"--input=x={[ROW]}", "--json"))["id"]
     assert "class 3 (8)" in run(server, "wait", job_id)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from grpc import StatusCode
 
+from flambeau.client import Client
 from tests.e2e.grpc_calls import TIMEOUT_S, lookup_request, outputs
 from tests.e2e.rest_calls import Reply, infer, infer_path, lookup_inputs
 from tests.fixtures.onnx_models import publish, slow_lookup
@@ -135,6 +136,21 @@ def test_too_many_grpc_calls(store: Path) -> None:
         assert server.metric("flambeau_refusals_total", reason="TooManyInFlightError") == 1
         assert outputs(held.result(TIMEOUT_S))["value"].tolist() == [1]
         assert outputs(stub.ModelInfer(lookup_request(4)))["value"].tolist() == [4]
+
+
+def test_the_client_returns_when_the_server_says_so(
+    store: Path, threads: ThreadPoolExecutor
+) -> None:
+    """A refused call of the client is answered once there is room, without an error."""
+    with (
+        running_server(store, max_in_flight_requests=1) as server,
+        Client(server.grpc, retries=20) as client,
+    ):
+        lookup = client.model("lookup")
+        held = hold(server, threads)
+        assert lookup(work=0, index=2).tolist() == [2]
+        assert held.result().outputs() == {"value": [1]}
+        assert server.metric("flambeau_refusals_total", reason="TooManyInFlightError") >= 1
 
 
 def test_request_timeout(store: Path, threads: ThreadPoolExecutor) -> None:

@@ -54,6 +54,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel: Path) 
     assert f"{about}licenses/LICENSE" in names
     for name in (
         "flambeau/py.typed",
+        "flambeau/protocol/client_messages.binpb",
         "services/gateway/edges/docs.html",
         "protos/open_inference.proto",
     ):

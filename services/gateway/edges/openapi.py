@@ -6,8 +6,8 @@ missing version-less paths, `data` required beside binary data) are not repeated
 
 from typing import Any
 
+from flambeau.protocol.accuracies import ACCURACIES
 from flambeau.protocol.tensors import DATATYPES
-from services.queueing.artifact_rules import ACCURACIES
 from services.queueing.records import LOWEST_PRIORITY
 
 _JSON = "application/json"

@@ -7,10 +7,11 @@ entry of the setting that matches nothing in the version.
 import logging
 from collections.abc import Mapping, Sequence
 
+from flambeau.protocol.accuracies import ACCURACIES
 from flambeau.protocol.strict import nearest_name
 from model_store.manifest import Artifact, Manifest
 from model_store.metric import how_much_worse
-from services.queueing.artifact_rules import ACCURACIES, fastest, gives
+from services.queueing.artifact_rules import fastest, gives
 
 logger = logging.getLogger("flambeau.server")
 

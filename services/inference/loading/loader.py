@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from flambeau.protocol.accuracies import Accuracy
 from model_store.arrays.golden_replay import replay_once
 from model_store.arrays.parity import Parity
 from model_store.errors import StoreError
@@ -38,7 +39,6 @@ from services.inference.loading.kept_artifacts import is_accurate
 from services.inference.loading.warm_up import warm_up, with_certificate
 from services.inference.trust import Trust
 from services.low_priority_thread import run_at_low_priority
-from services.queueing.artifact_rules import Accuracy
 
 logger = logging.getLogger("flambeau.loader")
 

@@ -36,7 +36,9 @@ class Server:
     def model(self, name: str, version: str) -> SimpleNamespace:
         spec = SimpleNamespace(name="x")
         return SimpleNamespace(
-            name=name, signature=SimpleNamespace(inputs=[spec], max_batch_size=8)
+            name=name,
+            signature=SimpleNamespace(inputs=[spec], max_batch_size=8),
+            arrays=lambda values: values,
         )
 
     def submit(self, *_: Any, idempotency_key: str, **__: Any) -> Job:
@@ -59,7 +61,6 @@ def submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Submitted:
         server = Server(list(answers))
         for name in ("flambeau.client.Client", "flambeau.jobs.JobClient"):
             monkeypatch.setattr(name, lambda *_, **__: nullcontext(server))
-        monkeypatch.setattr(command, "fit_inputs", lambda _, values: values)
         (tmp_path / "in").mkdir(exist_ok=True)
         np.save(tmp_path / "in" / "one.npy", INPUTS["x"])
         command.batch("m", tmp_path / "in", tmp_path / "out")

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.queueing.artifact_rules import ACCURACIES, BALANCED_LOSS, NOISE, fastest, gives
+from flambeau.protocol.accuracies import ACCURACIES
+from services.queueing.artifact_rules import BALANCED_LOSS, NOISE, fastest, gives
 
 SPEEDS = st.lists(st.tuples(st.uuids().map(str), st.floats(1e-6, 1e6)), min_size=1, max_size=8)
 

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from flambeau.errors import NotFoundError
-from flambeau.training_jobs import SERVICE, TrainingClient
+from flambeau.training_jobs import SERVICE, AsyncTrainingClient, TrainingClient
 from protos.flambeau.v1 import training_pb2 as pb
 from services.access import audit
 from services.access.api_keys import digest_of
@@ -425,8 +425,21 @@ async def test_jobs_over_grpc(place: Place) -> None:
                 client.get("x")
             assert [x.seq for x in client.watch(first.id, follow=True)] == [1, 2, 3, 4]
 
+    async def talk_async() -> None:
+        async with AsyncTrainingClient(f"127.0.0.1:{port}", token=TOKEN) as client:
+            first = await client.submit(OWN_CODE.recipe, bundle=BUNDLE)
+            assert await client.get(first.id) == first
+            assert [x.id for x in await client.list("queued", 5)] == [first.id]
+            assert (await client.cancel(first.id)).state == "cancelled"
+            assert (await client.resume(first.id)).state == "queued"
+            await client.cancel(first.id)
+            with pytest.raises(NotFoundError):
+                await client.get("x")
+            assert [x.seq async for x in client.watch(first.id, follow=True)] == [1, 2, 3, 4]
+
     try:
         await asyncio.to_thread(talk)
+        await talk_async()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             refusals: list[tuple[str, dict[str, Any], str]] = [
                 ("SubmitJob", {"recipe": "x: 1"}, "UNAUTHENTICATED"),

@@ -1,0 +1,1 @@
+"""Parts of the client: connections, values of inputs, classes of outputs, and many rows."""
