@@ -5,9 +5,7 @@ for each output. A manifest stores gates in its `Tolerance`, so that every serve
 load; `model_store.arrays.measures` computes the figures that they limit.
 """
 
-import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -105,62 +103,8 @@ class OwnGate(StrictModel):
 GATES_WORDS = '{"logits": {"top1": 0.99}}, or one gate for all outputs: {"absolute": 1e-4}'
 
 
-GateValues = dict[str, dict[str, float | None]]
-"""Measured values by output and measure; None for those that are not finite."""
-
-
 class GateError(ValueError):
     """A gate names no output or measure, or has a limit that cannot be kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class GateFigure:
-    """One measured value beside its limit."""
-
-    output: str
-    measure: str
-    value: float
-    """NaN if the measure is impossible for such an output."""
-    limit: float
-
-    @property
-    def holds(self) -> bool:
-        """True if the limit is kept."""
-        at_least = self.measure in AT_LEAST
-        return self.value >= self.limit if at_least else self.value <= self.limit
-
-    def text(self) -> str:
-        """Returns the value and the limit in words."""
-        if math.isnan(self.value):
-            return f"{self.measure} cannot be measured for output '{self.output}'"
-        word = "below" if self.measure in AT_LEAST else "above"
-        return f"{self.measure} of '{self.output}' {self.value:.5g} is {word} {self.limit:.5g}"
-
-
-def gate_values(figures: Iterable[GateFigure], names: Collection[str]) -> GateValues:
-    """Returns the figures of some outputs for a document, which has no infinity.
-
-    Args:
-        figures: measured figures.
-        names: the outputs to include.
-    """
-    found: GateValues = {}
-    for figure in figures:
-        if figure.output in names:
-            value = figure.value if math.isfinite(figure.value) else None
-            found.setdefault(figure.output, {})[figure.measure] = value
-    return found
-
-
-def shares_text(values: GateValues) -> str:
-    """Formats the worst value of each measure that is no difference: `top1 0.9922, iou 0.9500`."""
-    worst: dict[str, float] = {}
-    for measured in values.values():
-        for name, value in measured.items():
-            if value is not None and name not in ("absolute", "relative"):
-                pick = min if name in AT_LEAST else max
-                worst[name] = pick(worst.get(name, value), value)
-    return ", ".join(f"{name} {value:.4f}" for name, value in worst.items())
 
 
 def parse_gates(told: object, outputs: Collection[TensorSpec]) -> dict[str, Gate | OwnGate]:

@@ -23,7 +23,7 @@ from model_store.errors import (
     ManifestError,
     ManifestFromFutureError,
 )
-from model_store.gates import GateValues
+from model_store.gate_figures import GateValues
 from model_store.metric import MeasuredMetric
 from model_store.semver.semver import SEMVER_PATTERN, SemanticVersion
 from model_store.slo import Slo

@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 from flambeau.protocol.signature import Signature
+from model_store.gate_figures import agreement_of
 from model_store.golden import GoldenRows
 from model_store.manifest import (
     Artifact,
@@ -212,7 +213,7 @@ def artifact_of(proven: ArtifactReport, folder: Path) -> Artifact:
         verification=Verification(
             max_abs_difference=proven.max_abs_difference,
             # Outputs without classes agree by definition.
-            agreement=1.0 if proven.agreement is None else proven.agreement,
+            agreement=agreement_of(proven.gates) if proven.agreement is None else proven.agreement,
             max_probability_shift=proven.max_probability_shift or 0.0,
             cosine=proven.cosine,
             gates=proven.gates,

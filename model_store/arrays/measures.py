@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flambeau.protocol.tensors import Array
-from model_store.gates import AT_LEAST, Gate, GateFigure
+from model_store.gate_figures import GateFigure
+from model_store.gates import AT_LEAST, Gate
 
 Numbers = npt.NDArray[np.float64]
 

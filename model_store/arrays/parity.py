@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from flambeau.protocol.tensors import Array
 from model_store.arrays.measures import beyond_rounding, figures, max_abs_difference, same_top
-from model_store.gates import AT_LEAST, Gate, GateFigure
+from model_store.gate_figures import GateFigure
+from model_store.gates import AT_LEAST, Gate
 from model_store.tolerance import NO_GATES, Tolerance
 
 MEANS = frozenset({"top1", "iou", "exact"})

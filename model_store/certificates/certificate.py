@@ -17,7 +17,7 @@ from flambeau.protocol.strict import StrictModel, explain
 from model_store.arrays.parity import Comparison
 from model_store.document import LARGE, parse_document
 from model_store.errors import CertificateError, DocumentError
-from model_store.gates import GateValues, gate_values
+from model_store.gate_figures import GateValues, gate_values, worst_values
 from model_store.manifest import Manifest, Sha256
 from model_store.tolerance import Tolerance
 
@@ -117,6 +117,10 @@ class ArtifactResult(StrictModel):
         numbers = [difference for difference in differences if difference is not None]
         largest = max(numbers) if numbers and len(numbers) == len(differences) else None
         return largest, min((replay.agreement for replay in self.replays), default=None)
+
+    def worst_gates(self) -> GateValues:
+        """Returns the worst figure of every gate."""
+        return worst_values([replay.gates for replay in self.replays])
 
 
 class Certificate(StrictModel):

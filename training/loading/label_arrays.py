@@ -23,6 +23,11 @@ from training.recipe.parts.task import LABELS_IN_WORDS
 LabelArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 IGNORED_LABEL = -100
 """Replaces the recipe's `ignore_index` in every split: this place does not count."""
+LEAST_SPREAD = 0.01
+"""Share of a column's size that its unit is at least: rounding to FP32 is a share of the size, and
+would look large in a column that hardly varies."""
+ROUNDING_SHARE = 1e-7
+"""Share of the largest spread below which a column's numbers are the rounding of zeros."""
 SUITING_LOSSES = (
     "bce is for labels 0 and 1 that do not exclude each other, mse, l1, smooth_l1 and huber for "
     "numbers, poisson for counts, cross_entropy for whole numbers that name a class"
@@ -91,11 +96,36 @@ def counted(labels: LabelArray) -> npt.NDArray[np.bool_]:
 
 
 def spreads(labels: LabelArray) -> npt.NDArray[np.float64]:
-    """Returns the standard deviation of every column of labels, [D]; 1 if it is 0."""
+    """Returns the unit of every column of labels, [D]: its standard deviation.
+
+    A column that hardly varies has no use for it: the unit is at least `LEAST_SPREAD` of the size
+    of its numbers. A column of zeros alone, or without any label, has that of `whole_spread`.
+    """
+    deviations, sizes = _deviations_and_sizes(labels)
+    has_size = sizes > ROUNDING_SHARE * deviations.max()
+    found: npt.NDArray[np.float64] = np.maximum(deviations, LEAST_SPREAD * sizes)
+    return np.where(has_size, found, whole_spread(labels))
+
+
+def whole_spread(labels: LabelArray) -> float:
+    """Returns the standard deviation of all columns that vary together, like the RMSE.
+
+    If none does, it is `LEAST_SPREAD` of the size of their numbers; 1 for zeros.
+    """
+    deviations, sizes = _deviations_and_sizes(labels)
+    varying = deviations[deviations > LEAST_SPREAD * sizes]
+    if varying.size:
+        return float(np.sqrt((varying**2).mean()))
+    return LEAST_SPREAD * float(np.sqrt((sizes**2).mean())) or 1.0
+
+
+def _deviations_and_sizes(
+    labels: LabelArray,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Returns the standard deviation and the root mean square of every column, [D] each."""
     columns = labels.reshape(-1, 1 if labels.ndim == 1 else labels.shape[-1]).astype(np.float64)
     told = np.where(np.isnan(columns).all(axis=0), 0.0, columns)
-    found = np.nanstd(told, axis=0)
-    return np.where(found > 0, found, 1.0)
+    return np.nanstd(told, axis=0), np.sqrt(np.nanmean(told**2, axis=0))
 
 
 def first_row(wrong: npt.NDArray[np.bool_]) -> int | None:

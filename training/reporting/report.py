@@ -6,7 +6,7 @@ from rich.table import Table
 
 from flambeau.protocol.strict import StrictModel
 from model_store.artifact_kinds import ArtifactKind
-from model_store.gates import GateValues, shares_text
+from model_store.gate_figures import GateValues, shares_text
 from model_store.manifest import MadeWith, Precision, speed_key
 from model_store.metric import MeasuredMetric, figure_texts, metric_text
 from model_store.tolerance import Tolerance

@@ -18,7 +18,7 @@ from flambeau.protocol.tensors import Array
 from model_store.arrays.measures import beyond_rounding
 from model_store.metric import MeasuredMetric, figure_texts, how_much_worse, is_share
 from model_store.tolerance import Tolerance
-from training.loading.label_arrays import LabelArray, spreads
+from training.loading.label_arrays import LabelArray, spreads, whole_spread
 from training.metrics.task_metric import TaskMetric
 from training.recipe.kinds.export_kinds import Export
 from training.recipe.parts.export_entries import Fp32Tolerance
@@ -129,7 +129,7 @@ def too_much_worse(
             f"than {limit:.4f}"
         )
     limit = entry.tolerance.max_error_rise
-    least = LEAST_ERROR_SHARE * _whole_spread(labels)
+    least = LEAST_ERROR_SHARE * whole_spread(labels)
     if how_much_worse("lower", max(before.value, least), after.value) <= limit + ROUNDING:
         return None
     return (
@@ -151,15 +151,10 @@ def no_difference(name: str, task: Task, labels: LabelArray, value: float) -> fl
         return 0.0  # rows are counted
     kind = name.rpartition("/")[2]
     if kind in ("rmse", "mae"):
-        return NO_DIFFERENCE_SHARE * _whole_spread(labels)
+        return NO_DIFFERENCE_SHARE * whole_spread(labels)
     if kind == "r2" or task in ("classes", "multi_label"):
         return NO_DIFFERENCE_SHARE
     return NO_DIFFERENCE_SHARE * abs(value)
-
-
-def _whole_spread(labels: LabelArray) -> float:
-    """Returns the spread of all columns together, like the RMSE."""
-    return float(np.sqrt((spreads(labels) ** 2).mean()))
 
 
 def _units(
@@ -168,7 +163,7 @@ def _units(
     """Returns the unit of each column's differences.
 
     It is the spread of the labels, or the checkpoint's own error if that is larger: the accuracy
-    of a column with nearly constant labels is that error, and rounding would look large in it.
+    of a column with nearly constant labels is that error.
     """
     found = spreads(labels)
     if metric.log_rates or answers is None:

@@ -18,20 +18,17 @@ import numpy as np
 
 from flambeau.protocol.tensors import Array
 from model_store.arrays.measures import Numbers, edit_distance, equal_share, max_abs_difference
-from model_store.gates import Gate, GateFigure, OwnGate
+from model_store.gate_figures import GateFigure
+from model_store.gates import Gate, OwnGate
 from model_store.tolerance import Tolerance
 from training.errors import TargetError
+from training.loading.label_arrays import LEAST_SPREAD
 from training.recipe.parts.export_entries import ExportTolerance
 from training.recipe.targets import call_named, load_target
 
 RELATIVE_SHARE = 0.1
 """Share of a number itself, for each share of the spread (`max_spread_share`): numbers far from 0
 are rounded by a share of themselves."""
-LEAST_SPREAD = 1e-3
-"""Share of the typical size of an output: one that varies by less hardly varies, and its spread is
-no measure of it."""
-UNVARIED_SHARE = 0.01
-"""Share of the typical size that replaces the spread of an output that hardly varies."""
 UNIT_ERROR = 1e-3
 """Largest error of a length, or a sum, that still counts as 1."""
 HEADROOM = 2.0
@@ -70,7 +67,7 @@ def _default(right: Array, limits: ExportTolerance, has_classes: bool) -> Gate:
 
 
 def spread_of(numbers: Array) -> float:
-    """Returns the standard deviation of an output, or a share of its size if it hardly varies.
+    """Returns the standard deviation of an output, at least `LEAST_SPREAD` of its size.
 
     Args:
         numbers: all elements; those that are not finite do not count.
@@ -82,7 +79,7 @@ def spread_of(numbers: Array) -> float:
     scaled = finite / largest  # no square overflows
     size = float(np.sqrt((scaled**2).mean()))
     spread = float(scaled.std())
-    return largest * (spread if spread > LEAST_SPREAD * size else UNVARIED_SHARE * size)
+    return largest * max(spread, LEAST_SPREAD * size)
 
 
 def _are_probabilities(numbers: Numbers) -> bool:

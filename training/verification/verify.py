@@ -34,7 +34,8 @@ from model_store.arrays.golden_replay import (
 )
 from model_store.arrays.padded_rows import PaddedRows, padded_rows
 from model_store.arrays.parity import Comparison, Parity, compare_rows, first_failure, worst
-from model_store.gates import Gate, GateFigure, OwnGate, gate_values
+from model_store.gate_figures import GateFigure, gate_values
+from model_store.gates import Gate, OwnGate
 from model_store.golden import GoldenRows
 from model_store.host.memory_limit import GIB
 from model_store.host.peak_memory import PeakMemory

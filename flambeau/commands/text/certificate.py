@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flambeau.commands.text.tables import UNKNOWN, columns, latency_text, metric_text, share_text
+from flambeau.commands.text.gates import gate_lines, limits_cells
+from flambeau.commands.text.tables import UNKNOWN, columns, latency_text, metric_text
 
 if TYPE_CHECKING:
     from model_store.certificates.certificate import ArtifactResult, Certificate
@@ -29,6 +30,7 @@ def certificate_lines(certificate: "Certificate") -> list[str]:
         f"environment {environment.digest()}, {_moment(certificate)}",
         "",
         *columns(rows),
+        *gate_lines([(a.artifact, a.tolerance, a.worst_gates()) for a in certificate.artifacts]),
     ]
 
 
@@ -49,9 +51,7 @@ def _cells(result: "ArtifactResult", metrics: Sequence[str]) -> list[str]:
     return [
         result.artifact,
         UNKNOWN if difference is None else f"{difference:.2g}",
-        f"{result.tolerance.max_abs_difference:.2g}",
-        share_text(agreement if result.tolerance.min_agreement else None),
-        share_text(result.tolerance.min_agreement or None),
+        *limits_cells(result.tolerance, agreement),
         *(metric_text(name, result.metrics.get(name)) for name in metrics),
         *(latency_text(result.latency_ms.get(rows)) for rows in LATENCY_COLUMNS),
         f"{'not run here' if result.outcome == 'not run' else result.outcome}{reason}{departs}",

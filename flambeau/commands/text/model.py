@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from flambeau.commands.text.gates import gate_lines, limits_cells
 from flambeau.commands.text.tables import (
     UNKNOWN,
     columns,
     latency_text,
     metric_text,
-    share_text,
     size_text,
 )
 
@@ -161,15 +161,15 @@ def _artifact_lines(artifacts: Sequence["Artifact"]) -> list[str]:
                 *(artifact.name, artifact.kind, artifact.precision),
                 size_text(artifact.file.size_bytes),
                 f"{proof.max_abs_difference:.2g}",
-                f"{proof.tolerance.max_abs_difference:.2g}",
-                share_text(proof.agreement if proof.tolerance.min_agreement else None),
-                share_text(proof.tolerance.min_agreement or None),
+                *limits_cells(proof.tolerance, proof.agreement),
                 *(metric_text(name, proof.metrics.get(name)) for name in metrics),
                 *(latency_text(artifact.latency_ms.get(size)) for size in batches),
                 UNKNOWN if memory is None else size_text(memory),
             ]
         )
-    return columns(rows, indent="  ")
+    proofs = [(one.name, one.verification) for one in artifacts]
+    gates = [(name, proof.tolerance, proof.gates) for name, proof in proofs]
+    return [*columns(rows, indent="  "), *gate_lines(gates, indent="  ")]
 
 
 def _lineage_lines(manifest: "Manifest") -> list[str]:

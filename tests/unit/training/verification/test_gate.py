@@ -3,7 +3,10 @@
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model_store.metric import (
     MeasuredMetric,
@@ -14,7 +17,7 @@ from model_store.metric import (
     metric_texts,
 )
 from model_store.tolerance import Tolerance
-from training.loading.label_arrays import spreads
+from training.loading.label_arrays import spreads, whole_spread
 from training.metrics.task_metric import TaskMetric
 from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export
 from training.recipe.parts.export_entries import Fp32Tolerance
@@ -35,7 +38,8 @@ def metric(name: str, value: float) -> MeasuredMetric:
 
 def test_the_limit_of_outputs_follows_the_spread_of_the_labels() -> None:
     assert spreads(LABELS).tolist() == [1, 200]
-    assert spreads(np.ones(3, np.float32)).tolist() == [1]
+    assert spreads(np.ones(3, np.float32)).tolist() == [0.01]
+    assert spreads(np.zeros(3, np.float32)).tolist() == [1]
     found = tolerance_of(OnnxInt8Export(), NUMBERS, LABELS)
     limits = {"max_abs_difference": 50, "min_agreement": 0, "max_probability_shift": 1}
     assert found == Tolerance.model_validate(limits)
@@ -109,9 +113,61 @@ def test_a_column_of_fp16_may_lie_a_rounding_step_off() -> None:
 def test_one_column_that_hardly_varies_has_a_limit_that_can_be_kept() -> None:
     labels = NEARLY_CONSTANT[:, 1]
     answers = labels + np.array([0.01, -0.01], np.float32)
-    assert tolerance_of(OnnxExport(), NUMBERS, labels).max_abs_difference < 1e-9
+    assert tolerance_of(OnnxExport(), NUMBERS, labels).max_abs_difference == pytest.approx(
+        5e-6, rel=1e-3
+    )
     found = tolerance_of(OnnxExport(), NUMBERS, labels, answers).max_abs_difference
     assert found == pytest.approx(1e-5, rel=1e-3)
+
+
+def columns_of(numbers: list[float]) -> npt.NDArray[np.float32]:
+    """Returns two columns: one that varies by 1, and the numbers."""
+    return np.stack([np.arange(len(numbers)) % 3 - 1.0, numbers], axis=1).astype(np.float32)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [5.0] * 6,
+        [0.0] * 6,
+        [1e6] * 6,
+        [5.0, 5.0, 5.0, 5.0, 5.0, 5.0 + 1e-6],
+        [1e-9, -1e-9, 0.0, 1e-9, 0.0, 0.0],
+        [-3e4, -3e4, -3e4, -3e4, -3e4, -3e4 + 0.01],
+        [NAN] * 6,
+    ],
+)
+def test_rounding_in_a_column_that_hardly_varies_is_no_reason_to_refuse(
+    numbers: list[float],
+) -> None:
+    labels = columns_of(numbers)[:, np.newaxis]  # [rows, T, D], where NaN says that none is there
+    answers = np.nan_to_num(labels, nan=0.25)
+    rounded = (answers * np.float32(1 + 1e-6) + np.float32(1e-7)).astype(np.float32)
+    assert too_far_off(OnnxExport(), NUMBERS, labels, answers, rounded) is None
+    wrong = answers.copy()
+    wrong[..., 1] += 0.5 * max(1.0, float(np.abs(answers[..., 1]).max()))
+    reason = too_far_off(OnnxExport(), NUMBERS, labels, answers, wrong)
+    assert reason is not None
+    assert "column 1" in reason
+
+
+@given(size=st.floats(1e-3, 1e6), share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+def test_no_column_is_refused_for_rounding(size: float, share: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    labels = columns_of(list(size * (1 + share * random.normal(size=20))))
+    noise = 1 + 4e-6 * random.uniform(-1, 1, labels.shape)
+    rounded = (labels * noise).astype(np.float32)
+    assert too_far_off(OnnxExport(), NUMBERS, labels, labels, rounded) is None
+
+
+def test_a_constant_column_does_not_make_the_error_of_the_others_small() -> None:
+    labels = np.array([[1e-4, 7.0], [-1e-4, 7.0]], np.float32)
+    assert whole_spread(labels) == pytest.approx(1e-4)
+    pair = metric("rmse", 1e-6), metric("rmse", 1e-3)
+    assert too_much_worse(*pair, OnnxExport(), labels) is not None
 
 
 def test_an_error_of_0_may_become_rounding_although_a_column_hardly_varies() -> None:
