@@ -1,11 +1,14 @@
 """`flambeau.load`: a version of a store as a function, for tests and batch work."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from flambeau.local.server import DEFAULT_STORE, Server, start
+from flambeau.model import Inputs, Value, as_arrays, single_or_all
 from flambeau.wire import Array
 
 ONE_VERSION = "services.standalone.one_version"
@@ -42,23 +45,34 @@ class LoadedModel:
     def __repr__(self) -> str:
         return f"<flambeau model {self.name} {self.version} ({self.artifact})>"
 
-    def __call__(self, /, **inputs: Array) -> Any:
-        """Returns the only output as an array, or a dict of arrays by name.
+    def __call__(self, inputs: Inputs | None = None, /, **named: Value) -> Any:
+        """Returns the only output as an array, or a dict of arrays by name; see `infer`."""
+        return single_or_all(self.infer(named if inputs is None else inputs))
+
+    def infer(self, inputs: Inputs, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
+        """Runs any number of rows, in batches of the version's size.
 
         Args:
-            inputs: arrays by input name, [rows, ...].
+            inputs: values by input name, [rows, ...], or the value of the only input.
+            outputs: names of the wanted outputs; none for all.
+
+        Returns:
+            Arrays by output name, [rows, ...].
 
         Raises:
             InvalidRequestError: the inputs do not fit the signature.
             ClientError: the model failed.
         """
-        return self._model(**inputs)
-
-    def infer(
-        self, inputs: Mapping[str, Array], *, outputs: Sequence[str] = ()
-    ) -> dict[str, Array]:
-        """Returns arrays by output name; raises as a call does."""
-        return self._model.infer(inputs, outputs=outputs)
+        arrays = as_arrays(self.signature, inputs)
+        rows = min((len(array) for array in arrays.values() if array.ndim), default=1)
+        size = self.signature.max_batch_size
+        if rows <= size:
+            return self._model.infer(arrays, outputs=outputs)
+        parts = [
+            self._model.infer({n: a[at : at + size] for n, a in arrays.items()}, outputs=outputs)
+            for at in range(0, rows, size)
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def close(self) -> None:
         """Ends the process."""
