@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from flambeau.calling.input_values import Inputs, Value, as_arrays
 from flambeau.local.server import DEFAULT_STORE, Server, start
-from flambeau.model import Inputs, Value, as_arrays, single_or_all
-from flambeau.wire import Array
+from flambeau.wire import Array, single_or_all
 
 ONE_VERSION = "services.standalone.one_version"
 LARGEST_MESSAGE_BYTES = 2**30

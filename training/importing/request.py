@@ -10,21 +10,28 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import AfterValidator, Field, JsonValue, ValidationError
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import StrictModel, explain
 from flambeau.protocol.tensors import Array, decode_bytes_elements, element_count
 from model_store.artifact_kinds import ArtifactKind
 from model_store.document import LARGE, parse_document
-from model_store.errors import DocumentError
-from model_store.manifest import Metadata, Precision
+from model_store.errors import BadNameError, DocumentError
+from model_store.manifest import Metadata, Precision, check_name
 from model_store.pointers import PRODUCTION
 from model_store.semver.semver import Bump
 from training.errors import DataError, RecipeError
 from training.recipe.recipe import ExportLimits
 
 REQUEST, EXAMPLES = "request.json", "examples.safetensors"
+
+
+def _checked_name(name: str) -> str:
+    try:
+        return check_name(name)
+    except BadNameError as error:
+        raise ValueError(str(error)) from error
 
 
 class CapturedFile(StrictModel):
@@ -49,7 +56,7 @@ class PythonFiles(StrictModel):
 class ImportRequest(StrictModel):
     """One model to import, and what is asked of it."""
 
-    model: str
+    model: Annotated[str, AfterValidator(_checked_name)]
     """Name of the model in the store."""
     store: str
     """URL of the store."""

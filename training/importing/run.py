@@ -19,6 +19,7 @@ from training.importing.import_model import Imported, import_model
 from training.importing.original import Original
 from training.importing.request import ExampleRows, ImportRequest, read_request
 from training.process.isolated_run import process_context
+from training.process.root_cause import root_cause
 
 FILES = "files"
 """Folder of the side files of a Python model."""
@@ -43,6 +44,9 @@ def main(folder: Path, descriptor: int) -> int:
     except (TrainingError, StoreError, SignatureError, OSError) as error:
         _tell({"error": f"nothing was published: {error}"})
         return 1
+    except Exception as error:  # a bug: its traceback goes to the caller's standard error
+        _tell({"error": f"nothing was published: {root_cause(error)}"})
+        raise
     _tell({"published": _result(imported, request)})
     return 0
 

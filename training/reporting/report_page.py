@@ -42,6 +42,9 @@ def report_page(report: Report) -> str:
     )
 
 
+CHECKPOINT = "checkpoint"
+
+
 def _latency_plot(report: Report) -> Plot:
     """Plots milliseconds per run by batch size; both axes are logarithmic."""
     marks = [
@@ -61,7 +64,7 @@ def _metric_plot(report: Report) -> Plot | None:
         return None
     measured = [one for one in _measured(report) if one.metric is not None]
     marks = [Mark(one.name, (one.point(),), one.published) for one in measured]
-    published = [one.point() for one in measured[1:] if one.published]
+    published = [one.point() for one in measured if one.published and one.name != CHECKPOINT]
     sign = -1 if metric.better == "lower" else 1
     front = [(ms, sign * y) for ms, y in pareto_front([(ms, sign * y) for ms, y in published])]
     unit = " in percent" if is_share(metric.name) else f" ({metric.better} is better)"
@@ -99,11 +102,12 @@ class _Measured:
 
 
 def _measured(report: Report) -> list[_Measured]:
-    """Lists the measured models, the checkpoint first."""
+    """Lists the measured models, the checkpoint first; an imported one was not timed."""
     checkpoint, published = report.checkpoint, report.published()
     artifacts = [
         _Measured(report.label(one), one.latency_ms, one.metric, one in published)
         for one in report.artifacts
         if one.latency_ms
     ]
-    return [_Measured("checkpoint", checkpoint.latency_ms, checkpoint.metric, True), *artifacts]
+    first = _Measured(CHECKPOINT, checkpoint.latency_ms, checkpoint.metric, True)
+    return [first, *artifacts] if first.latency_ms else artifacts
