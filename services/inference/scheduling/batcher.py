@@ -134,7 +134,7 @@ class Batcher:
         entries = group.entries
         for i in range(bisect_left(entries, entry.order, key=_ORDER), len(entries)):
             if entries[i] is entry:
-                self._took(group, i, i + 1)
+                self._took(group, i, i + 1, entry.request.rows)
                 return True
             if entries[i].order != entry.order:
                 break
@@ -227,7 +227,7 @@ class Batcher:
             if not count:
                 continue  # its most urgent entries were dead or infeasible, and were removed
             entries = group.entries[:count]
-            self._took(group, 0, count)
+            self._took(group, 0, count, rows)
             self._last_s = group.curve.best_s
             return Batch(
                 entries,
@@ -273,7 +273,7 @@ class Batcher:
             ):
                 if not entry.dead:
                     self._hopeless.append(entry)
-                self._took(group, count, count + 1)
+                self._took(group, count, count + 1, request.rows)
                 return 0, 0
             if count and total > most:
                 break
@@ -293,9 +293,8 @@ class Batcher:
             return bucket
         return max(entry.request.length or 0 for entry in entries)
 
-    def _took(self, group: _Group, start: int, stop: int) -> None:
-        """Removes entries from a group, and the group if it is empty then."""
-        rows = sum([entry.request.rows for entry in group.entries[start:stop]])
+    def _took(self, group: _Group, start: int, stop: int, rows: int) -> None:
+        """Removes entries of `rows` rows from a group, and the group if it is empty then."""
         del group.entries[start:stop]
         group.rows -= rows
         self.rows -= rows
@@ -327,7 +326,7 @@ class Batcher:
         found: list[Entry] = []
         for group in [one for one in self._groups.values() if one.slot == slot]:
             found += group.entries
-            self._took(group, 0, len(group.entries))
+            self._took(group, 0, len(group.entries), group.rows)
         return found
 
     def _group_ready_at(self, group: _Group, now: float) -> float:

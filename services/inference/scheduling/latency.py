@@ -179,8 +179,8 @@ class LatencyCurve:
     def _correct(self, rows: int, ratio: float) -> None:
         """Scales all sizes by the ratio of a run's measured to its expected time."""
         bounded = min(max(ratio, 1 / MAX_OBSERVATION_RATIO), MAX_OBSERVATION_RATIO)
-        shares = dict(self._neighbours(rows))
-        for index, share in shares.items():
+        neighbours = self._neighbours(rows)
+        for index, share in neighbours:
             if self._doubts[index] and share >= 0.5:
                 # A decayed estimate is a guess: correcting it slowly would make many runs late.
                 self._doubts[index] = 0
@@ -189,9 +189,10 @@ class LatencyCurve:
         # Powers of one factor: with sums, noise that cancels out for the size that runs would
         # shift the others a little each time, and there are thousands of runs a second.
         factor = 1 + LEARNING_RATE * (bounded - 1)
-        for index in range(len(self._seconds)):
-            share = CROSS_SIZE_WEIGHT + (1 - CROSS_SIZE_WEIGHT) * shares.get(index, 0.0)
-            self._seconds[index] *= factor**share
+        for_all = factor**CROSS_SIZE_WEIGHT
+        self._seconds = [seconds * for_all for seconds in self._seconds]
+        for index, share in neighbours:
+            self._seconds[index] *= factor ** ((1 - CROSS_SIZE_WEIGHT) * share)
         self._spread += LEARNING_RATE * (abs(bounded - 1) - self._spread)
 
     def _neighbours(self, rows: int) -> tuple[tuple[int, float], ...]:
