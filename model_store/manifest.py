@@ -259,6 +259,8 @@ class Lineage(StrictModel):
     checkpoints give equal answers, unless code that the recipe references has changed."""
     parent: Parent | None = Field(default=None, exclude_if=lambda parent: parent is None)
     """The version whose weights training started from; None if it started from scratch."""
+    weights: DataFile | None = Field(default=None, exclude_if=lambda weights: weights is None)
+    """File of the weights, if they were not trained by the run that published them."""
 
 
 class Draft(StrictModel):

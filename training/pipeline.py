@@ -1,4 +1,7 @@
-"""One run from a recipe to a published version: train, export, verify, report, publish, promote."""
+"""One run from a recipe to a published version: train, export, verify, report, publish, promote.
+
+A recipe with `train: none` has its given weights in place of the first.
+"""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +15,7 @@ from training.distributed.ranks import ALONE, Ranks
 from training.exporters.export import export_all
 from training.loading.splits import Splits
 from training.loop.evaluation import evaluate
+from training.loop.given_weights import take_given_weights
 from training.loop.loop import Trained, train
 from training.loop.loop import assist as assist_training
 from training.metrics.guess import Guess, best_guess
@@ -49,7 +53,7 @@ def run(
     reach: DataReach | None = None,
     ranks: Ranks = ALONE,
 ) -> Manifest:
-    """Trains the recipe and publishes the verified artifacts.
+    """Trains the recipe, or takes its weights, and publishes the verified artifacts.
 
     Args:
         recipe: the run.
@@ -70,7 +74,7 @@ def run(
         StoreError: the store cannot be opened or written; nothing is published.
     """
     console = console or Console()
-    check_named_files(recipe.data, reach)
+    check_named_files(recipe, reach)
     check_packages(recipe)
     store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
     prepared = prepare(recipe, store, reach, ranks)
@@ -79,7 +83,10 @@ def run(
     with folder.locked():
         if watcher:
             watcher.begin(folder.path)
-        trained = train(recipe, splits, folder, console, resume, watcher, prepared.first, ranks)
+        if prepared.given is not None:
+            trained = take_given_weights(recipe, splits, folder, console, prepared.given)
+        else:
+            trained = train(recipe, splits, folder, console, resume, watcher, prepared.first, ranks)
         check_bump(recipe, raw, trained, store, step)  # exporting may take longer than training
         files = folder.empty_version()
         golden, report = _prove(recipe, trained, splits, files, console)
@@ -90,7 +97,7 @@ def run(
             update={"comparison": found, "curves": curves, "examination": examination}
         )
         print_table(report, console)
-        warning = _warn(report.guess, console)
+        warning = _warn(recipe, report.guess, console)
         manifest = publish(recipe, raw, trained, golden, report, files, store, sign, step)
         promotion = promote(recipe, manifest, store, found)
         if watcher:
@@ -107,14 +114,17 @@ def _examination(recipe: Recipe, golden: Reference, raw: Splits) -> Examination 
     return examine(golden.metric, outputs, golden.test.labels, names, raw.test.inputs)
 
 
-def _warn(guess: Guess | None, console: Console) -> str:
+def _warn(recipe: Recipe, guess: Guess | None, console: Console) -> str:
     """Warns if a guess is as good as the model; returns the text for the last event."""
     warning = None if guess is None else guess.warning()
     if guess is None or warning is None:
         return ""
+    advice = "train longer, or another network"
+    if recipe.weights is not None:
+        advice = "check that weights, preprocess and the order of classes belong together"
     say(
         console,
-        f"warning: {warning}; train longer, or another network; publish: {{if: {guess.condition}}} "
+        f"warning: {warning}; {advice}; publish: {{if: {guess.condition}}} "
         "keeps such a version from going live",
     )
     return f"; warning: {warning}"

@@ -7,6 +7,7 @@ from training.datasets import load_splits, with_class_names
 from training.distributed.ranks import ALONE, Ranks
 from training.errors import RecipeError
 from training.loading.splits import Splits
+from training.loop.given_weights import GivenWeights, read_given_weights
 from training.loop.transfer import FirstWeights, with_parent
 from training.network.preprocessing import with_statistics
 from training.network.python_step import Step, open_recipe_step
@@ -26,6 +27,8 @@ class Prepared:
     """After the Python step, if there is one."""
     step: Step | None
     first: FirstWeights | None
+    given: GivenWeights | None
+    """Weights that are published without training."""
 
 
 def prepare(
@@ -46,6 +49,9 @@ def prepare(
         TrainingError: the data, the step or the version cannot be loaded.
         StoreError: the store cannot be read.
     """
+    if recipe.weights is not None and ranks.world > 1:
+        raise RecipeError(f"train is none, and torchrun started {ranks.world} processes; start one")
+    given = read_given_weights(recipe, reach)
     first = None
     if store is not None:
         recipe, first = with_parent(recipe, store)
@@ -57,4 +63,4 @@ def prepare(
         raise RecipeError(str(error)) from None
     step = open_recipe_step(recipe)
     splits = raw if step is None else step.prepared(raw)
-    return Prepared(with_statistics(recipe, splits), raw, splits, step, first)
+    return Prepared(with_statistics(recipe, splits), raw, splits, step, first, given)

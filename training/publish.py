@@ -23,7 +23,6 @@ from model_store.manifest import (
     Golden,
     Lineage,
     Manifest,
-    Parent,
     PythonStep,
     Verification,
 )
@@ -141,7 +140,7 @@ def publish(
         artifacts=artifacts,
         golden=Golden(file=file_entry(folder, GOLDEN), rows=golden.rows),
         python_step=None if step is None else _python_step(step, expected.signature),
-        lineage=_lineage(recipe, folder / RECIPE, splits, report, trained.parent),
+        lineage=_lineage(recipe, folder / RECIPE, splits, report, trained),
         slo=recipe.publish.slo,
         files=tuple(file_entry(folder, name) for name in files),
     )
@@ -236,7 +235,7 @@ def write_triton_config(folder: Path, text: str) -> list[str]:
 
 
 def _lineage(
-    recipe: Recipe, recipe_path: Path, splits: Splits, report: Report, parent: Parent | None
+    recipe: Recipe, recipe_path: Path, splits: Splits, report: Report, trained: Trained
 ) -> Lineage:
     return Lineage(
         recipe_sha256=hashlib.sha256(recipe_path.read_bytes()).hexdigest(),
@@ -246,7 +245,8 @@ def _lineage(
         library_versions={"python": platform.python_version(), **library_versions(LIBRARIES)},
         metrics=report.metrics,
         network_sha256=recipe.network_digest(),
-        parent=parent,
+        parent=trained.parent,
+        weights=trained.given,
     )
 
 

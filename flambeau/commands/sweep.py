@@ -180,6 +180,6 @@ def _load(
     if metric.startswith("val/") and told:
         raise RecipeError(told)
     check_parameters(loaded, parameters, imports=False)
-    check_named_files(loaded.data)
+    check_named_files(loaded)
     check_packages(loaded, OPTUNA)
     return loaded, parameters

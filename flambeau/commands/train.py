@@ -70,6 +70,8 @@ def train(
     codes |= {RecipeError: 2, DataError: 2, StoppedError: STOPPED}
     with failing_with(codes), needing("train"):
         loaded = _load(recipe, set_ or [], store)
+        if resume and loaded.weights is not None:
+            raise RecipeError("train is none, so there is no training to resume; drop --resume")
         key = KeyFolder(keys).signing_key(sign_with)
         with interrupts_resumable("" if resume else " with --resume"):
             _run(loaded, store, Path(runs_dir), resume, key)
@@ -113,7 +115,7 @@ def _load(source: str, overrides: list[str], store: str) -> "Recipe":
 
     loaded = load_recipe(source, overrides)
     check_target_names(loaded)
-    check_named_files(loaded.data)
+    check_named_files(loaded)
     if loaded.model.from_ is not None:
         stored_version(ModelStore(store), loaded.model.from_)
     check_packages(loaded)

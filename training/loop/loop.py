@@ -21,7 +21,7 @@ from safetensors.torch import load_model
 from torch import nn
 
 from flambeau.protocol.signature import Signature
-from model_store.manifest import Parent
+from model_store.manifest import DataFile, Parent
 from training.distributed.batch_norms import batch_norms_shared
 from training.distributed.ranks import ALONE, Ranks
 from training.distributed.replica import Replica
@@ -82,6 +82,8 @@ class Trained:
     """The state at the end of the run."""
     parent: Parent | None = None
     """The version that the training started from."""
+    given: DataFile | None = None
+    """The file of the weights, if they were not trained by this run."""
 
 
 @dataclass(frozen=True, slots=True)

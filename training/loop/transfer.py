@@ -77,37 +77,57 @@ class FirstWeights:
         Raises:
             RecipeError: no weight matches.
         """
-        own = network_of(model).state_dict()
-        behind_steps = {
-            name.removeprefix(NETWORK): tensor
-            for name, tensor in self.tensors.items()
-            if name.startswith(NETWORK)
-        }
-        most = max(self.tensors, behind_steps, key=lambda names: len(own.keys() & names.keys()))
-        given = dict(sorted(most.items()))
-        skipped = {
-            name: f"{_kind(tensor)} there, {_kind(own[name])} here"
-            for name, tensor in given.items()
-            if name in own and _kind(tensor) != _kind(own[name])
-        }
-        taken = [name for name in given if name in own and name not in skipped]
-        if not taken:
+        report = copy_matching(self.tensors, model)
+        if not report.taken:
+            own = network_of(model).state_dict()
             raise RecipeError(
                 f"model.from {self.parent.words}: none of its weights fits the network; it has "
-                f"{_some(given)}, and the network {_some(own)}"
+                f"{_some(self.tensors)}, and the network {_some(own)}"
             )
-        with torch.no_grad():
-            for name in taken:
-                own[name].copy_(given[name])
-        # A weight that layers share has one name in a file, and one for each layer in a network.
-        places = {(own[name].data_ptr(), own[name].shape) for name in taken}
-        here = {(n, (t.data_ptr(), t.shape)) for n, t in own.items() if n not in given}
-        return TransferReport(
-            taken=tuple(taken),
-            skipped=skipped,
-            missing=tuple(sorted(name for name, place in here if place not in places)),
-            unexpected=tuple(name for name in given if name not in own),
-        )
+        return report
+
+
+def copy_matching(tensors: dict[str, Tensor], model: nn.Module) -> TransferReport:
+    """Copies all weights that have the same name, shape and kind of number into a network.
+
+    Args:
+        tensors: weights by their names in a file.
+        model: network, with or without its `preprocess`.
+    """
+    own = network_of(model).state_dict()
+    given = named_as_in(own, tensors)
+    skipped = {
+        name: f"{_kind(tensor)} there, {_kind(own[name])} here"
+        for name, tensor in given.items()
+        if name in own and _kind(tensor) != _kind(own[name])
+    }
+    taken = [name for name in given if name in own and name not in skipped]
+    with torch.no_grad():
+        for name in taken:
+            own[name].copy_(given[name])
+    # A weight that layers share has one name in a file, and one for each layer in a network.
+    places = {(own[name].data_ptr(), own[name].shape) for name in taken}
+    here = {(n, (t.data_ptr(), t.shape)) for n, t in own.items() if n not in given}
+    return TransferReport(
+        taken=tuple(taken),
+        skipped=skipped,
+        missing=tuple(sorted(name for name, place in here if place not in places)),
+        unexpected=tuple(name for name in given if name not in own),
+    )
+
+
+def named_as_in(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns a file's tensors by their names in a network, in the order of names.
+
+    They differ if the file is of a network with `preprocess` in front of it.
+    """
+    behind_steps = {
+        name.removeprefix(NETWORK): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(NETWORK)
+    }
+    most = max(tensors, behind_steps, key=lambda names: len(own.keys() & names.keys()))
+    return dict(sorted(most.items()))
 
 
 def with_parent(recipe: Recipe, store: ModelStore) -> tuple[Recipe, FirstWeights | None]:

@@ -1,12 +1,75 @@
 """Rules between recipe keys of different parts. Pure."""
 
+from collections.abc import Sequence
+
 from training.recipe.parts.compression import PrunePart
 from training.recipe.parts.data_parts import DataPart
 from training.recipe.parts.debug_parts import DebugPart
+from training.recipe.parts.loading_parts import LoadingFields
 from training.recipe.parts.model_parts import ModelPart
 from training.recipe.parts.optimizer_parts import OptimPart
 from training.recipe.parts.parallel_part import check_shares
+from training.recipe.parts.recipe_part import RecipePart
 from training.recipe.parts.train_parts import TrainPart
+
+TRAINING_KEYS = ("optim", "schedule", "stop", "prune", "qat", "checkpoint", "debug", "profile")
+"""Keys of a recipe that only training reads."""
+
+
+def check_weights(
+    weights: str | None,
+    train: TrainPart,
+    model: ModelPart,
+    data: DataPart,
+    given: Sequence[str],
+) -> None:
+    """Rejects weights beside a training, and keys of training beside `train: none`.
+
+    Args:
+        weights: file of weights that are published as they are.
+        train: training of the recipe.
+        model: network of the recipe.
+        data: data of the recipe.
+        given: those of `TRAINING_KEYS` that differ from their default.
+
+    Raises:
+        ValueError: the recipe combines such keys.
+    """
+    if train.epochs:
+        if weights is not None:
+            raise ValueError(
+                f"weights {weights} are published as they are, and train.epochs is {train.epochs}; "
+                "add train: none, or drop weights: a training starts from a version, by model.from"
+            )
+        return
+    if weights is None:
+        raise ValueError(
+            "train is none, and the recipe has no weights to publish; add weights: FILE, or give "
+            "train.epochs"
+        )
+    untrained = TrainPart(epochs=0, threads=train.threads, deterministic=train.deterministic)
+    kept = {"target", "args", "outputs", "embeddings"}
+    unused = [
+        *given,
+        *(f"train.{key}" for key in _different(train, untrained)),
+        *(f"model.{key}" for key in _different(model, ModelPart(target="")) if key not in kept),
+        *(f"data.{key}" for key in _different(data, LoadingFields())),
+    ]
+    if unused:
+        raise ValueError(
+            f"train is none, and {', '.join(unused)} would change the training or the weights; "
+            f"drop {'it' if len(unused) == 1 else 'them'}, or train the network without weights"
+        )
+
+
+def _different(part: RecipePart, usual: RecipePart) -> list[str]:
+    """Returns the keys of `usual` whose values differ in a part."""
+    fields = type(usual).model_fields
+    return [
+        field.alias or key
+        for key, field in fields.items()
+        if getattr(part, key) != getattr(usual, key)
+    ]
 
 
 def check_parallel(

@@ -9,17 +9,22 @@ in two places.
 
 import hashlib
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
 from flambeau.protocol.signature import DynamicAxes, Labels, Padding
-from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.strict import Matching, nearest_name
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
 from model_store.semver.semver import Bump
 from model_store.slo import Slo
-from training.recipe.key_conflicts import check_compile, check_parallel
+from training.recipe.key_conflicts import (
+    TRAINING_KEYS,
+    check_compile,
+    check_parallel,
+    check_weights,
+)
 from training.recipe.kinds.export_kinds import Export
 from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export
 from training.recipe.parts.auto_export import AutoPart, ExportChoice
@@ -37,7 +42,15 @@ from training.recipe.parts.recipe_part import RecipePart
 from training.recipe.parts.schedule_parts import SchedulePart
 from training.recipe.parts.task import METRICS
 from training.recipe.parts.tracking_parts import TrackerName, TrackingPart
-from training.recipe.parts.train_parts import CheckpointPart, StopPart, TrainPart
+from training.recipe.parts.train_parts import CheckpointPart, StopPart, Train, TrainPart
+
+WeightsFile = Annotated[
+    str,
+    Matching(
+        r"^.{1,1000}\.(safetensors|pt|pth|bin)$",
+        "a .safetensors file, or a state_dict in a .pt, .pth or .bin file",
+    ),
+]
 
 
 class ExportLimits(RecipePart):
@@ -79,6 +92,10 @@ class Recipe(RecipePart):
     variance of a result."""
     model: ModelPart
     """Network to train. Change it for each project."""
+    weights: WeightsFile | None = None
+    """File with all weights of the network, published as they are: `.safetensors`, or a
+    `state_dict` in `.pt`, `.pth` or `.bin`; paths start at the working directory. null trains the
+    network. Give it, with `train: none`, for a network that was trained elsewhere."""
     data: DataPart
     """Training data. Change it for each project."""
     preprocess: Preprocess = ()
@@ -91,8 +108,9 @@ class Recipe(RecipePart):
     """Optimizer and its settings. Change it when training is unstable or slow."""
     schedule: SchedulePart = SchedulePart()
     """Learning rate schedule. Change it with the number of epochs."""
-    train: TrainPart = TrainPart()
-    """Duration, device and precision of training. Change it when the result still improves."""
+    train: Train = TrainPart()
+    """Duration, device and precision of training; `none` publishes `weights` without training.
+    Change it when the result still improves."""
     stop: StopPart = StopPart()
     """Selection of the best epoch, and early stopping. Change it when epochs are expensive."""
     prune: PrunePart | None = None
@@ -252,6 +270,13 @@ class Recipe(RecipePart):
         check_compile(self.train, self.optim, self.debug)
         return self
 
+    @model_validator(mode="after")
+    def _weights_or_training(self) -> "Recipe":
+        fields = type(self).model_fields
+        given = [key for key in TRAINING_KEYS if getattr(self, key) != fields[key].default]
+        check_weights(self.weights, self.train, self.model, self.data, given)
+        return self
+
     def listed_exports(self) -> tuple[Export, ...]:
         """Returns the entries of `export`; none if it is `auto`."""
         return () if isinstance(self.export, AutoPart) else self.export
@@ -293,6 +318,8 @@ class Recipe(RecipePart):
         document = {k: v for k, v in self.document().items() if k not in later}
         del document["data"]["workers"]  # a resumed run may use more or fewer
         del document["model"]["embeddings"]
+        if self.weights is None:  # equal digests for runs from before there was such a key
+            del document["weights"]
         for key in ParallelPart.model_fields:  # a resumed run may use other processes
             del document["train"][key]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -60,10 +60,12 @@ class DataFiles:
 
     Args:
         reach: files and sizes that may be read.
+        key: recipe key that names them, for messages.
     """
 
-    def __init__(self, reach: DataReach) -> None:
+    def __init__(self, reach: DataReach, key: str = "data") -> None:
         self.reach = reach
+        self._key = key
         self._noted: dict[str, DataFile] = {}
 
     @property
@@ -79,9 +81,9 @@ class DataFiles:
         """
         found = self.place(path)
         if not found.is_file():
-            raise DataError(f"data: {path} is not a file; {_what_it_is(found)}")
+            raise DataError(f"{self._key}: {path} is not a file; {_what_it_is(found)}")
         size = found.stat().st_size
-        self.reach.check_size(size, f"data: {path}")
+        self.reach.check_size(size, f"{self._key}: {path}")
         self._noted[path] = DataFile(path=path, sha256=file_sha256(found), size_bytes=size)
         return found
 
@@ -93,16 +95,16 @@ class DataFiles:
         """
         found = self.place(path)
         if not found.is_dir():
-            raise DataError(f"data: {path} is not a folder; {_what_it_is(found)}")
+            raise DataError(f"{self._key}: {path} is not a folder; {_what_it_is(found)}")
         names = self._files_in(found, path)
         digest, size = hashlib.sha256(), 0
         for name in names:
             file = found / name
             self._check_inside(file, f"{path}/{name}")
             if not file.is_file():
-                raise DataError(f"data: {path}/{name} is not a regular file; remove it")
+                raise DataError(f"{self._key}: {path}/{name} is not a regular file; remove it")
             size += file.stat().st_size
-            self.reach.check_size(size, f"data: {path}")
+            self.reach.check_size(size, f"{self._key}: {path}")
             digest.update(f"{file_sha256(file)}  {name}\n".encode("utf-8", "surrogateescape"))
         self._noted[path] = DataFile(
             path=path, sha256=digest.hexdigest(), size_bytes=size, files=len(names)
@@ -116,12 +118,12 @@ class DataFiles:
             for name in folders:
                 if (Path(parent) / name).is_symlink():
                     raise DataError(
-                        f"data: {path} has a link to a folder, {name}; links are not followed: put "
-                        "the folder itself there"
+                        f"{self._key}: {path} has a link to a folder, {name}; links are not "
+                        "followed: put the folder itself there"
                     )
             names += [str((Path(parent) / name).relative_to(folder)) for name in files]
             if len(names) > self.reach.max_files:
-                raise DataError(f"data: {path} has more than {self.reach.max_files:,} files")
+                raise DataError(f"{self._key}: {path} has more than {self.reach.max_files:,} files")
         return sorted(names)
 
     def is_folder(self, path: str) -> bool:
@@ -135,7 +137,9 @@ class DataFiles:
             DataError: it does not exist, or is outside the permitted folders.
         """
         if "\0" in path:
-            raise DataError(f"data: path {path!r} has a NUL in it; give a path of this machine")
+            raise DataError(
+                f"{self._key}: path {path!r} has a NUL in it; give a path of this machine"
+            )
         found = Path(path)
         self._check_inside(found, path)
         if not found.exists():
@@ -146,7 +150,8 @@ class DataFiles:
                 start = "the job's folder, and other data needs the path of a folder that the "
                 start += "training service may read (--data-folder)"
             raise DataError(
-                f"data: there is no {path}{nearest_name(found.name, known)}; paths start at {start}"
+                f"{self._key}: there is no {path}{nearest_name(found.name, known)}; paths start at "
+                f"{start}"
             )
         return found
 
@@ -156,7 +161,7 @@ class DataFiles:
         real = found.resolve()
         if not any(real.is_relative_to(folder.resolve()) for folder in self.reach.folders):
             raise DataError(
-                f"data: {path} is outside the folders that this run may read; put the data into "
+                f"{self._key}: {path} is outside the folders that this run may read; put it into "
                 "the code bundle, or have the operator add its folder (data_folders of the service)"
             )
 

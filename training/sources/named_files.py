@@ -1,6 +1,6 @@
 """Checks that the files and CSV columns of a recipe exist. No pyarrow.
 
-In: the `data` part of a recipe. Out: nothing, or an error with the nearest name.
+In: a recipe. Out: nothing, or an error with the nearest name.
 
 Rule: it reads the first line of a file at most, so that a misspelt name is reported before packages
 are requested and imported; other faults are reported when the file is read.
@@ -11,7 +11,8 @@ import io
 from pathlib import Path
 
 from training.errors import DataError
-from training.recipe.parts.data_parts import Arrays, Csv, DataPart, ImageFolder, Table
+from training.recipe.parts.data_parts import Arrays, Csv, ImageFolder, Table
+from training.recipe.recipe import Recipe
 from training.sources.data_files import DataFiles, DataReach
 from training.sources.paths import paths_by_split
 from training.sources.table import columns_read
@@ -20,20 +21,23 @@ MAX_HEADER_BYTES = 1024 * 1024
 """Limit of the first line; a longer one is left to the reader of the file."""
 
 
-def check_named_files(data: DataPart, reach: DataReach | None = None) -> None:
+def check_named_files(recipe: Recipe, reach: DataReach | None = None) -> None:
     """Checks that every file exists, and every column of CSV files.
 
     Args:
-        data: the recipe's part; files of a target of its own are not known.
+        recipe: the run; files of a target of its own are not known.
         reach: files that may be read; None for any file.
 
     Raises:
         DataError: a path or a column does not exist, or a path is not permitted.
     """
-    part = data.chosen
+    reach = reach or DataReach()
+    if recipe.weights is not None:
+        DataFiles(reach, "weights").place(recipe.weights)
+    part = recipe.data.chosen
     if not isinstance(part, Table | ImageFolder | Arrays):
         return
-    files = DataFiles(reach or DataReach())
+    files = DataFiles(reach)
     for path in paths_by_split(part.path).values():
         found = files.place(path)
         header = _header(found, part.delimiter) if isinstance(part, Csv) else None

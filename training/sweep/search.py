@@ -102,6 +102,10 @@ class SweepPlan:
         Raises:
             RecipeError: see `check_parameters`; or the metric is not one of validation rows.
         """
+        if self.base.weights is not None:
+            raise RecipeError(
+                "train is none, so a search has no training to vary; use flambeau train"
+            )
         if not self.metric.startswith("val/"):
             raise RecipeError(
                 f"--metric is '{self.metric}'; trials are compared on validation rows, as by "

@@ -173,7 +173,7 @@ def _artifact_lines(artifacts: Sequence["Artifact"]) -> list[str]:
 
 
 def _lineage_lines(manifest: "Manifest") -> list[str]:
-    lineage = manifest.lineage
+    lineage, weights = manifest.lineage, manifest.lineage.weights
     libraries = [f"{name} {version}" for name, version in sorted(lineage.library_versions.items())]
     metrics = [f"{name} {value:.4g}" for name, value in sorted(lineage.metrics.items())]
     return columns(
@@ -182,6 +182,7 @@ def _lineage_lines(manifest: "Manifest") -> list[str]:
             ["data", f"sha256 {lineage.data_sha256}"],
             ["git commit", lineage.git_commit or UNKNOWN],
             *([] if lineage.parent is None else [["began with", lineage.parent.words]]),
+            *([] if weights is None else [["weights", f"{weights.path}, sha256 {weights.sha256}"]]),
             ["libraries", ", ".join(libraries) or UNKNOWN],
             ["metrics", ", ".join(metrics) or UNKNOWN],
         ],

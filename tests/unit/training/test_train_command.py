@@ -75,6 +75,27 @@ def test_wrong_data_are_exit_code_2_as_a_wrong_recipe_is(
     assert result.stderr.count("\n") == 1
 
 
+def test_a_recipe_without_training_has_nothing_to_resume(tmp_path: Path) -> None:
+    (tmp_path / "net.pt").touch()
+    options = ("--set", f"weights={tmp_path / 'net.pt'}", "--set", "train=none")
+    keys = ("--set", "optim={}", "--set", "stop={}", "--set", "schedule={}")
+    result = run(DIGITS, *options, *keys, "--store", str(tmp_path / "store"), "--resume")
+    assert result.exit_code == 2
+    assert (
+        result.stderr == "error: train is none, so there is no training to resume; drop --resume\n"
+    )
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_missing_file_of_weights_is_told_first(tmp_path: Path) -> None:
+    (tmp_path / "net.pt").touch()
+    options = ("--set", f"weights={tmp_path / 'nett.pt'}", "--set", "train=none")
+    result = run(DIGITS, *options, "--set", "optim={}", "--set", "stop={}", "--set", "schedule={}")
+    assert result.exit_code == 2
+    assert "error: weights: there is no " in result.stderr
+    assert "(did you mean 'net.pt'?)" in result.stderr
+
+
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "training.pipeline", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)

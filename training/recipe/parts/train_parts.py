@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from flambeau.protocol.strict import Matching
 from training.recipe.parts.compile_part import CompilePart
@@ -31,8 +31,9 @@ class TeacherForcing(RecipePart):
 class TrainPart(ParallelPart, CompilePart):
     """Duration, device and precision of training."""
 
-    epochs: int = Field(default=20, ge=1, le=100_000)
-    """Passes over the training rows. Raise it while the validation metric still improves."""
+    epochs: int = Field(default=20, ge=0, le=100_000)
+    """Passes over the training rows. Raise it while the validation metric still improves. 0 trains
+    nothing, as `train: none` does, and needs `weights`."""
     steps_per_epoch: int | None = Field(default=None, ge=1)
     """Optimizer steps in an epoch; null for all rows. Give it for endless streams, and for epochs
     so long that validation would be too rare."""
@@ -57,6 +58,16 @@ class TrainPart(ParallelPart, CompilePart):
     activation_checkpoint: tuple[str, ...] = ()
     """Patterns of layer names, such as `blocks.*`, whose activations are recomputed in the backward
     pass instead of stored. Give it when memory runs out; a step takes up to a third longer."""
+
+
+def _untrained(value: object) -> object:
+    """Expands `train: none` to `train: {epochs: 0}`."""
+    return {"epochs": 0} if value == "none" else value
+
+
+Train = Annotated[
+    TrainPart, BeforeValidator(_untrained, json_schema_input_type=TrainPart | Literal["none"])
+]
 
 
 class StopPart(RecipePart):

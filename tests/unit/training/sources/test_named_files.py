@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(reach: DataReach | None = None, **source: Any) -> None:
-    check_named_files(recipe(data=source).data, reach)
+    check_named_files(recipe(data=source), reach)
 
 
 @pytest.mark.parametrize(

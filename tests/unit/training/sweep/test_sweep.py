@@ -150,6 +150,14 @@ def test_a_bad_parameter_is_one_line_and_nothing_runs(tmp_path: Path) -> None:
     assert "trials are compared on validation rows" in result.stderr
 
 
+def test_a_recipe_without_training_has_nothing_to_search(tmp_path: Path) -> None:
+    asked = recipe(weights="net.pt", train="none")
+    seeds = parse_parameters(["seed=int(1, 3)"])
+    plan = SweepPlan(base=asked, parameters=seeds, metric="val/loss", trials=1)
+    with pytest.raises(RecipeError, match="train is none, so a search has no training to vary"):
+        plan.check()
+
+
 Script = Callable[[int, Recipe], list[Told]]
 """Reports of a trial, by its position among the started ones."""
 
@@ -375,7 +383,7 @@ def test_a_search_has_a_folder_of_its_own(scripted: Scripted) -> None:
         one.folder(scripted.folder)
         for one in (
             plan,
-            scripted.plan(metric="val/loss"),
+            scripted.plan(metric="val/loss")
             scripted.plan(parameters=other_lr),
             scripted.plan(base=recipe(train={"epochs": 4})),
         )
