@@ -383,7 +383,7 @@ def test_a_search_has_a_folder_of_its_own(scripted: Scripted) -> None:
         one.folder(scripted.folder)
         for one in (
             plan,
-            scripted.plan(metric="val/loss")
+            scripted.plan(metric="val/loss"),
             scripted.plan(parameters=other_lr),
             scripted.plan(base=recipe(train={"epochs": 4})),
         )
