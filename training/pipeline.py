@@ -20,7 +20,7 @@ from training.loop.loop import Trained, train
 from training.loop.loop import assist as assist_training
 from training.metrics.guess import Guess, best_guess
 from training.metrics.task_metric import TaskMetric
-from training.preparation import prepare
+from training.preparation import Prepared, prepare
 from training.promotion import promote
 from training.publish import check_bump, publish
 from training.recipe.needed_packages import check_packages
@@ -83,10 +83,7 @@ def run(
     with folder.locked():
         if watcher:
             watcher.begin(folder.path)
-        if prepared.given is not None:
-            trained = take_given_weights(recipe, splits, folder, console, prepared.given)
-        else:
-            trained = train(recipe, splits, folder, console, resume, watcher, prepared.first, ranks)
+        trained = _trained(prepared, folder, console, resume, watcher, ranks)
         check_bump(recipe, raw, trained, store, step)  # exporting may take longer than training
         files = folder.empty_version()
         golden, report = _prove(recipe, trained, splits, files, console)
@@ -105,6 +102,21 @@ def run(
     what = f"{manifest.model} {manifest.version_text}{', signed' if sign else ''}"
     say(console, f"published {what}{promotion.text}")
     return manifest
+
+
+def _trained(
+    prepared: Prepared,
+    folder: RunFolder,
+    console: Console,
+    resume: bool,
+    watcher: Watcher | None,
+    ranks: Ranks,
+) -> Trained:
+    """Trains the network, or takes the weights of the recipe."""
+    recipe, splits = prepared.recipe, prepared.splits
+    if prepared.given is not None:
+        return take_given_weights(recipe, splits, folder, console, prepared.given)
+    return train(recipe, splits, folder, console, resume, watcher, prepared.first, ranks)
 
 
 def _examination(recipe: Recipe, golden: Reference, raw: Splits) -> Examination | None:

@@ -21,7 +21,7 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 119, 383
+SETTINGS, RECIPE_KEYS = 119, 384
 """Different names of settings, those of models and of payload samples included; keys of recipes."""
 
 EFFECTS = {
