@@ -49,13 +49,20 @@ def test_an_entry_of_export_is_of_one_kind(entry: dict[str, str]) -> None:
     VALIDATOR.validate({**document, "export": [entry]})
 
 
+def test_weights_without_training_are_valid() -> None:
+    document = written(ROOT / "training/recipes/digits_cnn.yaml")
+    VALIDATOR.validate({**document, "weights": "net.pt", "train": "none"})
+
+
 @pytest.mark.parametrize(
     ("part", "wrong"),
     [
         ("optim", {"adamw": {"learning_rate": 1e-3}}),
         ("optim", {"clip": 0}),
         ("optim", {"clip": "a little"}),
-        ("train", {"epochs": 0}),
+        ("train", {"epochs": -1}),
+        ("train", "never"),
+        ("weights", "net.onnx"),
         ("export", [{"kind": "onnx", "precision": "int4"}]),
         ("nonsense", {}),
     ],
@@ -75,8 +82,9 @@ def test_a_command_prints_it() -> None:
 def test_a_key_is_shown_with_type_limits_default_and_help() -> None:
     page = reference(recipe_schema()).splitlines()
     assert (
-        "| `epochs` | whole number, ≥ 1, ≤ 100,000 | `20` | Passes over the training rows. "
-        "Raise it while the validation metric still improves. |"
+        "| `keep` | whole number, ≥ 1, ≤ 10,000 | `1` | Number of recent checkpoints whose weights "
+        "stay in the folder, beside those of the best epoch. Raise it to inspect or average them "
+        "later; a run resumes from the last. |"
     ) in page
     assert "One of these, `adamw` unless given:" in page
     assert any(
