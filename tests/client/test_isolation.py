@@ -30,6 +30,10 @@ async def ask():
         assert await client.is_ready("digits")
 asyncio.run(ask())
 """
+EVERY_NAME = """
+for name in flambeau.__all__:
+    getattr(flambeau, name)
+"""
 JOBS = """
 import flambeau.jobs, flambeau.training_jobs
 with flambeau.jobs.JobClient(sys.argv[1]), flambeau.training_jobs.TrainingClient(sys.argv[1]):
@@ -62,7 +66,7 @@ def project(tmp_path: Path) -> Path:
 def test_a_project_keeps_its_packages_of_our_names(project: Path, server: ScriptedServer) -> None:
     program = project / "main.py"
     program.write_text(
-        f"import sys{USE}{ASYNC_USE}{JOBS}"
+        f"import sys{USE}{ASYNC_USE}{EVERY_NAME}{JOBS}"
         f"found = sorted({{name.partition('.')[0] for name in sys.modules}} & set({OURS}))\n"
         "print('imported:', *found)\n"
         f"import {', '.join(OURS)}\n"
