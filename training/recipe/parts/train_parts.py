@@ -62,12 +62,12 @@ class TrainPart(ParallelPart, CompilePart):
 class StopPart(RecipePart):
     """Selection of the best epoch, and early stopping."""
 
-    metric: Annotated[str, Field(json_schema_extra={"enum": list(STOP_METRICS)})] = "val/loss"
+    metric: Annotated[str, Field(json_schema_extra={"examples": list(STOP_METRICS)})] = "val/loss"
     """Metric that selects the best epoch and drives the `plateau` schedule. Take `val/accuracy`
     when only the top class matters and there are thousands of validation rows, `val/exact_match`
     when a row has several labels and all must be right, `val/macro_f1` when rare classes matter as
     much as others; for numeric labels `val/rmse`, `val/mae` or `val/r2`, for labels 0 and 1
-    `val/f1`."""
+    `val/f1`; for a `metric` of your own, `val/` and its name."""
     patience: int | None = Field(default=None, ge=1)
     """Epochs without improvement before training stops; null never stops early. Set it when epochs
     are expensive."""
