@@ -38,7 +38,7 @@ def test_what_no_other_process_can_load_is_told() -> None:
     def inner() -> None: ...
 
     namespace: dict[str, Any] = {}
-    exec("def typed(): pass", namespace)  # noqa: S102 - as in a notebook's cell
+    exec("def typed(): pass", namespace)
     for function in (lambda: 0, inner, Holder().method, len, namespace["typed"]):
         with pytest.raises(FunctionLocationError, match=r"gates\['y'\]: .*move it to a file"):
             located({"y": function}, "gates")
