@@ -10,7 +10,7 @@ from flambeau.protocol.tensors import Array
 from model_store.metric import Better
 from training.errors import TargetError
 from training.loading.label_arrays import LabelArray
-from training.recipe.parts.metric_part import MetricPart
+from training.recipe.parts.train_parts import MetricPart
 from training.recipe.targets import call_named, load_target
 
 WHERE = "metric"

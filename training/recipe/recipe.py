@@ -29,7 +29,6 @@ from training.recipe.parts.data_parts import DataPart
 from training.recipe.parts.debug_parts import DebugPart, ProfilePart
 from training.recipe.parts.export_entries import QatEntry
 from training.recipe.parts.loss_parts import LossPart
-from training.recipe.parts.metric_part import MetricPart
 from training.recipe.parts.model_parts import ModelPart
 from training.recipe.parts.optimizer_parts import OptimPart
 from training.recipe.parts.parallel_part import ParallelPart
@@ -39,7 +38,7 @@ from training.recipe.parts.recipe_part import RecipePart
 from training.recipe.parts.schedule_parts import SchedulePart
 from training.recipe.parts.task import METRICS
 from training.recipe.parts.tracking_parts import TrackerName, TrackingPart
-from training.recipe.parts.train_parts import CheckpointPart, StopPart, TrainPart
+from training.recipe.parts.train_parts import CheckpointPart, MetricPart, StopPart, TrainPart
 
 
 class ExportLimits(RecipePart):

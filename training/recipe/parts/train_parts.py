@@ -1,10 +1,11 @@
-"""The recipe keys of the training loop: duration, precision, the best epoch, checkpoints. Pure."""
+"""The recipe keys of the training loop: duration, the best epoch, its metric, checkpoints. Pure."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue, field_validator
 
 from flambeau.protocol.strict import Matching
+from model_store.metric import BETTER, Better
 from training.recipe.parts.compile_part import CompilePart
 from training.recipe.parts.parallel_part import ParallelPart
 from training.recipe.parts.recipe_part import RecipePart
@@ -12,6 +13,8 @@ from training.recipe.parts.task import METRICS
 
 STOP_METRICS = ("val/loss", *sorted({f"val/{n}" for names in METRICS.values() for n in names}))
 """All values of `stop.metric`, over all tasks."""
+MAX_METRIC_NAME = 64
+"""Most characters of the name of an own metric, which tables and conditions contain."""
 _DEVICE = "auto, cpu, cuda, or a GPU such as cuda:1"
 
 
@@ -71,6 +74,41 @@ class StopPart(RecipePart):
     patience: int | None = Field(default=None, ge=1)
     """Epochs without improvement before training stops; null never stops early. Set it when epochs
     are expensive."""
+
+
+class MetricPart(RecipePart):
+    """A metric of your own, in place of the task's in `stop.metric`, `publish.if` and verification.
+
+    Its name is that of the function: `macro_recall` gives `val/macro_recall` and
+    `test/macro_recall`.
+    """
+
+    target: str
+    """Your function, `path/file.py:name` or `package.module:name`: called with the first output of
+    all rows of a split, [rows, ...], and their labels, both NumPy arrays, it returns a number. Give
+    it when no metric of the task tells what matters."""
+    args: dict[str, JsonValue] = Field(default={})
+    """Further keyword arguments of `target`. Change them with it."""
+    better: Better
+    """Direction: `higher` or `lower`. `max_metric_drop` limits the fall of a metric that is better
+    when higher, in its own unit; `max_error_rise` the relative rise of the other."""
+
+    @field_validator("target")
+    @classmethod
+    def _new_name(cls, value: str) -> str:
+        name = value.rpartition(":")[2]
+        if name in BETTER:
+            raise ValueError(f"'{name}' is the name of a metric that is known; rename the function")
+        if not name.isidentifier() or len(name) > MAX_METRIC_NAME:
+            raise ValueError(
+                f"name a function of at most {MAX_METRIC_NAME} letters, digits and '_'"
+            )
+        return value
+
+    @property
+    def name(self) -> str:
+        """Name of the metric without its split."""
+        return self.target.rpartition(":")[2]
 
 
 class CheckpointPart(RecipePart):

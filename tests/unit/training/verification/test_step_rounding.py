@@ -32,7 +32,8 @@ class Net(nn.Module):
         self.layer = nn.Linear(6, CLASSES)
 
     def forward(self, counts: Tensor) -> Tensor:
-        return self.layer(counts.float())
+        logits: Tensor = self.layer(counts.float())
+        return logits
 
 
 def stepped(folder: Path, share: float) -> Any:

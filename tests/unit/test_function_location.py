@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from flambeau.function_location import FunctionLocationError, located, location_of
+from flambeau.publishing.errors import PublishError
+from flambeau.publishing.function_location import located, location_of
 from training.recipe.targets import load_target
 
 
@@ -40,5 +41,5 @@ def test_what_no_other_process_can_load_is_told() -> None:
     namespace: dict[str, Any] = {}
     exec("def typed(): pass", namespace)
     for function in (lambda: 0, inner, Holder().method, len, namespace["typed"]):
-        with pytest.raises(FunctionLocationError, match=r"gates\['y'\]: .*move it to a file"):
+        with pytest.raises(PublishError, match=r"gates\['y'\]: .*move it to a file"):
             located({"y": function}, "gates")

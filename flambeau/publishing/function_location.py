@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-
-class FunctionLocationError(ValueError):
-    """A function cannot be loaded from a file by its name."""
+from flambeau.publishing.errors import PublishError
 
 
 def location_of(function: Callable[..., Any], where: str) -> str:
@@ -21,7 +19,7 @@ def location_of(function: Callable[..., Any], where: str) -> str:
         where: its place in the call, for messages.
 
     Raises:
-        FunctionLocationError: it has no file or no name there: a lambda, a method, a function
+        PublishError: it has no file or no name there: a lambda, a method, a function
             within another, in a notebook's cell or typed at a prompt.
     """
     name = getattr(function, "__qualname__", type(function).__name__)
@@ -30,12 +28,12 @@ def location_of(function: Callable[..., Any], where: str) -> str:
     except TypeError:
         file = None
     if file is None or not name.isidentifier() or not file.endswith(".py"):
-        raise FunctionLocationError(
+        raise PublishError(
             f"{where}: '{name}' is not a function at the top of a file, so another process cannot "
             "load it; move it to a file, and give the function or its location, file.py:name"
         )
     if not (path := Path(file).absolute()).is_file():
-        raise FunctionLocationError(
+        raise PublishError(
             f"{where}: there is no file {file} that defines '{name}'; move it to a file"
         )
     return f"{path}:{name}"
@@ -49,7 +47,7 @@ def located(value: Any, where: str) -> Any:
         where: its place in the call, for messages.
 
     Raises:
-        FunctionLocationError: see `location_of`.
+        PublishError: see `location_of`.
     """
     if isinstance(value, Mapping):
         return {key: located(inner, f"{where}[{key!r}]") for key, inner in value.items()}
