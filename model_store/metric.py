@@ -57,15 +57,15 @@ def is_share(name: str) -> bool:
     return name.rpartition("/")[2] in SHARES
 
 
-def is_better(name: str, value: float, than: float) -> bool:
+def is_better(better: Better, value: float, than: float) -> bool:
     """Returns True if one value of a metric is better than another; equal values are not.
 
     Args:
-        name: name of the metric, with or without its split.
+        better: direction of the metric.
         value: the first value.
         than: the second value.
     """
-    return value < than if better_of(name) == "lower" else value > than
+    return value < than if better == "lower" else value > than
 
 
 def how_much_worse(better: Better, before: float, after: float) -> float:

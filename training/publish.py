@@ -39,7 +39,7 @@ from training.recipe.file import resolved_yaml
 from training.recipe.recipe import Recipe
 from training.reporting.report import ArtifactReport, Report
 from training.reporting.report_page import report_page
-from training.verification.final_replay import replay_files
+from training.verification.final_replay import replay_files, with_step_rounding
 from training.verification.verify import Reference
 
 REPORT, REPORT_PAGE = "report.json", "report.html"
@@ -144,6 +144,8 @@ def publish(
         slo=recipe.publish.slo,
         files=tuple(file_entry(folder, name) for name in files),
     )
+    if step is not None:
+        draft = with_step_rounding(draft, folder, step, recipe.export_limits)
     replay_files(draft, folder, step, recipe.export_limits)
     return store.publish(draft, folder, sign=sign, bump=recipe.publish.bump)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from flambeau.local.own_process import OwnProcess, OwnProcessError
 from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
+from flambeau.publishing.function_location import located
 from flambeau.publishing.published import PublishedArtifact, PublishedVersion
 from flambeau.publishing.python_files import stage_python_model
 from flambeau.publishing.staging import write_request
@@ -92,7 +93,7 @@ def publish(
         "model": name,
         "store": _store_url(to),
         "artifacts": _wanted(artifacts),
-        "gates": gates,
+        "gates": located(gates, "gates"),
         "metric": metric,
         "alias": alias,
         "metadata": dict(metadata or {}),

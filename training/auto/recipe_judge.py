@@ -107,7 +107,7 @@ class RecipeJudge:
         judged = self._signature.outputs[0].name
         expected, answers = self._outputs[judged], outputs[judged]
         labels, entry = self._test.labels, _entry(self._recipe, artifact.name)
-        metrics = self._metric.tally(answers, labels).metrics()
+        metrics = self._metric.metrics(answers, labels)
         refusal = None
         if entry is not None:
             before, after = (self._metric.measured(one, labels) for one in (expected, answers))

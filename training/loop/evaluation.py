@@ -4,8 +4,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from flambeau.protocol.tensors import Array
 from training.distributed.ranks import ALONE, Ranks
 from training.loading.batch import TrainingBatch
+from training.loading.label_arrays import LabelArray
 from training.loading.row_order import Places
 from training.loading.splits import Split
 from training.loop.device import device_of
@@ -36,6 +38,7 @@ def evaluate(
     model.eval()
     device = device_of(model)
     metric, answers = TaskMetric.of(recipe), Tally()
+    judged: list[tuple[Array, LabelArray]] = []  # only for a metric of the user's own
     loss_sums, weight_sums = np.zeros(0), np.zeros(0)  # of each loss, once one is seen
     with torch.inference_mode():
         for start in range(0, split.rows, recipe.data.batch_size):
@@ -56,10 +59,16 @@ def evaluate(
             loss_sums = loss_sums + np.where(weights > 0, means, 0.0) * weights
             weight_sums = weight_sums + weights
             answers += metric.tally(outputs[0].numpy(), split.labels[batch.rows])
+            if metric.own is not None:
+                judged.append((outputs[0].numpy(), split.labels[batch.rows]))
     assert loss is not None, "a split has rows"
     loss_sums, weight_sums = np.split(np.array(ranks.sums(*loss_sums, *weight_sums)), 2)
     answers = sum(ranks.gather(answers), Tally())
     metrics = {"loss": loss.value(loss_sums / weight_sums), **answers.metrics()}
+    if metric.own is not None:
+        parts = [part for of_rank in ranks.gather(judged) for part in of_rank]
+        answered, told = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        metrics[metric.own.name] = metric.own.value(answered, told)
     return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 

@@ -4,10 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from model_store.metric import better_of, is_better
+from model_store.metric import Better, is_better
 from training.errors import DivergedError
 from training.recipe.parts.schedule_parts import Plateau
-from training.recipe.parts.train_parts import StopPart
 from training.recipe.recipe import Recipe
 
 
@@ -66,11 +65,12 @@ def after_epoch(
         # Best value and plateau start again for the network with fewer weights.
         state = replace(state, best_epoch=0, plateau_best=None, plateau_epochs=0)
     state = replace(state, epoch=epoch, step=epoch * steps, in_epoch=0)
+    better = recipe.better_of(recipe.stop.metric)
     first = state.best_epoch == 0 and math.isfinite(value)
-    if first or (state.best_epoch and is_better(recipe.stop.metric, value, state.best_value)):
+    if first or (state.best_epoch and is_better(better, value, state.best_value)):
         state = replace(state, best_epoch=epoch, best_value=value)
     if recipe.schedule.plateau is not None:
-        state = _after_waiting(state, value, recipe.schedule.plateau, recipe.stop)
+        state = _after_waiting(state, value, recipe.schedule.plateau, better)
     patience = recipe.stop.patience
     gave_up = patience is not None and epoch - state.best_epoch >= patience
     gave_up = gave_up and (pruned_at is None or pruned_at < epoch * steps)
@@ -97,11 +97,11 @@ def within_epoch(state: TrainState, in_epoch: int) -> TrainState:
     return replace(state, step=step, in_epoch=in_epoch)
 
 
-def _after_waiting(state: TrainState, value: float, plateau: Plateau, stop: StopPart) -> TrainState:
+def _after_waiting(state: TrainState, value: float, plateau: Plateau, better: Better) -> TrainState:
     """Applies one epoch of torch's `ReduceLROnPlateau`, with a relative threshold."""
     best = state.plateau_best
-    margin = -plateau.threshold if better_of(stop.metric) == "lower" else plateau.threshold
-    if best is None or is_better(stop.metric, value, best * (1 + margin)):
+    margin = -plateau.threshold if better == "lower" else plateau.threshold
+    if best is None or is_better(better, value, best * (1 + margin)):
         return replace(state, plateau_best=value, plateau_epochs=0)
     if state.plateau_epochs < plateau.patience:
         return replace(state, plateau_epochs=state.plateau_epochs + 1)

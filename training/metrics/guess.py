@@ -44,8 +44,8 @@ class Guess(StrictModel):
     @property
     def beaten(self) -> Literal["no", "perhaps", "yes"]:
         """Tells if the model is better; "perhaps" if the test split is too small to tell."""
-        name, low_high = self.metric.name, self.model.interval
-        if not is_better(name, self.model.value, self.metric.value):
+        low_high = self.model.interval
+        if not is_better(self.metric.better, self.model.value, self.metric.value):
             return "no"
         within = low_high is not None and low_high[0] <= self.metric.value <= low_high[1]
         return "perhaps" if within else "yes"
@@ -109,14 +109,14 @@ def best_guess(
         outputs = _for_every_row(row, test, metric)
         measured = metric.measured(outputs, test)
         if measured is not None:
-            found = metric.tally(outputs, test).metrics()
+            found = metric.metrics(outputs, test)
             finite = {name: value for name, value in found.items() if np.isfinite(value)}
             candidates.append(
                 Guess(answer=answer, metrics=finite, metric=measured, model=model, only_label=only)
             )
     best: Guess | None = None
     for guess in candidates:
-        if best is None or is_better(guess.metric.name, guess.metric.value, best.metric.value):
+        if best is None or is_better(guess.metric.better, guess.metric.value, best.metric.value):
             best = guess
     return best
 

@@ -17,6 +17,7 @@ from flambeau.protocol.tensors import Array
 from model_store.metric import MeasuredMetric, better_of
 from training.loading.label_arrays import LabelArray, counted
 from training.metrics.confidence import ratio_interval, wilson_interval
+from training.metrics.own_metric import OwnMetric
 from training.recipe.parts.task import METRICS, OUTPUTS, JudgedTask
 from training.recipe.recipe import Recipe
 
@@ -66,17 +67,34 @@ class TaskMetric:
     task: JudgedTask = "classes"
     log_rates: bool = False
     """True if outputs about counts are logarithms."""
+    own: OwnMetric | None = None
+    """The user's own metric, which evaluates artifacts in place of the task's."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
         """Returns the metric of a recipe."""
         first = recipe.loss.terms[0]
-        return cls(first.single_task, first.poisson is not None and first.poisson.log_input)
+        log_rates = first.poisson is not None and first.poisson.log_input
+        own = None if recipe.metric is None else OwnMetric.of(recipe.metric)
+        return cls(first.single_task, log_rates, own)
 
     @property
     def name(self) -> str:
         """The name of the metric that evaluates artifacts; a model without labels has none."""
-        return METRICS[self.task][0]
+        return METRICS[self.task][0] if self.own is None else self.own.name
+
+    def metrics(self, outputs: Array, labels: LabelArray) -> dict[str, float]:
+        """Returns every metric of some rows, by name, the user's own included.
+
+        Args:
+            outputs: see `tally`.
+            labels: see `tally`.
+
+        Raises:
+            TargetError: the user's own metric fails.
+        """
+        own = {} if self.own is None else {self.own.name: self.own.value(outputs, labels)}
+        return self.tally(outputs, labels).metrics() | own
 
     def tally(self, outputs: Array, labels: LabelArray) -> Tally:
         """Computes the sums.
@@ -100,6 +118,11 @@ class TaskMetric:
         """
         if self.task == OUTPUTS:
             return None
+        if self.own is not None:
+            value = self.own.value(outputs, labels)
+            if not np.isfinite(value):
+                return None
+            return MeasuredMetric(name=self.name, value=value, better=self.own.better)
         with np.errstate(invalid="ignore", over="ignore"):
             value = self.tally(outputs, labels).metrics()[self.name]
             interval = self._interval(value, outputs, labels)

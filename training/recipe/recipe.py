@@ -17,6 +17,7 @@ from flambeau.protocol.signature import DynamicAxes, Labels, Padding
 from flambeau.protocol.strict import Matching, nearest_name
 from model_store.errors import BadNameError
 from model_store.manifest import check_name
+from model_store.metric import Better, better_of
 from model_store.semver.semver import Bump
 from model_store.slo import Slo
 from training.recipe.key_conflicts import (
@@ -42,7 +43,7 @@ from training.recipe.parts.recipe_part import RecipePart
 from training.recipe.parts.schedule_parts import SchedulePart
 from training.recipe.parts.task import METRICS
 from training.recipe.parts.tracking_parts import TrackerName, TrackingPart
-from training.recipe.parts.train_parts import CheckpointPart, StopPart, Train, TrainPart
+from training.recipe.parts.train_parts import CheckpointPart, MetricPart, StopPart, Train, TrainPart
 
 WeightsFile = Annotated[
     str,
@@ -104,6 +105,10 @@ class Recipe(RecipePart):
     `docs/guides/training-data.md`."""
     loss: LossPart = LossPart()
     """Loss to minimise. Change it when the labels have another meaning."""
+    # Omitted if null, so that other recipes read and digest as before.
+    metric: MetricPart | None = Field(default=None, exclude_if=lambda metric: metric is None)
+    """Metric of your own; null for those of the task. Give it when none of them tells what matters,
+    such as a cost."""
     optim: OptimPart = OptimPart()
     """Optimizer and its settings. Change it when training is unstable or slow."""
     schedule: SchedulePart = SchedulePart()
@@ -174,13 +179,18 @@ class Recipe(RecipePart):
 
     @model_validator(mode="after")
     def _condition_of_the_task(self) -> "Recipe":
-        known = ["test/loss", *(f"test/{name}" for name in METRICS[self.loss.judged_task])]
+        known = [f"test/{name}" for name in self._metric_names()]
         for compared in self.publish.rule().conditions:
             if compared.metric not in known:
                 raise ValueError(
                     f"publish.if compares {compared.metric}, and the loss is about "
                     f"{self.loss.judged_task}, which has no such metric"
                     f"{nearest_name(compared.metric, known)}"
+                )
+            if compared.direction != (better := self.better_of(compared.metric)):
+                raise ValueError(
+                    f"publish.if has '{compared}', and metric.better says that {compared.metric} "
+                    f"is better when {better}; write {'<=' if better == 'lower' else '>='}"
                 )
         return self
 
@@ -198,7 +208,7 @@ class Recipe(RecipePart):
             metric: metric name, such as `val/accuracy`.
         """
         task = self.loss.judged_task
-        known = ["val/loss", *(f"val/{name}" for name in METRICS[task])]
+        known = [f"val/{name}" for name in self._metric_names()]
         if metric in known:
             return ""
         return (
@@ -276,6 +286,16 @@ class Recipe(RecipePart):
         given = [key for key in TRAINING_KEYS if getattr(self, key) != fields[key].default]
         check_weights(self.weights, self.train, self.model, self.data, given)
         return self
+
+    def _metric_names(self) -> list[str]:
+        own = [] if self.metric is None else [self.metric.name]
+        return ["loss", *METRICS[self.loss.judged_task], *own]
+
+    def better_of(self, metric: str) -> Better:
+        """Returns the direction of a metric, with or without its split, own metrics included."""
+        if self.metric is not None and metric.rpartition("/")[2] == self.metric.name:
+            return self.metric.better
+        return better_of(metric)
 
     def listed_exports(self) -> tuple[Export, ...]:
         """Returns the entries of `export`; none if it is `auto`."""

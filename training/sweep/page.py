@@ -6,7 +6,6 @@ Trials that ended early are hollow and show the metric of their last epoch.
 
 from collections.abc import Callable, Sequence
 
-from model_store.metric import better_of
 from training.reporting.plot import Mark, Plot, Point
 from training.reporting.templates import render
 from training.sweep.parameter import Parameter, parse_parameter
@@ -58,7 +57,7 @@ def _by_trial(record: SweepRecord) -> Plot:
 
 
 def _best_so_far(record: SweepRecord) -> Sequence[Point]:
-    sign = -1 if better_of(record.metric) == "lower" else 1
+    sign = -1 if record.direction == "lower" else 1
     found: list[Point] = []
     for trial in record.trials:
         if trial.state != "done" or trial.value is None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from flambeau.protocol.strict import StrictModel
-from model_store.metric import better_of
+from model_store.metric import Better, better_of
 
 State = Literal["waiting", "running", "done", "pruned", "failed"]
 
@@ -58,6 +58,8 @@ class SweepRecord(StrictModel):
     """Name of the recipe."""
     metric: str
     """Metric that compares trials."""
+    better: Better | None = None
+    """Direction of the metric; None in older records, whose metrics are known."""
     parameters: tuple[str, ...]
     """Parameters as they were given."""
     trials: tuple[TrialRecord, ...] = ()
@@ -65,9 +67,14 @@ class SweepRecord(StrictModel):
     """Share of influence on the metric by path, once some trials are done."""
     published: Published | None = None
 
+    @property
+    def direction(self) -> Better:
+        """Direction of the metric."""
+        return self.better or better_of(self.metric)
+
     def best(self) -> TrialRecord | None:
         """Returns the completed trial with the best value; the first of equal ones."""
-        sign = 1 if better_of(self.metric) == "lower" else -1
+        sign = 1 if self.direction == "lower" else -1
         done = [trial for trial in self.trials if trial.state == "done"]
         return min(
             done, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None

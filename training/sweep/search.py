@@ -266,7 +266,9 @@ def sweep(
     folder = plan.folder(sweeps_dir)
     with locked_folder(folder):
         before = _published(folder)
-        study = Study(folder, plan.metric, plan.parameters, plan.base.seed, plan.prune)
+        study = Study(
+            folder, plan.base.better_of(plan.metric), plan.parameters, plan.base.seed, plan.prune
+        )
         try:
             with open_sweep_table(console, plan.metric, plan.parameters) as table:
                 table.show(study.records())
@@ -300,6 +302,7 @@ def _record(plan: SweepPlan, study: Study, published: Published | None) -> Sweep
     return SweepRecord(
         name=plan.base.name,
         metric=plan.metric,
+        better=plan.base.better_of(plan.metric),
         parameters=tuple(str(parameter) for parameter in plan.parameters),
         trials=tuple(study.records()),
         importances=study.importances(),

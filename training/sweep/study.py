@@ -20,7 +20,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from model_store.metric import better_of
+from model_store.metric import Better
 from training.sweep.parameter import Parameter, Value
 from training.sweep.records import State, TrialRecord
 
@@ -82,14 +82,14 @@ class Study:
 
     Args:
         folder: existing folder of the search; the journal in it is created if missing.
-        metric: metric that compares trials.
+        better: direction of the metric that compares trials.
         parameters: search space.
         seed: seed of the sampler.
         prune: True if unpromising trials end early.
     """
 
     def __init__(
-        self, folder: Path, metric: str, parameters: Sequence[Parameter], seed: int, prune: bool
+        self, folder: Path, better: Better, parameters: Sequence[Parameter], seed: int, prune: bool
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._parameters = parameters
@@ -101,7 +101,7 @@ class Study:
             storage=storage,
             study_name=NAME,
             load_if_exists=True,
-            direction="minimize" if better_of(metric) == "lower" else "maximize",
+            direction="minimize" if better == "lower" else "maximize",
             pruner=pruner if prune else optuna.pruners.NopPruner(),
         )
         # A resumed search must not sample its initial values again.

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from model_store.metric import is_share
+from model_store.metric import BETTER, is_share
 from training.recipe.parts.task import METRICS
 from training.recipe.recipe import Recipe
 
@@ -213,7 +213,8 @@ def _joined(parts: Mapping[str, str]) -> str:
 def _figures(metrics: Mapping[str, float]) -> dict[str, str]:
     """Returns the loss, and the metric of the task."""
     # Labels 0 and 1 have an accuracy too, which is not their main metric: classes come last.
-    names = [f"val/{of_task[0]}" for of_task in reversed(METRICS.values())]
+    own = [name for name in metrics if name.startswith("val/") and name[4:] not in BETTER]
+    names = [*own, *(f"val/{of_task[0]}" for of_task in reversed(METRICS.values()))]
     judged = next((name for name in names if name in metrics), "val/loss")
     value = f"{metrics[judged]:.3f}" if is_share(judged) else f"{metrics[judged]:.4g}"
     return {"loss": f"loss {metrics['train/loss']:.3f}", "judged": f"{judged} {value}"}

@@ -7,23 +7,34 @@ from their own files, as on a server, so that rows that were written wrongly are
 alias can move to a version that every server would refuse.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from model_store.arrays.golden_replay import replay_once
+from flambeau.protocol.tensors import Array
+from model_store.arrays.golden_replay import replay_once, run_in_batches
+from model_store.arrays.parity import Parity, compare
 from model_store.golden import GoldenRows, parse_golden
 from model_store.host.memory_limit import GIB
-from model_store.manifest import Draft
+from model_store.manifest import Artifact, Draft
 from training.errors import IsolationError, NothingProvenError
 from training.network.python_step import Step
 from training.process.isolated_run import run_isolated
 from training.recipe.recipe import ExportLimits
 from training.verification.runners import file_runner
 
+STEP_HEADROOM = 2.0
+"""Growth of a limit, by the measured effect of a step's rounding: other batches round otherwise."""
+MAX_STEP_GROWTH = 10.0
+"""Largest growth of a limit, as a multiple of it."""
+
 
 def replay_files(draft: Draft, folder: Path, step: Step | None, limits: ExportLimits) -> None:
     """Runs the stored golden rows through every artifact, in a separate process.
+
+    The Python step runs as on a server: on all rows together, and on each row alone.
 
     Args:
         draft: the version to publish.
@@ -36,13 +47,14 @@ def replay_files(draft: Draft, folder: Path, step: Step | None, limits: ExportLi
         GoldenMismatchError: the golden file does not match the signature.
     """
     golden = parse_golden((folder / draft.golden.file.file).read_bytes(), draft)
-    inputs = golden.inputs if step is None else step.run(golden.inputs)
+    if step is not None:
+        golden = together_and_alone(golden, step)
     try:
         failure = run_isolated(
             first_failure,
             draft,
             folder,
-            GoldenRows(inputs, golden.outputs),
+            golden,
             time_limit_s=limits.time_s * len(draft.artifacts),
             memory_limit_bytes=int(limits.memory_gib * GIB),
         )
@@ -74,3 +86,75 @@ def first_failure(draft: Draft, folder: Path, golden: GoldenRows) -> str | None:
         if failure is not None:
             return failure
     return None
+
+
+def together_and_alone(golden: GoldenRows, step: Step) -> GoldenRows:
+    """Returns all rows after a step that ran on them together, then after one run for each row.
+
+    Args:
+        golden: raw rows, and the outputs for them.
+        step: the Python step.
+    """
+    alone = run_in_batches(step.run, golden.inputs, 1)
+    inputs = step.run(golden.inputs)
+    return GoldenRows(
+        {name: np.concatenate([array, alone[name]]) for name, array in inputs.items()},
+        {name: np.concatenate([array, array]) for name, array in golden.outputs.items()},
+    )
+
+
+def with_step_rounding(draft: Draft, folder: Path, step: Step, limits: ExportLimits) -> Draft:
+    """Returns the draft with tolerances that allow for the rounding of its Python step.
+
+    A step that adds in another order for another number of rows gives floats that differ by
+    rounding (`ROUNDING`), which a network may amplify: no server could load such a version. Each
+    limit grows by `STEP_HEADROOM` times what the step's rounding alone changes in the artifact's
+    outputs, and to `MAX_STEP_GROWTH` times itself at most.
+
+    Args:
+        draft: the version to publish.
+        folder: the folder of its files.
+        step: its Python step.
+        limits: limits of one artifact.
+    """
+    golden = parse_golden((folder / draft.golden.file.file).read_bytes(), draft)
+    both = together_and_alone(golden, step)
+    halves = [{n: a[part] for n, a in both.inputs.items()}
+              for part in (slice(golden.rows), slice(golden.rows, None))]  # fmt: skip
+    if all(np.array_equal(array, halves[1][name]) for name, array in halves[0].items()):
+        return draft
+    try:
+        gaps = run_isolated(
+            _gaps,
+            draft,
+            folder,
+            halves,
+            time_limit_s=limits.time_s * len(draft.artifacts),
+            memory_limit_bytes=int(limits.memory_gib * GIB),
+        )
+    except IsolationError:  # the replay of the files tells why
+        return draft
+    artifacts = tuple(_widened(a, gap) for a, gap in zip(draft.artifacts, gaps, strict=True))
+    return draft.model_copy(update={"artifacts": artifacts})
+
+
+def _gaps(draft: Draft, folder: Path, halves: Sequence[Mapping[str, Array]]) -> list[Parity]:
+    """Returns how far each artifact's outputs for one form of the rows are from the other's."""
+    torch.set_num_threads(1)
+    signature = draft.signature.model_copy(update={"inputs": draft.artifact_inputs()})
+    found = []
+    for artifact in draft.artifacts:
+        path = folder / artifact.file.file
+        run = file_runner(artifact.kind, artifact.precision, path, signature)
+        one, other = (run_in_batches(run, half, signature.max_batch_size) for half in halves)
+        found.append(compare(one, other, artifact.verification.tolerance.single_gates))
+    return found
+
+
+def _widened(artifact: Artifact, gap: Parity) -> Artifact:
+    proof = artifact.verification
+    limit = proof.tolerance.max_abs_difference
+    grown = min(limit + STEP_HEADROOM * gap.max_abs_difference, MAX_STEP_GROWTH * limit)
+    tolerance = proof.tolerance.model_copy(update={"max_abs_difference": grown})
+    proof = proof.model_copy(update={"tolerance": tolerance})
+    return artifact.model_copy(update={"verification": proof})

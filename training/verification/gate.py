@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from flambeau.protocol.tensors import Array
 from model_store.arrays.measures import beyond_rounding
-from model_store.metric import MeasuredMetric, figure_texts, how_much_worse, is_share
+from model_store.metric import BETTER, MeasuredMetric, figure_texts, how_much_worse, is_share
 from model_store.tolerance import Tolerance
 from training.loading.label_arrays import LabelArray, spreads, whole_spread
 from training.metrics.task_metric import TaskMetric
@@ -129,7 +129,8 @@ def too_much_worse(
             f"than {limit:.4f}"
         )
     limit = entry.tolerance.max_error_rise
-    least = LEAST_ERROR_SHARE * whole_spread(labels)
+    # A metric of the user's own has a unit of its own.
+    least = LEAST_ERROR_SHARE * whole_spread(labels) if before.name in BETTER else 0.0
     if how_much_worse("lower", max(before.value, least), after.value) <= limit + ROUNDING:
         return None
     return (
@@ -152,7 +153,7 @@ def no_difference(name: str, task: Task, labels: LabelArray, value: float) -> fl
     kind = name.rpartition("/")[2]
     if kind in ("rmse", "mae"):
         return NO_DIFFERENCE_SHARE * whole_spread(labels)
-    if kind == "r2" or task in ("classes", "multi_label"):
+    if kind in BETTER and (kind == "r2" or task in ("classes", "multi_label")):
         return NO_DIFFERENCE_SHARE
     return NO_DIFFERENCE_SHARE * abs(value)
 

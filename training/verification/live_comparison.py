@@ -130,7 +130,7 @@ def _value(metric: str, recipe: Recipe, trained: Trained, outputs: Array, test: 
     """
     name = metric.rpartition("/")[2]
     if name != "loss":
-        return TaskMetric.of(recipe).tally(outputs, test.labels).metrics()[name]
+        return TaskMetric.of(recipe).metrics(outputs, test.labels)[name]
     first = recipe.model.outputs[0]
     if any(term.output not in (None, first) for term in recipe.loss.terms):
         raise _NotComparableError("the loss is about several outputs; compare another metric")

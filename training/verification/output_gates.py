@@ -23,7 +23,7 @@ from model_store.gates import Gate, OwnGate
 from model_store.tolerance import Tolerance
 from training.errors import TargetError
 from training.loading.label_arrays import LEAST_SPREAD
-from training.recipe.parts.export_entries import ExportTolerance
+from training.recipe.parts.export_entries import ExportTolerance, Fp32Tolerance
 from training.recipe.targets import call_named, load_target
 
 RELATIVE_SHARE = 0.1
@@ -105,7 +105,7 @@ def gated_tolerance(gates: Mapping[str, Gate]) -> Tolerance:
 
 
 def judged_by_function(
-    name: str, gate: OwnGate, expected: Array, found: Array, default: Gate
+    name: str, gate: OwnGate, expected: Array, found: Array
 ) -> tuple[Gate, GateFigure]:
     """Asks the user's function about an output.
 
@@ -114,11 +114,10 @@ def judged_by_function(
         gate: the function, and the smallest agreement.
         expected: the reference's output for all examples.
         found: the artifact's output for them.
-        default: gate that the output would have without a function.
 
     Returns:
-        The numeric gate that servers replay: `HEADROOM` times the measured difference, and the
-        agreement by the function.
+        The numeric gate that servers replay: `HEADROOM` times the measured difference, and for
+        numbers FP32's limit more; and the agreement by the function.
 
     Raises:
         TargetError: the function does not exist, raises, or returns no agreement.
@@ -136,18 +135,16 @@ def judged_by_function(
             "from 0 to 1"
         )
     figure = GateFigure(name, "function", agreement, gate.min)
-    return _measured_gate(expected, found, default), figure
+    return _measured_gate(expected, found), figure
 
 
-def _measured_gate(expected: Array, found: Array, default: Gate) -> Gate:
-    if expected.shape != found.shape or expected.size == 0:
-        return default
+def _measured_gate(expected: Array, found: Array) -> Gate:
+    if expected.shape != found.shape:  # the comparison of shapes refuses it
+        return Gate(exact=1.0)
     if expected.dtype.kind == "f":
         measured = max_abs_difference(expected, found)
-        if not np.isfinite(measured):
-            return default
-        return Gate(absolute=HEADROOM * measured + (default.absolute or 0.0))
-    different = 1 - equal_share(expected, found)
+        limit = Fp32Tolerance().max_spread_share * spread_of(expected)
+        return Gate(absolute=limit + (HEADROOM * measured if np.isfinite(measured) else 0.0))
     if expected.dtype.kind in "iub":
-        return Gate(exact=max(1 - HEADROOM * different, 0.0))
+        return Gate(exact=max(1 - HEADROOM * (1 - equal_share(expected, found)), 0.0))
     return Gate(edit_distance=min(HEADROOM * edit_distance(expected, found), 1.0))

@@ -341,7 +341,7 @@ def _by_functions(
     gates, figures = dict(report.tolerance.gates), []
     for name, gate in own_gates(expected).items():
         right, found = expected.test_outputs[name], outputs[name]
-        gates[name], figure = judged_by_function(name, gate, right, found, gates[name])
+        gates[name], figure = judged_by_function(name, gate, right, found)
         figures.append(figure)
     tolerance = report.tolerance.model_copy(update={"gates": gates})
     return report.model_copy(update={"tolerance": tolerance}), figures

@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flambeau.protocol.strict import nearest_name
-from model_store.metric import BETTER, better_of, is_share, metric_texts
+from model_store.metric import BETTER, Better, better_of, is_share, metric_texts
 
 FIRST, ALWAYS = "first", "always"
 LIVE, GUESS = "live", "guess"
 METRICS = tuple(f"test/{name}" for name in sorted(BETTER))
-"""Metrics that a condition may compare: of test rows, which selected no version."""
+"""Metrics that a condition may compare: of test rows, which selected no version. A recipe with a
+metric of its own may compare that too; the recipe checks it."""
 EXAMPLE = "test/accuracy >= live - 0.5pp"
 FLOOR = "test/accuracy >= 90%"
 POINTS = 100
@@ -31,6 +32,7 @@ _CONDITION = re.compile(
     rf"(?:(?P<number>[+-]?{_NUMBER})\s*(?P<percent>%?)|(?P<against>[A-Za-z_]+)"
     rf"(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER})\s*(?P<unit>[A-Za-z%]*))?)"
 )
+_OWN = re.compile(r"test/[A-Za-z_]\w*")
 _AND = re.compile(r"\s+and\s+")
 
 
@@ -39,7 +41,9 @@ class Condition:
     """Compares a metric of a new version with that of another version, or with a number."""
 
     metric: str
-    """One of `METRICS`."""
+    """One of `METRICS`, or the recipe's own: `test/NAME`."""
+    own_better: Better | None = None
+    """Direction of the recipe's own metric, by the operator; None for one of `METRICS`."""
     strict: bool
     """True if an equal value does not meet the condition."""
     against: str | float = LIVE
@@ -48,9 +52,14 @@ class Condition:
     """Number added to the other value, in the metric's unit."""
 
     @property
+    def direction(self) -> Better:
+        """Direction of the metric."""
+        return self.own_better or better_of(self.metric)
+
+    @property
     def operator(self) -> str:
         """Operator as written in the text."""
-        return ("<" if better_of(self.metric) == "lower" else ">") + ("" if self.strict else "=")
+        return ("<" if self.direction == "lower" else ">") + ("" if self.strict else "=")
 
     @property
     def of_live(self) -> bool:
@@ -66,7 +75,7 @@ class Condition:
             rounding: largest difference that counts as equal.
         """
         # Shares with equal count differences are not exactly equal as floats.
-        sign = -1 if better_of(self.metric) == "lower" else 1
+        sign = -1 if self.direction == "lower" else 1
         ahead = round((new - other - self.margin) * sign, 12)
         return ahead > rounding if self.strict else ahead >= -rounding
 
@@ -186,21 +195,27 @@ def parse_condition(text: str) -> Condition:
             + (nearest_name(text, (FIRST, ALWAYS)) if text.strip().isalpha() else "")
         )
     metric, operator, against = found["metric"], found["operator"], found["against"]
+    own: Better | None = None
     if metric not in METRICS:
-        raise ValueError(f"no metric '{metric}'{nearest_name(metric, METRICS)}")
-    right = ("<=", "<") if better_of(metric) == "lower" else (">=", ">")
+        if not _OWN.fullmatch(metric):
+            raise ValueError(f"no metric '{metric}'{nearest_name(metric, METRICS)}")
+        own = "lower" if operator.startswith("<") else "higher"
+    better = own or better_of(metric)
+    right = ("<=", "<") if better == "lower" else (">=", ">")
     if operator not in right:
-        raise ValueError(f"{metric} is better when {better_of(metric)}; write {' or '.join(right)}")
+        raise ValueError(f"{metric} is better when {better}; write {' or '.join(right)}")
     strict = "=" not in operator
     if found["number"] is not None:
-        return Condition(metric=metric, strict=strict, against=_number(found))
+        number = _number(found)
+        return Condition(metric=metric, strict=strict, against=number, own_better=own)
     if against not in (LIVE, GUESS):
         raise ValueError(
             f"compare with live, guess or a number, not with '{against}', as in {EXAMPLE}"
         )
     if against == GUESS and metric == "test/loss":
         raise ValueError("a guess has no loss; compare another metric, or the loss with a number")
-    return Condition(metric=metric, strict=strict, against=against, margin=_margin(found))
+    margin = _margin(found)
+    return Condition(metric=metric, strict=strict, against=against, margin=margin, own_better=own)
 
 
 def _number(found: "re.Match[str]") -> float:

@@ -1,10 +1,11 @@
-"""The recipe keys of the training loop: duration, precision, the best epoch, checkpoints. Pure."""
+"""The recipe keys of the training loop: duration, the best epoch, its metric, checkpoints. Pure."""
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, JsonValue, field_validator
 
 from flambeau.protocol.strict import Matching
+from model_store.metric import BETTER, Better
 from training.recipe.parts.compile_part import CompilePart
 from training.recipe.parts.parallel_part import ParallelPart
 from training.recipe.parts.recipe_part import RecipePart
@@ -12,6 +13,8 @@ from training.recipe.parts.task import METRICS
 
 STOP_METRICS = ("val/loss", *sorted({f"val/{n}" for names in METRICS.values() for n in names}))
 """All values of `stop.metric`, over all tasks."""
+MAX_METRIC_NAME = 64
+"""Most characters of the name of an own metric, which tables and conditions contain."""
 _DEVICE = "auto, cpu, cuda, or a GPU such as cuda:1"
 
 
@@ -73,15 +76,50 @@ Train = Annotated[
 class StopPart(RecipePart):
     """Selection of the best epoch, and early stopping."""
 
-    metric: Annotated[str, Field(json_schema_extra={"enum": list(STOP_METRICS)})] = "val/loss"
+    metric: Annotated[str, Field(json_schema_extra={"examples": list(STOP_METRICS)})] = "val/loss"
     """Metric that selects the best epoch and drives the `plateau` schedule. Take `val/accuracy`
     when only the top class matters and there are thousands of validation rows, `val/exact_match`
     when a row has several labels and all must be right, `val/macro_f1` when rare classes matter as
     much as others; for numeric labels `val/rmse`, `val/mae` or `val/r2`, for labels 0 and 1
-    `val/f1`."""
+    `val/f1`; for a `metric` of your own, `val/` and its name."""
     patience: int | None = Field(default=None, ge=1)
     """Epochs without improvement before training stops; null never stops early. Set it when epochs
     are expensive."""
+
+
+class MetricPart(RecipePart):
+    """A metric of your own, in place of the task's in `stop.metric`, `publish.if` and verification.
+
+    Its name is that of the function: `macro_recall` gives `val/macro_recall` and
+    `test/macro_recall`.
+    """
+
+    target: str
+    """Your function, `path/file.py:name` or `package.module:name`: called with the first output of
+    all rows of a split, [rows, ...], and their labels, both NumPy arrays, it returns a number. Give
+    it when no metric of the task tells what matters."""
+    args: dict[str, JsonValue] = Field(default={})
+    """Further keyword arguments of `target`. Change them with it."""
+    better: Better
+    """Direction: `higher` or `lower`. `max_metric_drop` limits the fall of a metric that is better
+    when higher, in its own unit; `max_error_rise` the relative rise of the other."""
+
+    @field_validator("target")
+    @classmethod
+    def _new_name(cls, value: str) -> str:
+        name = value.rpartition(":")[2]
+        if name in BETTER:
+            raise ValueError(f"'{name}' is the name of a metric that is known; rename the function")
+        if not name.isidentifier() or len(name) > MAX_METRIC_NAME:
+            raise ValueError(
+                f"name a function of at most {MAX_METRIC_NAME} letters, digits and '_'"
+            )
+        return value
+
+    @property
+    def name(self) -> str:
+        """Name of the metric without its split."""
+        return self.target.rpartition(":")[2]
 
 
 class CheckpointPart(RecipePart):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from model_store.metric import better_of
 from training.sweep.parameter import parse_parameters
 from training.sweep.study import Asked, Study
 
@@ -20,7 +21,9 @@ def study(
     seed: int = 0,
     prune: bool = True,
 ) -> Study:
-    return Study(folder, metric, parse_parameters(texts) if texts else PARAMETERS, seed, prune)
+    return Study(
+        folder, better_of(metric), parse_parameters(texts) if texts else PARAMETERS, seed, prune
+    )
 
 
 def ask(of: Study) -> Asked:

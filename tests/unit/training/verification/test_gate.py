@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from model_store.metric import (
     MeasuredMetric,
+    better_of,
     figure_texts,
     how_much_worse,
     is_better,
@@ -191,9 +192,9 @@ def test_what_has_no_metric_is_refused() -> None:
 
 
 def test_directions() -> None:
-    assert is_better("val/rmse", 1.0, 2.0)
-    assert is_better("val/r2", 2.0, 1.0)
-    assert not is_better("mae", 1.0, 1.0)
+    assert is_better(better_of("val/rmse"), 1.0, 2.0)
+    assert is_better(better_of("val/r2"), 2.0, 1.0)
+    assert not is_better(better_of("mae"), 1.0, 1.0)
     assert how_much_worse("lower", 2.0, 3.0) == 0.5
     assert how_much_worse("lower", 0.0, 1.0) == float("inf")
     assert how_much_worse("higher", 0.9, 0.8) == pytest.approx(0.1)
