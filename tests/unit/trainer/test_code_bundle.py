@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 
 from flambeau.code_bundle import BundleError, pack
 from services.errors import InvalidRequestError, PayloadTooLargeError
-from services.trainer.code_bundle import MAX_SHARED_HEADERS, BundleLimits, unpack
+from services.trainer.code_bundle import (
+    DEEPEST,
+    LONGEST_NAME,
+    MAX_SHARED_HEADERS,
+    BundleLimits,
+    unpack,
+)
 
 LIMITS = BundleLimits(max_bytes=100_000, max_unpacked_bytes=10_000, max_files=20)
 
@@ -78,6 +84,17 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str, why: str, tmp_path: P
         with pytest.raises(InvalidRequestError, match=why):
             unpack(data, tmp_path / "code", LIMITS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_has_as_many_characters_and_folders_as_its_limits(tmp_path: Path) -> None:
+    longest = "/".join("a" * DEEPEST)
+    longest += "b" * (LONGEST_NAME - len(longest))
+    for number, pack_of in enumerate((tar_of, zip_of)):
+        unpack(pack_of((longest, b"x")), tmp_path / str(number), LIMITS)
+        assert (tmp_path / str(number) / longest).read_bytes() == b"x"
+        for name in (f"{longest}b", f"a/{longest[:-2]}"):
+            with pytest.raises(InvalidRequestError, match="is not a name"):
+                unpack(pack_of((name, b"x")), tmp_path / "code", LIMITS)
 
 
 @pytest.mark.parametrize(
