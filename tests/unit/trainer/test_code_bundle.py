@@ -89,12 +89,13 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str, why: str, tmp_path: P
 def test_a_name_has_as_many_characters_and_folders_as_its_limits(tmp_path: Path) -> None:
     longest = "/".join("a" * DEEPEST)
     longest += "b" * (LONGEST_NAME - len(longest))
-    for number, pack_of in enumerate((tar_of, zip_of)):
-        unpack(pack_of((longest, b"x")), tmp_path / str(number), LIMITS)
-        assert (tmp_path / str(number) / longest).read_bytes() == b"x"
-        for name in (f"{longest}b", f"a/{longest[:-2]}"):
+    for form, data in (("tar", tar_of((longest, b"x"))), ("zip", zip_of((longest, b"x")))):
+        unpack(data, tmp_path / form, LIMITS)
+        assert (tmp_path / form / longest).read_bytes() == b"x"
+    for name in (f"{longest}b", f"a/{longest[:-2]}"):
+        for data in (tar_of((name, b"x")), zip_of((name, b"x"))):
             with pytest.raises(InvalidRequestError, match="is not a name"):
-                unpack(pack_of((name, b"x")), tmp_path / "code", LIMITS)
+                unpack(data, tmp_path / "code", LIMITS)
 
 
 @pytest.mark.parametrize(
