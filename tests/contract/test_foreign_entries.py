@@ -5,9 +5,21 @@ from typing import Any
 
 import pytest
 
-from services.queueing.redis_streams.keys import LaneKeys, replies_key
-from tests.fixtures.queue_ends import LANE, Ends, Shelf, redis_gateway, redis_worker, reply
-from tests.fixtures.redis_servers import RedisProcess, until_seen
+from services.queueing.memory_queue import MemoryQueue
+from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.keys import LaneKeys, alive_key, replies_key
+from services.queueing.redis_streams.sending_lane import SendingLane, Uplink
+from tests.fixtures.queue_ends import (
+    LANE,
+    Caller,
+    Ends,
+    Shelf,
+    redis_gateway,
+    redis_worker,
+    reply,
+    request,
+)
+from tests.fixtures.redis_servers import RedisProcess, until, until_seen
 
 KEYS = LaneKeys(LANE)
 
@@ -99,3 +111,31 @@ async def test_list_of_outcomes_of_another_type_is_deleted(
             await answers(ends)
     told = [line for line in caplog.records if "does not return the outcomes" in line.message]
     assert [getattr(line, "key", "") for line in told] == [key], "once in a minute"
+
+
+async def test_an_outcome_waits_for_a_list_of_another_type_to_go(
+    redis: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its gateway lives, and reads nothing here."""
+    key, shelf = replies_key("h"), Shelf()
+    uplink = Uplink(
+        redis=RedisClients(redis.url).open(), gateway="h", max_depth=1, record_trip=lambda _: None
+    )
+    await redis.client.set(alive_key("h"), 1, ex=60)
+    async with redis_worker(redis.url, "w", shelf):
+        queue = MemoryQueue(1)
+        queue.open(LANE, SendingLane(uplink, LANE))
+        Caller(queue, request())
+        await shelf.holds(1)
+        await redis.client.set(key, "foreign")
+        shelf.take().finish(reply(1))
+        await until(lambda: "the queue is unreachable" in caplog.messages)
+        (told,) = [vars(line) for line in caplog.records if "unreachable" in line.message]
+        assert "WRONGTYPE" in told["reason"]
+        await redis.client.delete(key)
+
+        async def is_delivered() -> bool:
+            return await redis.client.llen(key) == 1
+
+        await until_seen(is_delivered)
+    await uplink.redis.close()

@@ -191,6 +191,19 @@ def test_a_gateway_of_workers_without_what_they_should_serve_is_not_ready(
         assert words in reason
 
 
+def test_a_gateway_names_the_models_that_no_worker_has(tmp_path: Path, redis: RedisProcess) -> None:
+    digits(tmp_path)
+    with (
+        running_worker(tmp_path, redis.url),
+        running_gateway(redis.url, models=["digits"]) as served,
+        running_gateway(redis.url, models=["digits", "digitz"]) as lacking,
+    ):
+        assert answers(served) == (200, "")
+        status, reason = answers(lacking)
+        assert status == 503
+        assert reason == "model 'digitz': no worker has it (did you mean 'digits'?)"
+
+
 def test_a_gateway_of_workers_that_refuse_production_is_not_ready(
     tmp_path: Path, redis: RedisProcess
 ) -> None:

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 
 from flambeau.code_bundle import BundleError, pack
 from services.errors import InvalidRequestError, PayloadTooLargeError
-from services.trainer.code_bundle import MAX_SHARED_HEADERS, BundleLimits, unpack
+from services.trainer.code_bundle import (
+    DEEPEST,
+    LONGEST_NAME,
+    MAX_SHARED_HEADERS,
+    BundleLimits,
+    unpack,
+)
 
 LIMITS = BundleLimits(max_bytes=100_000, max_unpacked_bytes=10_000, max_files=20)
 
@@ -78,6 +84,18 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str, why: str, tmp_path: P
         with pytest.raises(InvalidRequestError, match=why):
             unpack(data, tmp_path / "code", LIMITS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_has_as_many_characters_and_folders_as_its_limits(tmp_path: Path) -> None:
+    longest = "/".join("a" * DEEPEST)
+    longest += "b" * (LONGEST_NAME - len(longest))
+    for form, data in (("tar", tar_of((longest, b"x"))), ("zip", zip_of((longest, b"x")))):
+        unpack(data, tmp_path / form, LIMITS)
+        assert (tmp_path / form / longest).read_bytes() == b"x"
+    for name in (f"{longest}b", f"a/{longest[:-2]}"):
+        for data in (tar_of((name, b"x")), zip_of((name, b"x"))):
+            with pytest.raises(InvalidRequestError, match="is not a name"):
+                unpack(data, tmp_path / "code", LIMITS)
 
 
 @pytest.mark.parametrize(

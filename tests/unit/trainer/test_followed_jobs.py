@@ -1,6 +1,7 @@
 """Followers of jobs: one poll for all of a job, and every event once, in order, for each."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -147,6 +148,22 @@ async def test_resumed_job_is_followed_anew(store: CountingStore) -> None:
         assert not one.task.done()
         jobs.end()
         await asyncio.wait_for(one.task, 10)
+
+
+async def test_followers_of_a_job_share_it_while_those_of_before_it_was_resumed_leave(
+    store: CountingStore,
+) -> None:
+    jobs = FollowedJobs(store)
+    with contextlib.ExitStack() as before:
+        job_before = before.enter_context(jobs.following(JOB.id))
+        job_before.end()
+        with jobs.following(JOB.id) as job:
+            assert job is not job_before
+            before.close()
+            with jobs.following(JOB.id) as shared:
+                assert shared is job
+        with jobs.following(JOB.id) as anew:
+            assert anew is not job, "a job that nobody follows is forgotten"
 
 
 async def test_unavailable_store_ends_followers_with_its_error(store: CountingStore) -> None:

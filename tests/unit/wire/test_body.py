@@ -197,3 +197,15 @@ def test_chunks_that_outgrow_their_memory_take_more_of_a_turn() -> None:
         worked.append(body.work_us - before_us)
     assert 1000 < max(worked) < 3000
     assert sorted(worked)[125] < 20, "most chunks fit in"
+
+
+@pytest.mark.parametrize("size", [1, 300, 1000])
+def test_a_small_body_is_never_moved(size: int) -> None:
+    """Its memory is taken once: it fills that exactly."""
+    body = SizedBody(size)
+    memory = body.content
+    assert len(memory) == size
+    body.feed(b"x" * (size // 2), 0)
+    body.feed(b"x" * size, 0)
+    assert body.complete
+    assert body.content is memory

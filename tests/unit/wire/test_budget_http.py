@@ -131,10 +131,14 @@ def test_full_budget_answers_the_usual_request_and_who_asks_whether_it_lives() -
     on_loop(test)
 
 
+@pytest.mark.parametrize("counts_refusals", [False, True])
 @pytest.mark.parametrize("size", [60_000, 80_000])
-def test_what_comes_out_of_a_small_body_is_held_to_the_budget(size: int) -> None:
+def test_what_comes_out_of_a_small_body_is_held_to_the_budget(
+    size: int, counts_refusals: bool
+) -> None:
     async def test() -> None:
         route = echo_route()
+        route.counts_refusals = counts_refusals
         port = make_port(route)
         zipped = gzip.compress(b"x" * size)
         wires = [Wire(port) for _ in range(30)]
@@ -146,6 +150,7 @@ def test_what_comes_out_of_a_small_body_is_held_to_the_budget(size: int) -> None
         assert port.budget.held_bytes <= LIMIT_BYTES
         assert all(w.answers()[0].status == 503 for w in wires if w.output)
         assert 0 < len(route.held) < len(wires)
+        assert refusals(port) == (0 if counts_refusals else len(route.refused)), "counted once"
 
     on_loop(test)
 

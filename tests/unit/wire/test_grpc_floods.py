@@ -14,6 +14,7 @@ from services.wire.http2.calm import (
     SETTINGS_COST,
     WAITING_A_FRAME,
     Calm,
+    cost_of_settings,
 )
 from services.wire.http2.frames import (
     ACK,
@@ -169,6 +170,14 @@ async def test_answers_pay_for_what_honest_callers_say_beside_them() -> None:
             await asyncio.sleep(0)
     await settle()
     assert w.last_words() is None
+
+
+@pytest.mark.parametrize("idle_s", [0, 1, 3600])
+def test_too_many_settings_in_a_frame_cost_more_than_any_budget(idle_s: int) -> None:
+    calm = Calm(100.0)
+    calm.left -= cost_of_settings(bytes(MAX_SETTINGS_BYTES + 6), 0)
+    with pytest.raises(ConnectionFaultError, match="settings"):
+        calm.refill(100.0 + idle_s, "settings")
 
 
 def test_the_budget_grows_with_time() -> None:

@@ -95,6 +95,17 @@ def test_number_outside_the_range(datatype: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("datatype", "value"),
+    [("INT64", float(2**63)), ("INT64", float(2**64 - 2**12)), ("UINT64", float(2**64))],
+)
+def test_float_beyond_the_whole_numbers_of_a_datatype_is_outside_its_range(
+    datatype: str, value: float
+) -> None:
+    with pytest.raises(TensorError, match=f"outside the range of {datatype}"):
+        from_json(datatype, [1], [value])
+
+
+@pytest.mark.parametrize(
     ("datatype", "value", "found"),
     [
         ("INT32", True, "a boolean"),

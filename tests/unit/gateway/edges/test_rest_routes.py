@@ -79,6 +79,22 @@ def test_calls_of_jobs_are_shown_where_jobs_are_kept(with_jobs: bool) -> None:
     assert (b"job" in orjson.dumps(document).lower()) == with_jobs
 
 
+@pytest.mark.parametrize("with_jobs", [False, True])
+def test_each_schema_of_the_document_describes_an_object_with_its_required_members(
+    with_jobs: bool,
+) -> None:
+    document = openapi_document("1", with_jobs=with_jobs)
+    schemas = document["components"]["schemas"]
+    referenced = set(re.findall(rb"#/components/schemas/(\w+)", orjson.dumps(document)))
+    assert {name.decode() for name in referenced} <= schemas.keys()
+    for name, schema in schemas.items():
+        if "properties" in schema:
+            assert schema["type"] == "object", name
+            assert set(schema["required"]) <= schema["properties"].keys(), name
+    assert schemas["Error"]["required"] == ["error"]
+    assert {"name", "shape", "datatype"} == set(schemas["Tensor"]["required"])
+
+
 def test_each_place_in_a_path_is_described() -> None:
     for path, item in openapi_document("1", with_jobs=True)["paths"].items():
         described = {one["name"] for one in item.get("parameters", ()) if one["in"] == "path"}

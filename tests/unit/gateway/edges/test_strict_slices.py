@@ -148,6 +148,17 @@ def test_any_brackets(pieces: list[str], shape: list[int]) -> None:
 
 
 @IN_SMALL_PIECES
+@pytest.mark.parametrize(
+    ("data", "shape"), [("[]", [0]), ("[[],[]]", [2, 0]), ("[[[]]]", [1, 1, 0])]
+)
+def test_a_tensor_without_elements_may_be_nested_as_its_shape(data: str, shape: list[int]) -> None:
+    head = body_of(data, shape)
+    assert agrees(head)
+    (found,) = read(head).inputs
+    assert found.array.shape == tuple(shape)
+
+
+@IN_SMALL_PIECES
 @pytest.mark.parametrize("space", ["", " ", "\n        "])
 def test_nested_numbers_in_many_slices(space: str) -> None:
     array = np.arange(3 * 40 * 5, dtype=np.int64).reshape(3, 40, 5)

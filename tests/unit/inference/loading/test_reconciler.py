@@ -197,6 +197,19 @@ async def test_a_failed_version_is_tried_again_after_a_while(tmp_path: Path, sta
     await running.until(lambda: running.directory.live_version("m") == 1)
 
 
+async def test_a_failed_version_is_not_tried_again_before_its_time(
+    tmp_path: Path, start: Start
+) -> None:
+    golden = {"x": np.ones((4, 4), np.float32)}
+    publish(str(tmp_path), "m", linear(1), golden=golden, golden_outputs={"y": golden["x"] * 9})
+    running = await start(retry_failed_s=3600)
+    for _ in range(3):
+        running.passed.clear()
+        await running.passed.wait()
+    assert _states(running) == {1: "failed"}
+    assert counted(running)["failed_loads"] == 1
+
+
 async def test_a_removed_model_is_unloaded(tmp_path: Path, start: Start) -> None:
     publish(str(tmp_path), "gone", linear(1))
     publish(str(tmp_path), "stays", linear(1))

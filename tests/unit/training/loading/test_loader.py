@@ -132,6 +132,22 @@ def test_a_worker_outlives_a_sigterm_that_its_parent_did_not_send() -> None:
     assert worker not in children()
 
 
+def test_a_worker_ends_at_once_with_a_sigterm_of_its_parent() -> None:
+    """Without it, the worker would go on until the loader is closed."""
+    chosen, data = lazy()
+    several = chosen.data.model_copy(update={"workers": 1})
+    loader = Loader(data, chosen.model_copy(update={"data": several}))
+    before = children()
+    next(loader.windows(0))
+    try:
+        (worker,) = (one for one in multiprocessing.active_children() if one.pid not in before)
+        worker.terminate()
+        worker.join(20)
+        assert worker.exitcode == 0
+    finally:
+        loader.close()
+
+
 def children() -> set[int]:
     """Processes that Python code here has started and not seen end."""
     return {process.pid for process in multiprocessing.active_children() if process.pid}

@@ -268,6 +268,40 @@ def test_steps_that_do_not_fit_are_named(
         trained(raw_recipe(preprocess=steps), raw_splits(), tmp_path)
 
 
+class Pair(nn.Module):
+    """Gives two tensors."""
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return image, image
+
+
+class Total(nn.Module):
+    """Gives one number for all rows."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image.sum()
+
+
+class First(nn.Module):
+    """Gives the first row only."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image[:1]
+
+
+@pytest.mark.parametrize(
+    ("module", "given"),
+    [("Pair", "tuple"), ("Total", r"int64 \[\]"), ("First", r"uint8 \[1, 1, 12, 12\]")],
+)
+def test_a_module_that_gives_no_tensor_of_as_many_rows_is_named(
+    module: str, given: str, tmp_path: Path
+) -> None:
+    steps = [{"module": {"target": f"{__name__}:{module}"}}]
+    words = f"preprocess.0.module gives {given}: .*; give one tensor of as many rows"
+    with pytest.raises(TargetError, match=words):
+        trained(recipe(preprocess=steps), raw_splits(), tmp_path)
+
+
 def test_a_resize_needs_an_image(tmp_path: Path) -> None:
     rows: dict[str, Array] = {"image": np.zeros((4, 12), np.float32)}
     flat = Split(rows, np.zeros(4, np.int64))

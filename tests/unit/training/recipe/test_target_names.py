@@ -76,6 +76,18 @@ def test_modules_that_cannot_be_read_are_left_to_the_import(target: str) -> None
     check(target)
 
 
+@pytest.mark.parametrize("place", ["nets_of_the_user.py", "nets_of_the_user/__init__.py"])
+def test_a_module_beside_the_recipe_is_left_to_the_import(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / place
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("raise SystemExit('it ran')")
+    chosen = load_recipe(DIGITS, ["model.target=nets_of_the_user:Net", "model.args={}"])
+    monkeypatch.chdir(tmp_path)
+    check_target_names(chosen)
+
+
 @pytest.mark.parametrize(
     ("source", "args", "words"),
     [

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import struct
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,14 @@ def test_a_png_holds_the_same_pixels(height: int, width: int, channels: int, ran
     pixels = np.array(values, np.uint8).reshape(height, width, channels)
     found = np.asarray(Image.open(io.BytesIO(png(pixels))))
     assert np.array_equal(found.reshape(pixels.shape), pixels)
+
+
+def test_the_header_of_a_png_names_the_only_methods_of_the_standard() -> None:
+    """Strict decoders refuse others: 8 bits; compression, filter and interlace method 0."""
+    for channels, colour in ((1, 0), (3, 2)):
+        data = png(np.zeros((5, 7, channels), np.uint8))
+        assert data[12:16] == b"IHDR"
+        assert struct.unpack(">IIBBBBB", data[16:29]) == (7, 5, 8, colour, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,20 @@ def test_a_pickle_is_refused_and_never_opened() -> None:
     assert not Path("sprung").exists()
 
 
+def test_the_second_version_of_the_format_is_read_and_a_later_one_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    np.save("a/y.npy", Y)
+    for version in ((1, 0), (2, 0)):
+        with (tmp_path / "a/x.npy").open("wb") as file:
+            np.lib.format.write_array(file, X, version=version)
+        found = read_numpy(Numpy.model_validate(part("a")), DataFiles(DataReach()))["train"]
+        assert found.inputs["x"].tolist() == X.tolist()
+    with (tmp_path / "a/x.npy").open("wb") as file:
+        np.lib.format.write_array(file, X, version=(3, 0))
+    with pytest.raises(DataError, match=r"x\.npy is not a NumPy array: version \(3, 0\)"):
+        read_numpy(Numpy.model_validate(part("a")), DataFiles(DataReach()))
+
+
 def test_a_header_that_says_more_than_is_there_is_refused() -> None:
     Path("a").mkdir()
     np.save("a/y.npy", Y)
