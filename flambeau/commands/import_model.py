@@ -1,5 +1,6 @@
 """`flambeau import`: publishes a model that was trained elsewhere, from its files."""
 
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,6 +107,40 @@ def import_(
 
     Exits with 0 when a version is published, 2 when a file or an option is wrong, 1 otherwise.
     """
+    wanted = {
+        "files": tuple(files),
+        "name": name,
+        "store": store,
+        "examples": None if examples is None else read_examples(examples),
+        "artifacts": "auto" if artifacts == "auto" else _names(artifacts),
+        "gates": _gates(gate or []),
+        "network": network,
+        "args": _mapping(args, "--args"),
+        "side_files": tuple(side_files or ()),
+        "allow_pickle": allow_pickle,
+        "model": model,
+        "max_batch_size": max_batch_size,
+        "dynamic": _mapping(dynamic, "--dynamic"),
+        "alias": alias or None,
+    }
+    _import(wanted, sign_with, keys)
+
+
+def import_for_serving(files: Sequence[str], store: str) -> None:
+    """Imports a model into a store of the server's own, under the name of its file.
+
+    Args:
+        files: its file or folder, and files beside it.
+        store: the folder of the store.
+    """
+    path = files[0].rpartition(":")[0] if ".py:" in files[0] else files[0]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).absolute().stem).strip("-._") or "model"
+    wanted = {"files": tuple(files), "name": name, "store": store, "alias": "production"}
+    _import(wanted, "", "")
+
+
+def _import(wanted: dict[str, Any], sign_with: str, keys: str) -> None:
+    """Imports files, prints the result, and exits with a code for each kind of error."""
     from flambeau.commands.text.imported import print_imported
     from model_store.errors import BadNameError, StoreError
     from model_store.signatures.key_folder import KeyFolder
@@ -118,23 +153,7 @@ def import_(
         from training.importing.import_files import FileImport, import_files
 
         key = KeyFolder(keys).signing_key(sign_with)
-        wanted = FileImport(
-            files=tuple(files),
-            name=name,
-            store=store,
-            examples=None if examples is None else read_examples(examples),
-            artifacts="auto" if artifacts == "auto" else _names(artifacts),
-            gates=_gates(gate or []),
-            network=network,
-            args=_mapping(args, "--args"),
-            side_files=tuple(side_files or ()),
-            allow_pickle=allow_pickle,
-            model=model,
-            max_batch_size=max_batch_size,
-            dynamic=_mapping(dynamic, "--dynamic"),
-            alias=alias or None,
-        )
-        for imported in import_files(wanted, _say, signer_with(key) if key else None):
+        for imported in import_files(FileImport(**wanted), _say, signer_with(key) if key else None):
             print_imported(imported)
 
 

@@ -1,5 +1,6 @@
 """`flambeau serve`: the whole server in one process; prints example requests when ready."""
 
+import tempfile
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,14 @@ from model_store.host.install_advice import needing
 
 
 def serve(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE…]",
+            help="Serve a model from its file at once, as `flambeau import` reads it, from a store "
+            "that lasts as long as the server.",
+        ),
+    ] = None,
     store: Annotated[
         str | None,
         typer.Option(
@@ -45,7 +54,7 @@ def serve(
         typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
     ] = None,
 ) -> None:
-    """Serve the models of a store over REST and gRPC."""
+    """Serve the models of a store, or a model in a file, over REST and gRPC."""
     named = {
         "store": store,
         "models": model,
@@ -56,7 +65,20 @@ def serve(
         "metrics_port": metrics_port,
     }
     given = {name: value for name, value in named.items() if value is not None}
-    run({**given, **parse_settings(set_ or [])})
+    settings = {**given, **parse_settings(set_ or [])}
+    if not files:
+        run(settings)
+        return
+    if store is not None:
+        raise typer.BadParameter(
+            f"a FILE is served from a store of its own; flambeau import puts it into {store}",
+            param_hint="--store",
+        )
+    from flambeau.commands.import_model import import_for_serving
+
+    with tempfile.TemporaryDirectory(prefix="flambeau-serve-") as own_store:
+        import_for_serving(files, own_store)
+        run({**settings, "store": own_store})
 
 
 def run(settings: dict[str, Any]) -> None:
