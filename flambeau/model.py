@@ -15,15 +15,22 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from typing import Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from flambeau.calling.classes import Classified, best_classes
 from flambeau.calling.input_values import Inputs, Value, as_arrays
-from flambeau.calling.row_map import DEFAULT_BATCH_SIZE, DEFAULT_IN_FLIGHT, MAX_IN_FLIGHT, RowMap
 from flambeau.errors import InvalidRequestError
 from flambeau.protocol.signature import Signature, SignatureError
 from flambeau.protocol.tensors import bf16_numbers
 from flambeau.wire import Array, CallOptions, ModelOptions, single_or_all, tensor_datatype
+
+if TYPE_CHECKING:
+    from flambeau.calling.row_map import RowMap
+
+DEFAULT_IN_FLIGHT = 4
+MAX_IN_FLIGHT = 64
+DEFAULT_BATCH_SIZE = 256
+"""Largest batch of `map` that is not asked for; the server joins requests in flight."""
 
 
 class _Client(Protocol):
@@ -125,12 +132,14 @@ class CheckedModel:
             values = bf16_numbers(values)
         return best_classes(values, self.signature.labels.get(output, ()), top, softmax)
 
-    def _row_map(self, batch_size: int | None, in_flight: int, progress: bool | None) -> RowMap:
+    def _row_map(self, batch_size: int | None, in_flight: int, progress: bool | None) -> "RowMap":
         """Returns the settings of a `map`.
 
         Raises:
             ValueError: the size of a batch, or the number in flight, is out of range.
         """
+        from flambeau.calling.row_map import RowMap  # threads, which most calls do without
+
         largest = self.signature.max_batch_size
         size = min(largest, DEFAULT_BATCH_SIZE) if batch_size is None else batch_size
         for name, value, limit in (

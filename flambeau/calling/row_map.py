@@ -28,11 +28,6 @@ from flambeau.calling.row_batches import Arrays, RowBatch, RowBatcher
 from flambeau.errors import ClientError
 from flambeau.wire import single_or_all
 
-DEFAULT_IN_FLIGHT = 4
-MAX_IN_FLIGHT = 64
-DEFAULT_BATCH_SIZE = 256
-"""Largest batch that is not asked for; the server forms larger ones from requests in flight."""
-
 Rows = Iterable[Any] | AsyncIterable[Any]
 
 
