@@ -14,13 +14,13 @@ from flambeau.commands.infer import infer
 from flambeau.commands.jobs import jobs_app
 from flambeau.commands.keys import keys_app
 from flambeau.commands.models import models_app
+from flambeau.commands.options.set_command import RecipeCommand, SettingsCommand
 from flambeau.commands.options.tls import CaFile, CertificateFile, KeyFile, UseTls, keep_tls
 from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.report import report
 from flambeau.commands.samples import samples_app
 from flambeau.commands.serve import serve
 from flambeau.commands.servers import PASSED_ON, gateway, inference, trainer
-from flambeau.commands.set_command import RecipeCommand, SettingsCommand
 from flambeau.commands.sweep import sweep
 from flambeau.commands.train_jobs import train_app
 from flambeau.commands.transfer import pull, push

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flambeau.commands.options.as_json import AsJson, print_json
 from flambeau.commands.options.keys import KeysFolder
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.text.failures import failing_with
@@ -20,88 +21,100 @@ MAX_EXAMPLE_BYTES = 2**31
 """Limit on the examples, which are read into memory."""
 
 
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE",
+        help="An ONNX, TorchScript, .pt2, AOTInductor or OpenVINO file, and files beside it; "
+        "weights (with --network); a Python file and class, model.py:Model; a folder of MLflow, "
+        "Triton or Hugging Face; or a pipeline in YAML.",
+    ),
+]
+Name = Annotated[
+    str,
+    typer.Option(
+        "--name",
+        metavar="MODEL",
+        help="Name of the model in the store.",
+        show_default="of a repository: its own names",
+    ),
+]
+Examples = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="X.npz",
+        help="Example inputs: arrays by input name, or one .npy of a model with one input.",
+        show_default="made up where the file allows it",
+    ),
+]
+Artifacts = Annotated[
+    str, typer.Option(help="Artifacts to make: auto, or names such as onnx,onnx-int8,openvino.")
+]
+Gates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gate",
+        metavar="[OUTPUT:]GATE=LIMIT",
+        help="Rule by which outputs match, such as logits:top1=0.99; may be repeated.",
+        show_default="by output and precision",
+    ),
+]
+Network = Annotated[
+    str,
+    typer.Option(metavar="file.py:Net", help="Class of the network that weights belong to."),
+]
+Arguments = Annotated[
+    str, typer.Option("--args", metavar="YAML", help="Arguments of the class: {width: 64}.")
+]
+SideFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--files", help="File that a Python model needs; may be repeated."),
+]
+AllowPickle = Annotated[
+    bool,
+    typer.Option(
+        "--allow-pickle",
+        help="Unpickle files that are no plain weights. A pickle can run any code on this machine: "
+        "only for files that you trust.",
+    ),
+]
+OfRepository = Annotated[
+    str, typer.Option("--model", help="The model of a repository to import.", show_default="all")
+]
+MaxBatchSize = Annotated[
+    int | None, typer.Option(min=1, max=65_536, help="Largest batch.", show_default="32")
+]
+Dynamic = Annotated[
+    str,
+    typer.Option(
+        metavar="YAML",
+        help="Smallest and largest size by input and axis: {image: {2: [8, 64]}}.",
+    ),
+]
+Alias = Annotated[str, typer.Option(help="Alias that moves to the version; empty for none.")]
+SignWith = Annotated[
+    str, typer.Option(metavar="KEY", help="Private key that signs the version, or its PEM file.")
+]
+
+
 def import_(
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE…",
-            help="An ONNX, TorchScript, .pt2, AOTInductor or OpenVINO file; weights (with "
-            "--network); a Python file and class, model.py:Model; a folder of MLflow, Triton or "
-            "Hugging Face; or a pipeline in YAML.",
-        ),
-    ],
-    name: Annotated[
-        str,
-        typer.Option(
-            "--name",
-            metavar="MODEL",
-            help="Name of the model in the store.",
-            show_default="of a repository: its own names",
-        ),
-    ] = "",
-    examples: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="X.npz",
-            help="Example inputs: arrays by input name, or one .npy of a model with one input.",
-            show_default="made up where the file allows it",
-        ),
-    ] = None,
-    artifacts: Annotated[
-        str,
-        typer.Option(help="Artifacts to make: auto, or names such as onnx,onnx-int8,openvino."),
-    ] = "auto",
-    gate: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[OUTPUT:]GATE=LIMIT",
-            help="Rule by which outputs match, such as logits:top1=0.99; may be repeated.",
-            show_default="by output and precision",
-        ),
-    ] = None,
-    network: Annotated[
-        str,
-        typer.Option(
-            metavar="file.py:Net", help="Class of the network that a file of weights belongs to."
-        ),
-    ] = "",
-    args: Annotated[
-        str, typer.Option(metavar="YAML", help="Arguments of the class, such as {width: 64}.")
-    ] = "",
-    side_files: Annotated[
-        list[Path] | None,
-        typer.Option("--files", help="File that a Python model needs; may be repeated."),
-    ] = None,
-    allow_pickle: Annotated[
-        bool,
-        typer.Option(
-            "--allow-pickle",
-            help="Unpickle files that are no plain weights. A pickle can run any code on this "
-            "machine: only for files that you trust.",
-        ),
-    ] = False,
-    model: Annotated[
-        str, typer.Option(help="The model of a repository to import.", show_default="all")
-    ] = "",
-    max_batch_size: Annotated[
-        int | None, typer.Option(min=1, max=65_536, help="Largest batch.", show_default="32")
-    ] = None,
-    dynamic: Annotated[
-        str,
-        typer.Option(
-            metavar="YAML",
-            help="Smallest and largest size by input and axis: {image: {2: [8, 64]}}.",
-        ),
-    ] = "",
-    alias: Annotated[
-        str, typer.Option(help="Alias that moves to the version; empty for none.")
-    ] = "production",
+    files: Files,
+    name: Name = "",
+    examples: Examples = None,
+    artifacts: Artifacts = "auto",
+    gates: Gates = None,
+    network: Network = "",
+    arguments: Arguments = "",
+    side_files: SideFiles = None,
+    allow_pickle: AllowPickle = False,
+    model: OfRepository = "",
+    max_batch_size: MaxBatchSize = None,
+    dynamic: Dynamic = "",
+    alias: Alias = "production",
     store: StoreUrl = DEFAULT_STORE,
-    sign_with: Annotated[
-        str,
-        typer.Option(metavar="KEY", help="Private key that signs the version, or its PEM file."),
-    ] = "",
+    sign_with: SignWith = "",
     keys: KeysFolder = "",
+    as_json: AsJson = False,
 ) -> None:
     """Publish a model from its files: read, verify and derive artifacts, without training.
 
@@ -113,9 +126,9 @@ def import_(
         "store": store,
         "examples": None if examples is None else read_examples(examples),
         "artifacts": "auto" if artifacts == "auto" else _names(artifacts),
-        "gates": _gates(gate or []),
+        "gates": _gates(gates or []),
         "network": network,
-        "args": _mapping(args, "--args"),
+        "args": _mapping(arguments, "--args"),
         "side_files": tuple(side_files or ()),
         "allow_pickle": allow_pickle,
         "model": model,
@@ -123,7 +136,9 @@ def import_(
         "dynamic": _mapping(dynamic, "--dynamic"),
         "alias": alias or None,
     }
-    _import(wanted, sign_with, keys)
+    found = _import(wanted, sign_with, keys, shown=not as_json)
+    if as_json:
+        print_json(found)
 
 
 def import_for_serving(files: Sequence[str], store: str) -> None:
@@ -139,8 +154,10 @@ def import_for_serving(files: Sequence[str], store: str) -> None:
     _import(wanted, "", "")
 
 
-def _import(wanted: dict[str, Any], sign_with: str, keys: str) -> None:
-    """Imports files, prints the result, and exits with a code for each kind of error."""
+def _import(
+    wanted: dict[str, Any], sign_with: str, keys: str, shown: bool = True
+) -> list[dict[str, Any]]:
+    """Imports files, prints each version, and exits with a code for each kind of error."""
     from flambeau.commands.text.imported import print_imported
     from model_store.errors import BadNameError, StoreError
     from model_store.signatures.key_folder import KeyFolder
@@ -148,13 +165,17 @@ def _import(wanted: dict[str, Any], sign_with: str, keys: str) -> None:
 
     codes: dict[type[Exception], int] = {TrainingError: 1, StoreError: 1, OSError: 1}
     codes |= {RecipeError: 2, DataError: 2, BadNameError: 2}
+    found = []
     with failing_with(codes), needing("train"):
         from model_store.signatures.signing import signer_with
         from training.importing.import_files import FileImport, import_files
 
         key = KeyFolder(keys).signing_key(sign_with)
         for imported in import_files(FileImport(**wanted), _say, signer_with(key) if key else None):
-            print_imported(imported)
+            found.append(imported.summary())
+            if shown:
+                print_imported(imported)
+    return found
 
 
 def read_examples(path: Path) -> "dict[str, Array]":

@@ -9,50 +9,58 @@ from flambeau.commands.options.model import models_that_begin
 from flambeau.commands.text.failures import failing_with
 from model_store.host.install_advice import needing
 
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FILE]",
+        help="Serve a model from its file at once, as `flambeau import` reads it, from a store "
+        "that lasts as long as the server.",
+    ),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help="Store URL: a folder or s3://bucket/prefix.", show_default="./var/model_store"
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Serve only this model; may be repeated.",
+        autocompletion=models_that_begin,
+        show_default="all",
+    ),
+]
+OneArtifact = Annotated[
+    str | None,
+    typer.Option(help="Serve this artifact of every version.", show_default="the fastest"),
+]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
+HttpPort = Annotated[
+    int | None, typer.Option(help="REST port; 0 picks a free one.", show_default="8000")
+]
+GrpcPort = Annotated[
+    int | None, typer.Option(help="gRPC port; 0 picks a free one.", show_default="8001")
+]
+MetricsPort = Annotated[
+    int | None, typer.Option(help="Prometheus port; 0 picks a free one.", show_default="8002")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
+]
+
 
 def serve(
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[FILE…]",
-            help="Serve a model from its file at once, as `flambeau import` reads it, from a store "
-            "that lasts as long as the server.",
-        ),
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            help="Store URL: a folder or s3://bucket/prefix.", show_default="./var/model_store"
-        ),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Serve only this model; may be repeated.",
-            autocompletion=models_that_begin,
-            show_default="all",
-        ),
-    ] = None,
-    artifact: Annotated[
-        str | None,
-        typer.Option(help="Serve this artifact of every version.", show_default="the fastest"),
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")
-    ] = None,
-    http_port: Annotated[
-        int | None, typer.Option(help="REST port; 0 picks a free one.", show_default="8000")
-    ] = None,
-    grpc_port: Annotated[
-        int | None, typer.Option(help="gRPC port; 0 picks a free one.", show_default="8001")
-    ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus port; 0 picks a free one.", show_default="8002")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
-    ] = None,
+    files: Files = None,
+    store: Store = None,
+    model: Models = None,
+    artifact: OneArtifact = None,
+    host: Host = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    set_: Settings = None,
 ) -> None:
     """Serve the models of a store, or a model in a file, over REST and gRPC."""
     named = {

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.set_command import RecipeCommand
 from flambeau.commands.options.tls import chosen_tls
 from flambeau.commands.options.token import TokenFile, read_token
 from flambeau.commands.options.verb_classes import VerbGroup, Verbs
-from flambeau.commands.set_command import RecipeCommand
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.tables import UNKNOWN, columns
 from flambeau.commands.train import INTERRUPTED, train

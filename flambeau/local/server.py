@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, Self
 
 from flambeau.client import Client
 from flambeau.local.addresses import Addresses, read_addresses
@@ -64,30 +64,6 @@ class Server:
         self._process.close(DRAIN_TIMEOUT_S)
 
 
-@overload
-def serve(
-    *models: str,
-    store: str | os.PathLike[str] = ...,
-    block: Literal[True] = ...,
-    http_port: int = ...,
-    grpc_port: int = ...,
-    metrics_port: int = ...,
-    **settings: Any,
-) -> None: ...
-
-
-@overload
-def serve(
-    *models: str,
-    store: str | os.PathLike[str] = ...,
-    block: Literal[False],
-    http_port: int = ...,
-    grpc_port: int = ...,
-    metrics_port: int = ...,
-    **settings: Any,
-) -> Server: ...
-
-
 def serve(
     *models: str,
     store: str | os.PathLike[str] = DEFAULT_STORE,
@@ -96,7 +72,7 @@ def serve(
     grpc_port: int = 8001,
     metrics_port: int = 8002,
     **settings: Any,
-) -> Server | None:
+) -> Server:
     """Serves models of a store over REST and gRPC, as `flambeau serve` does.
 
     Args:
@@ -110,7 +86,7 @@ def serve(
         settings: further settings of the server, such as `threads=2`.
 
     Returns:
-        The server if `block` is False; None at its end otherwise.
+        The server: running if `block` is False, else ended.
 
     Raises:
         ServerError: it did not start; the message has the reason.
@@ -133,7 +109,7 @@ def serve(
         server.wait()
     except KeyboardInterrupt:
         server.stop()
-    return None
+    return server
 
 
 def start(module: str, *arguments: str, say: Callable[[str], None] | None = None) -> Server:

@@ -1,15 +1,15 @@
 """Calls a function in a forked child, so that the caller's process keeps its memory and state.
 
 Exporting a network imports a hundred megabytes of torch's compiler; in a child they are gone
-afterwards. The child shares the caller's memory, so nothing is copied or pickled on the way in.
+afterwards. The child shares the caller's memory, so nothing is copied on the way in.
 
 Rule: a fork of a process with threads may deadlock. A child that uses no CPU time for `STUCK_S`
 seconds is ended, and the caller makes the call itself.
 """
 
 import contextlib
+import json
 import os
-import pickle
 import select
 import signal
 import sys
@@ -38,8 +38,8 @@ def call_in_fork(call: Callable[[], Result]) -> Result:
     """Returns the result of the call, made in a child.
 
     Args:
-        call: a function; its result is pickled on the way back. It must not use a GPU that this
-            process has used.
+        call: a function; its result, of values of JSON, is sent back. It must not use a GPU that
+            this process has used.
 
     Raises:
         ForkedCallError: the call raised; exceptions themselves would import their modules here.
@@ -64,8 +64,7 @@ def call_in_fork(call: Callable[[], Result]) -> Result:
         os.waitpid(child, 0)
     if not data:
         raise ForkUnavailableError("the child ended without an answer")
-    # Written by our own child over a private pipe.
-    succeeded, found = pickle.loads(data)  # noqa: S301
+    succeeded, found = json.loads(data)
     if not succeeded:
         raise ForkedCallError(found)
     return found  # type: ignore[no-any-return]
@@ -83,8 +82,8 @@ def _answer(call: Callable[[], Any], writer: int) -> None:
             answer: tuple[bool, Any] = (True, call())
         except Exception as error:
             answer = (False, innermost_line(error))
-        with os.fdopen(writer, "wb") as file:
-            pickle.dump(answer, file)
+        with os.fdopen(writer, "w") as file:
+            json.dump(answer, file)
     finally:
         os._exit(0)
 

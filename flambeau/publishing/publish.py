@@ -5,9 +5,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from flambeau.local.own_process import OwnProcess, OwnProcessError
+from flambeau.protocol.strict import nearest_name
 from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
 from flambeau.publishing.function_location import located
 from flambeau.publishing.published import PublishedArtifact, PublishedVersion
@@ -17,7 +18,45 @@ from flambeau.publishing.staging import write_request
 DEFAULT_STORE = "./var/model_store"
 IMPORTER = "training.importing.run"
 
+DEFAULT_MAX_BATCH_SIZE = 32
+
 Bump = Literal["major", "minor", "patch"]
+
+
+class PublishOptions(TypedDict, total=False):
+    """Options of `publish`; each may be left out."""
+
+    outputs: Sequence[str] | None
+    """Names of the outputs, in order; None for the keys or fields that the model returns, or
+    `output`."""
+    targets: Any
+    """The right answers of the example rows, such as classes [rows]; artifacts are then also judged
+    by a metric."""
+    metric: str | None
+    """`accuracy` (of classes), `f1` (of several labels a row) or `rmse` (of numbers); None to
+    choose by the type of the targets."""
+    artifacts: Literal["auto"] | Sequence[str]
+    """`auto`, or names such as `onnx`, `onnx-int8`, `openvino`, `pt2`, `torchscript`."""
+    gates: Any
+    """Rules by which outputs match, for all or by output, such as `{"logits": {"top1": 0.99}}`;
+    None for rules that suit each output and precision."""
+    alias: str | None
+    """Alias that moves to the version, `production` unless given; None for none."""
+    labels: Mapping[str, Sequence[str]]
+    """Names of the classes along the last axis of an output, by output."""
+    metadata: Mapping[str, str]
+    """Text that is stored with the version, such as `{"team": "vision"}`."""
+    dynamic: Mapping[str, Mapping[int, tuple[int, int]]]
+    """Smallest and largest size of axes that vary, by input and axis, such as
+    `{"image": {2: (8, 64), 3: (8, 64)}}`; sizes of several examples are added."""
+    max_batch_size: int
+    """Largest batch of a server in rows, 32 unless given."""
+    args: Mapping[str, Any]
+    """Of a class: its arguments, which the version keeps."""
+    files: Sequence[str | os.PathLike[str]]
+    """Of a class: files that the version keeps for it, such as `tokenizer.json`."""
+    bump: Bump | None
+    """Required change of the semantic version; None for the smallest that is right."""
 
 
 def publish(
@@ -26,20 +65,8 @@ def publish(
     *,
     name: str,
     to: str | os.PathLike[str] = DEFAULT_STORE,
-    outputs: Sequence[str] | None = None,
-    targets: Any = None,
-    metric: str | None = None,
-    artifacts: Literal["auto"] | Sequence[str] = "auto",
-    gates: Any = None,
-    alias: str | None = "production",
-    labels: Mapping[str, Sequence[str]] | None = None,
-    metadata: Mapping[str, str] | None = None,
-    dynamic: Mapping[str, Mapping[int, tuple[int, int]]] | None = None,
-    max_batch_size: int = 32,
-    args: Mapping[str, Any] | None = None,
-    files: Sequence[str | os.PathLike[str]] = (),
-    bump: Bump | None = None,
     progress: bool | Callable[[str], None] = True,
+    **options: Unpack[PublishOptions],
 ) -> PublishedVersion:
     """Exports a model, verifies each artifact against it, and publishes a version.
 
@@ -49,56 +76,26 @@ def publish(
 
     Args:
         model: a torch module in evaluation mode on the CPU, or a function of tensors; or a class
-            with a method `infer` or `infer_one`, which becomes a Python model (see
-            docs/guides/python-models.md).
+            with a method `infer` or `infer_one`, which becomes a Python model.
         examples: inputs by name, `{"image": array}`, each [rows, ...]; or one array, or a tuple of
             them in the order of the arguments; or a list of such mappings, one for each size that
             inputs may have. From 32 rows on, they also calibrate 8-bit artifacts. Give real rows:
             the verification is as good as they are.
         name: name of the model in the store.
         to: the store: a folder, or `s3://bucket/prefix`.
-        outputs: names of the outputs, in order; None for the keys or fields that the model returns,
-            or `output`.
-        targets: the right answers of the example rows, such as classes [rows]; artifacts are then
-            also judged by a metric.
-        metric: `accuracy` (of classes), `f1` (of several labels a row) or `rmse` (of numbers); None
-            to choose by the type of the targets.
-        artifacts: `auto`, or names such as `onnx`, `onnx-int8`, `openvino`, `pt2`, `torchscript`.
-        gates: rules by which outputs match, for all or by output name, such as
-            `{"logits": {"top1": 0.99}}`; None for rules that suit each output and precision.
-        alias: alias that moves to the version; None for none. Servers serve `production`.
-        labels: names of the classes along the last axis of an output, by output.
-        metadata: text that is stored with the version, such as `{"team": "vision"}`.
-        dynamic: smallest and largest size of axes that vary, by input and axis:
-            `{"image": {2: (8, 64), 3: (8, 64)}}`; sizes of several examples are added.
-        max_batch_size: largest batch of a server, in rows.
-        args: of a class: its arguments, which the version keeps.
-        files: of a class: files that the version keeps for it, such as `tokenizer.json`.
-        bump: required change of the semantic version; None for the smallest that is right.
         progress: False to print nothing; or a function that receives the name of each step.
-
-    Returns:
-        The published version.
+        options: `outputs`, `targets`, `metric`, `artifacts`, `gates`, `alias`, `labels`,
+            `metadata`, `dynamic`, `max_batch_size`, `args`, `files`, `bump`: see `PublishOptions`.
 
     Raises:
+        TypeError: an option is unknown.
         ExampleError: the examples do not fit the model.
         CaptureError: torch cannot capture the model, or its answers cannot be verified.
         RefusedError: no artifact matched the model, or the store refused the version. Nothing was
             published.
     """
-    _check_model(model)
-    if (args or files) and not isinstance(model, type):
-        raise PublishError("args and files are for a class; the model is an object already")
-    about = {
-        "model": name,
-        "store": _store_url(to),
-        "artifacts": _wanted(artifacts),
-        "gates": located(gates, "gates"),
-        "metric": metric,
-        "alias": alias,
-        "metadata": dict(metadata or {}),
-        "bump": bump,
-    }
+    _check_options(model, options)
+    about = _about(name, to, options)
     with (
         _progress(progress) as say,
         tempfile.TemporaryDirectory(prefix="flambeau-publish-") as temporary,
@@ -106,47 +103,41 @@ def publish(
         folder = Path(temporary)
         with _importer(folder) as importer:
             say(f"capturing {name}")
-            if isinstance(model, type):
-                stage_python_model(model, examples, folder, about, args or {}, files)
-            else:
-                _stage_network(
-                    model,
-                    examples,
-                    folder,
-                    about,
-                    outputs,
-                    targets,
-                    labels,
-                    dynamic,
-                    max_batch_size,
-                )
+            stage = stage_python_model if isinstance(model, type) else _stage_network
+            stage(model, examples, folder, about, options)
             return importer.run(say)
 
 
+def _about(name: str, to: str | os.PathLike[str], options: PublishOptions) -> dict[str, Any]:
+    """Returns the fields of the request that do not depend on the kind of model."""
+    return {
+        "model": name,
+        "store": _store_url(to),
+        "artifacts": _wanted(options.get("artifacts", "auto")),
+        "gates": located(options.get("gates"), "gates"),
+        "metric": options.get("metric"),
+        "alias": options.get("alias", "production"),
+        "metadata": dict(options.get("metadata", {})),
+        "bump": options.get("bump"),
+    }
+
+
 def _stage_network(
-    model: Any,
-    examples: Any,
-    folder: Path,
-    about: Mapping[str, Any],
-    outputs: Sequence[str] | None,
-    targets: Any,
-    labels: Mapping[str, Sequence[str]] | None,
-    dynamic: Mapping[str, Mapping[int, tuple[int, int]]] | None,
-    max_batch_size: int,
+    model: Any, examples: Any, folder: Path, about: Mapping[str, Any], options: PublishOptions
 ) -> None:
     """Captures a module or a function, and writes the request."""
     from flambeau.publishing.capture import capture
     from flambeau.publishing.examples import read_examples
 
-    given = read_examples(model, examples, dynamic)
+    given = read_examples(model, examples, options.get("dynamic"))
     wanted = about["artifacts"]
     captured = capture(
         model,
         given,
         folder=folder,
-        outputs=outputs,
-        labels=labels,
-        max_batch_size=max_batch_size,
+        outputs=options.get("outputs"),
+        labels=options.get("labels"),
+        max_batch_size=options.get("max_batch_size", DEFAULT_MAX_BATCH_SIZE),
         script=wanted != "auto" and "torchscript" in wanted,
     )
     rows = next(iter(given.inputs.values())).shape[0]
@@ -162,8 +153,22 @@ def _stage_network(
         request,
         [{key: tensor.numpy() for key, tensor in one.items()} for one in given.all()],
         [captured.outputs, *captured.others],
-        _targets(targets, rows),
+        _targets(options.get("targets"), rows),
     )
+
+
+def _check_options(model: Any, options: PublishOptions) -> None:
+    """Refuses unknown options, and a model that is none of the kinds."""
+    known = PublishOptions.__annotations__
+    for option in options:
+        if option not in known:
+            raise TypeError(f"publish has no option '{option}'{nearest_name(option, known)}")
+    _check_model(model)
+    if isinstance(model, type):
+        return
+    for option in ("args", "files"):
+        if options.get(option):
+            raise PublishError(f"{option} is for a class, and the model is an object already")
 
 
 def _check_model(model: Any) -> None:

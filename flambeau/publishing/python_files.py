@@ -21,8 +21,7 @@ def stage_python_model(
     examples: Any,
     folder: Path,
     about: Mapping[str, Any],
-    args: Mapping[str, Any],
-    files: Sequence[str | os.PathLike[str]],
+    options: Mapping[str, Any],
 ) -> None:
     """Writes the request to publish a class.
 
@@ -31,8 +30,7 @@ def stage_python_model(
         examples: inputs by name, [rows, ...]; text and bytes as lists or arrays of them.
         folder: the folder of the request.
         about: fields of the request that do not depend on the model.
-        args: arguments of the class; values of JSON.
-        files: files that it needs.
+        options: `args`, arguments of the class, of values of JSON; `files` that it needs.
 
     Raises:
         CaptureError: its source, an argument or a file cannot be kept.
@@ -40,7 +38,7 @@ def stage_python_model(
     """
     (folder / SOURCE).write_text(class_source(cls), encoding="utf-8")
     try:
-        kept_args = json.loads(json.dumps(dict(args)))
+        kept_args = json.loads(json.dumps(dict(options.get("args", {}))))
     except (TypeError, ValueError) as error:
         raise CaptureError(
             f"args cannot be kept with the version ({error}); give values of JSON, or files"
@@ -49,7 +47,7 @@ def stage_python_model(
         "file": SOURCE,
         "class_name": cls.__name__,
         "args": kept_args,
-        "files": _copy_files(files, folder / FILES),
+        "files": _copy_files(options.get("files", ()), folder / FILES),
     }
     request = {**about, "source": f"class {cls.__name__} from Python", "python": python}
     several = isinstance(examples, list) and bool(examples) and isinstance(examples[0], Mapping)

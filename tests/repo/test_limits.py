@@ -21,8 +21,11 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 119, 384
-"""Different names of settings, those of models and of payload samples included; keys of recipes."""
+SETTINGS, RECIPE_KEYS = 119, 388
+"""Different names of settings, those of models and of payload samples included; keys of recipes.
+
+Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
+"""
 
 EFFECTS = {
     "refuses with an error": """

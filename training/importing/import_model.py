@@ -12,6 +12,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from model_store.gates import GateError
 from model_store.golden import GoldenRows
@@ -56,8 +57,31 @@ class Imported:
 
     manifest: Manifest
     report: Report
-    alias: str | None
-    """Alias that moved to it; None if none did."""
+    request: ImportRequest
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the version and the figures of its artifacts, as values of JSON."""
+        manifest = self.manifest
+        verdicts = {one.name: one.refusal or one.dropped for one in self.report.artifacts}
+        refused = {name: reason for name, reason in verdicts.items() if reason is not None}
+        lost = {k: reason for k, reason in self.request.refusals.items() if k not in verdicts}
+        return {
+            "model": manifest.model,
+            "version": manifest.version,
+            "semver": manifest.semver,
+            "store": self.request.store,
+            "artifacts": [
+                {
+                    "name": artifact.name,
+                    "max_abs_difference": artifact.verification.max_abs_difference,
+                    "ms_per_row": artifact.speed_key()[0],
+                }
+                for artifact in manifest.artifacts_by_speed()
+            ],
+            "refused": lost | refused,
+            "alias": self.request.alias,
+            "notes": [],
+        }
 
 
 def import_model(
@@ -111,7 +135,7 @@ def import_model(
     manifest = _publish(report, request, first, expected, folder, store, say, sign)
     if request.alias is not None:
         store.promote(request.model, manifest.version, request.alias, f"imported {first.source}")
-    return Imported(manifest=manifest, report=report, alias=request.alias)
+    return Imported(manifest=manifest, report=report, request=request)
 
 
 def _make(

@@ -15,7 +15,7 @@ from typing import Any
 from flambeau.protocol.signature import SignatureError
 from model_store.errors import StoreError
 from training.errors import TrainingError
-from training.importing.import_model import Imported, import_model
+from training.importing.import_model import import_model
 from training.importing.original import Original
 from training.importing.request import ExampleRows, ImportRequest, read_request
 from training.process.isolated_run import process_context
@@ -47,7 +47,7 @@ def main(folder: Path, descriptor: int) -> int:
     except Exception as error:  # a bug: its traceback goes to the caller's standard error
         _tell({"error": f"nothing was published: {root_cause(error)}"})
         raise
-    _tell({"published": _result(imported, request)})
+    _tell({"published": imported.summary()})
     return 0
 
 
@@ -88,31 +88,6 @@ def _signer() -> Any:
     from model_store.signatures.signing import signer_with
 
     return signer_with(key)
-
-
-def _result(imported: Imported, request: ImportRequest) -> dict[str, Any]:
-    manifest, report = imported.manifest, imported.report
-    refused = {a.name: a.refusal or a.dropped for a in report.artifacts}
-    return {
-        "model": manifest.model,
-        "version": manifest.version,
-        "semver": manifest.semver,
-        "store": request.store,
-        "artifacts": [
-            {
-                "name": artifact.name,
-                "max_abs_difference": artifact.verification.max_abs_difference,
-                "ms_per_row": artifact.speed_key()[0],
-            }
-            for artifact in manifest.artifacts_by_speed()
-        ],
-        "refused": {
-            **{kind: reason for kind, reason in request.refusals.items() if kind not in refused},
-            **{name: reason for name, reason in refused.items() if reason is not None},
-        },
-        "alias": imported.alias,
-        "notes": [],
-    }
 
 
 def _say(text: str) -> None:

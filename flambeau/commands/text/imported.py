@@ -14,6 +14,6 @@ def print_imported(imported: "Imported") -> None:
     from training.reporting.report import print_table
 
     print_table(imported.report, Console())
-    manifest = imported.manifest
-    moved = f" → {imported.alias}" if imported.alias else "; no alias moves"
+    manifest, alias = imported.manifest, imported.request.alias
+    moved = f" → {alias}" if alias else "; no alias moves"
     typer.echo(f"published {manifest.model} {manifest.version_text}{moved}")

@@ -14,7 +14,7 @@ def test_the_result_comes_back_from_another_process() -> None:
 
 
 def test_large_results_come_back() -> None:
-    assert len(call_in_fork(lambda: b"x" * 5_000_000)) == 5_000_000
+    assert len(call_in_fork(lambda: "x" * 5_000_000)) == 5_000_000
 
 
 def test_an_exception_is_told_by_its_innermost_line() -> None:
