@@ -1,0 +1,134 @@
+"""Inputs and outputs as a foreign file states them, and the signature that follows from them.
+
+Rules: a named or unknown dimension varies; an input's first dimension that varies is the batch.
+Another input whose first dimension is fixed has its batch where it names the same dimension, or in
+its only unnamed one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.strict import explain, nearest_name
+from training.errors import SourceError
+from training.importing.sources.source_options import DEFAULT_MAX_BATCH_SIZE, SourceOptions
+
+Dimension = int | str
+"""A fixed size, or the name of one that varies; `UNNAMED` if the file gives none."""
+UNNAMED = ""
+BATCH = "batch"
+"""Name of the batch dimension where examples are the only source of shapes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTensor:
+    """One input or output."""
+
+    name: str
+    datatype: str
+    dims: tuple[Dimension, ...]
+    """All dimensions, the batch included."""
+    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Smallest and largest size by axis, where the file limits them."""
+
+    def text(self) -> str:
+        """Returns the tensor in words: `'image' FP32 [batch, 3, 224]`."""
+        dims = ", ".join(str(d) if d != UNNAMED else "?" for d in self.dims)
+        return f"'{self.name}' {self.datatype} [{dims}]"
+
+
+def batch_axes(inputs: Sequence[ReadTensor]) -> dict[str, int | None]:
+    """Returns the batch axis of each input; None for one without."""
+    firsts = [tensor.dims[0] for tensor in inputs if tensor.dims]
+    batch = next((first for first in firsts if isinstance(first, str)), None)
+    found: dict[str, int | None] = {}
+    for tensor in inputs:
+        if tensor.dims and isinstance(tensor.dims[0], str):
+            found[tensor.name] = 0
+        else:
+            varying = [a for a, d in enumerate(tensor.dims) if isinstance(d, str) and d == batch]
+            is_sure = len(varying) == 1 or (varying and batch != UNNAMED)
+            found[tensor.name] = varying[0] if is_sure else None
+    return found
+
+
+def input_specs(where: str, inputs: Sequence[ReadTensor]) -> tuple[TensorSpec, ...]:
+    """Returns the specs of the inputs.
+
+    Args:
+        where: the file, for messages.
+        inputs: its inputs, in order.
+
+    Raises:
+        SourceError: an input has no batch axis, or an invalid name.
+    """
+    axes = batch_axes(inputs)
+    return tuple(tensor_spec(where, "input", tensor, axes[tensor.name]) for tensor in inputs)
+
+
+def tensor_spec(where: str, what: str, tensor: ReadTensor, batch_axis: int | None) -> TensorSpec:
+    """Returns the spec of one tensor. Only this function knows which batch axes are served.
+
+    Args:
+        where: the file, for messages.
+        what: `input` or `output`.
+        tensor: the tensor.
+        batch_axis: the dimension of the batch; None if it has none.
+
+    Raises:
+        SourceError: the batch is not the first dimension.
+    """
+    if batch_axis != 0:
+        place = "no batch" if batch_axis is None else f"the batch at dimension {batch_axis}"
+        raise SourceError(
+            f"{what} {tensor.text()} of {where} has {place}; servers join requests along the first "
+            "dimension: export the model with a first dimension that varies"
+        )
+    shape = tuple(-1 if isinstance(size, str) else size for size in tensor.dims)
+    try:
+        return TensorSpec(name=tensor.name, datatype=tensor.datatype, shape=shape)
+    except ValidationError as error:
+        raise SourceError(f"{what} of {where}: {explain(error, TensorSpec)}") from error
+
+
+def signature_of(
+    where: str,
+    inputs: Sequence[ReadTensor],
+    outputs: Sequence[TensorSpec],
+    options: SourceOptions,
+    labels: Mapping[str, Sequence[str]] | None = None,
+) -> Signature:
+    """Returns the signature of a model.
+
+    Args:
+        where: the file, for messages.
+        inputs: its inputs, in order.
+        outputs: specs of its outputs, in order.
+        options: largest batch, and limits of dimensions.
+        labels: names of the classes by output.
+
+    Raises:
+        SourceError: the options or labels do not fit the model.
+    """
+    known = {tensor.name: tensor for tensor in inputs}
+    axes = batch_axes(inputs)
+    dynamic = {
+        name: {a: sizes for a, sizes in t.ranges.items() if a != axes[name] and sizes[0] < sizes[1]}
+        for name, t in known.items()
+    }
+    for name, ranges in options.dynamic.items():
+        if name not in known:
+            raise SourceError(f"dynamic names input '{name}'{nearest_name(name, known)}")
+        dynamic[name] |= dict(ranges)
+    try:
+        return Signature(
+            inputs=input_specs(where, inputs),
+            outputs=tuple(outputs),
+            max_batch_size=options.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
+            dynamic={name: ranges for name, ranges in dynamic.items() if ranges},
+            labels={name: tuple(names) for name, names in (labels or {}).items()},
+        )
+    except ValidationError as error:
+        raise SourceError(f"{where}: {explain(error, Signature)}") from error
