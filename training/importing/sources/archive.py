@@ -3,7 +3,6 @@
 Rule: sizes are checked before a member is inflated; nothing is unpickled.
 """
 
-import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,9 @@ def member_names(path: Path) -> list[str]:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except Exception as error:  # `zipfile` raises many types
-        raise SourceError(f"{path} is a damaged archive ({error}); copy or write it again") from None
+        raise SourceError(
+            f"{path} is a damaged archive ({error}); copy or write it again"
+        ) from None
     if len(names) > MAX_FILES:
         raise SourceError(f"{path} has {len(names):,} members, and at most {MAX_FILES:,} are read")
     return [name.partition("/")[2] or name for name in names]

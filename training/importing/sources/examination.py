@@ -3,8 +3,8 @@
 In: a function that runs the model, and its inputs as the file states them. Out: `Examined`. Runs in
 the isolated process that has opened the file.
 
-Rule: files state the shapes of outputs wrongly or not at all, so they are measured: a dimension that
-differs between two runs of other sizes varies.
+Rule: files state the shapes of outputs wrongly or not at all, so they are measured: a dimension
+that differs between two runs of other sizes varies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import nearest_name
-from flambeau.protocol.tensors import Array, TensorError, datatype_of
+from flambeau.protocol.tensors import DATATYPES, Array, TensorError, datatype_of
 from training.errors import SourceError
 from training.importing.sources.made_examples import (
     SIZE,
@@ -27,10 +27,11 @@ from training.importing.sources.read_tensor import (
     Dimension,
     ReadTensor,
     input_specs,
+    largest_batch,
     signature_of,
     tensor_spec,
 )
-from training.importing.sources.source_options import DEFAULT_MAX_BATCH_SIZE, SourceOptions
+from training.importing.sources.source_options import SourceOptions
 from training.process.root_cause import root_cause
 
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -88,9 +89,7 @@ def examine(
         first = _run(where, run, _rows_of(examples, _rows(examples)))
     outputs = _outputs(where, run, inputs, examples, first)
     signature = signature_of(where, inputs, outputs, options, labels)
-    return Examined(
-        signature=signature, examples=examples, made_up=given is None, notes=notes
-    )
+    return Examined(signature=signature, examples=examples, made_up=given is None, notes=notes)
 
 
 def checked_examples(
@@ -129,8 +128,6 @@ def checked_examples(
 
 def _as(datatype: str, array: Array) -> Array:
     if datatype in ("FP16", "FP32", "FP64") and array.dtype.kind == "f":
-        from flambeau.protocol.tensors import DATATYPES
-
         return array.astype(DATATYPES[datatype])
     return array
 
@@ -139,7 +136,7 @@ def _accepted(
     where: str, run: Run, inputs: Sequence[ReadTensor], options: SourceOptions
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Returns made-up examples that the model accepts, and its outputs for the first rows."""
-    most = options.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+    most = largest_batch(where, inputs, options)
     failure = SourceError("no examples were tried")
     for below in SMALL_RANGES:
         examples = made_examples(where, inputs, most_rows=most, integers_below=below)

@@ -108,8 +108,7 @@ def beside(folder: Path, relative: str, why: str, also: tuple[Path, ...] = ()) -
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Returns the paths of all files in a folder, relative to it and sorted; links are not
-    followed.
+    """Returns the paths of all files in a folder, relative to it and sorted.
 
     Raises:
         SourceError: there are more than `MAX_FILES`.

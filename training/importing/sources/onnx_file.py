@@ -101,7 +101,9 @@ def _fold(path: Path, copy: Path) -> int:
     for tensor in outside:
         file, offset, length = _place(tensor, path)
         if (total := total + length) > MAX_BYTES:
-            raise SourceError(f"{path.name} and its external data have {total:,} bytes; {_TOO_LARGE}")
+            raise SourceError(
+                f"{path.name} and its external data have {total:,} bytes; {_TOO_LARGE}"
+            )
         with file.open("rb") as data:
             data.seek(offset)
             tensor.raw_data = data.read(length)

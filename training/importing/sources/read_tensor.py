@@ -93,6 +93,27 @@ def tensor_spec(where: str, what: str, tensor: ReadTensor, batch_axis: int | Non
         raise SourceError(f"{what} of {where}: {explain(error, TensorSpec)}") from error
 
 
+def largest_batch(where: str, inputs: Sequence[ReadTensor], options: SourceOptions) -> int:
+    """Returns the largest batch in rows.
+
+    Raises:
+        SourceError: the options ask for more than the file allows.
+    """
+    axes = batch_axes(inputs)
+    limits = [
+        tensor.ranges[axis][1]
+        for tensor in inputs
+        if (axis := axes[tensor.name]) is not None and axis in tensor.ranges
+    ]
+    most = options.max_batch_size or min([DEFAULT_MAX_BATCH_SIZE, *limits])
+    if any(most > limit for limit in limits):
+        raise SourceError(
+            f"--max-batch-size is {most}, and {where} takes at most {min(limits)} rows; give less, "
+            "or export it for more"
+        )
+    return most
+
+
 def signature_of(
     where: str,
     inputs: Sequence[ReadTensor],
@@ -126,7 +147,7 @@ def signature_of(
         return Signature(
             inputs=input_specs(where, inputs),
             outputs=tuple(outputs),
-            max_batch_size=options.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
+            max_batch_size=largest_batch(where, inputs, options),
             dynamic={name: ranges for name, ranges in dynamic.items() if ranges},
             labels={name: tuple(names) for name, names in (labels or {}).items()},
         )

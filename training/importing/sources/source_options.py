@@ -28,5 +28,5 @@ class SourceOptions:
     """Largest batch in rows; None for the source's own, or `DEFAULT_MAX_BATCH_SIZE`."""
     dynamic: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
     """Smallest and largest size by input and axis."""
-    limits: ExportLimits = ExportLimits()
+    limits: ExportLimits = field(default_factory=ExportLimits)
     """Time and memory of the processes that open files."""
