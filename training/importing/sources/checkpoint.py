@@ -26,7 +26,7 @@ from training.importing.sources.examination import Examined, examine
 from training.importing.sources.foreign_files import file_size
 from training.importing.sources.program_safety import WHAT_CODE_CAN_DO
 from training.importing.sources.source_options import SourceOptions
-from training.importing.sources.torch_examination import tensors_of_examples, torch_run
+from training.importing.sources.torch_examination import named_by, tensors_of_examples, torch_run
 from training.importing.sources.torch_export import export_module
 from training.process.root_cause import root_cause
 from training.recipe.targets import call_target, load_target, split_target
@@ -121,7 +121,7 @@ def export_network(
             f"{where} does not contain the shapes of its inputs; give --examples x.npz with "
             f"{wanted or 'an array [rows, ...]'}, as forward names them"
         )
-    given = options.examples or {}
+    given = named_by(names, options.examples or {})
     ordered = dataclasses.replace(options, examples={t.name: given[t.name] for t in inputs})
     run = torch_run(where, network, [t.name for t in inputs])
     examined = examine(where, run, inputs, ordered)

@@ -31,7 +31,7 @@ from training.importing.sources.read_tensor import (
     signature_of,
     tensor_spec,
 )
-from training.importing.sources.source_options import SourceOptions
+from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
 from training.process.root_cause import root_cause
 
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -106,6 +106,8 @@ def checked_examples(
         SourceError: a name, datatype or shape does not fit, or there are no rows.
     """
     known = [spec.name for spec in specs]
+    if list(given) == [ONLY_INPUT] and len(known) == 1:
+        given = {known[0]: given[ONLY_INPUT]}
     for name in given:
         if name not in known:
             raise SourceError(f"the examples name '{name}'{nearest_name(name, known)}")

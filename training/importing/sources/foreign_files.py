@@ -76,7 +76,14 @@ def staged_copy(path: Path, staging: Path, name: str) -> Path:
     return staging / name
 
 
-def beside(folder: Path, relative: str, why: str, also: tuple[Path, ...] = ()) -> Path:
+def beside(
+    folder: Path,
+    relative: str,
+    why: str,
+    also: tuple[Path, ...] = (),
+    *,
+    is_folder: bool = False,
+) -> Path:
     """Returns the path of a file that another file names, if it lies in the folder.
 
     Args:
@@ -84,6 +91,7 @@ def beside(folder: Path, relative: str, why: str, also: tuple[Path, ...] = ()) -
         relative: the name, as the other file has it: it may be anything.
         why: description of the name, for messages: `net.onnx: tensor 'w'`.
         also: further folders in which links may end.
+        is_folder: True to expect a folder.
 
     Raises:
         SourceError: the name is absolute, leads out of the folder, or names no regular file.
@@ -102,7 +110,7 @@ def beside(folder: Path, relative: str, why: str, also: tuple[Path, ...] = ()) -
         raise SourceError(
             f"{why} asks for {shown!r}, a link out of {folder}; replace the link by the file"
         )
-    if not real.is_file():
+    if not (real.is_dir() if is_folder else real.is_file()):
         raise SourceError(f"{why} asks for the file {shown!r}, which is not in {folder}; copy it")
     return path
 

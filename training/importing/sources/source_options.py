@@ -8,6 +8,8 @@ from flambeau.protocol.tensors import Array
 from training.recipe.recipe import ExportLimits
 
 DEFAULT_MAX_BATCH_SIZE = 32
+ONLY_INPUT = ""
+"""Name of an example of a model with one input, whose name the user did not give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,8 @@ class SourceOptions:
     allow_pickle: bool = False
     """True to unpickle more than plain weights: a pickle can run any code."""
     examples: Mapping[str, Array] | None = None
-    """Example inputs by name, [rows, ...]; None to make them up where that is possible."""
+    """Example inputs by name, [rows, ...], or one of the name `ONLY_INPUT`; None to make them up
+    where that is possible."""
     model: str = ""
     """The model of a repository to read; empty for all of them."""
     max_batch_size: int | None = None

@@ -11,7 +11,7 @@ from flambeau.publishing.network_outputs import OutputError, named_outputs
 from training.errors import SourceError
 from training.importing.sources.examination import Run
 from training.importing.sources.read_tensor import BATCH, ReadTensor
-from training.importing.sources.source_options import SourceOptions
+from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
 
 
 def torch_run(
@@ -64,7 +64,7 @@ def tensors_of_examples(
     """
     if options.examples is None:
         return None
-    given = options.examples
+    given = named_by(names, options.examples)
     if len(names) == 1 and len(given) == 1 and names[0] not in given:
         names = list(given)  # the only input may have any name
     if len(given) > len(names) or not set(given) <= set(names):
@@ -84,6 +84,13 @@ def tensors_of_examples(
         )
         found.append(ReadTensor(name=name, datatype=datatype_of(array), dims=dims, ranges=ranges))
     return tuple(found)
+
+
+def named_by(names: Sequence[str], examples: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Returns the examples; one without a name gets the name of the first argument."""
+    if list(examples) == [ONLY_INPUT] and names:
+        return {names[0]: examples[ONLY_INPUT]}
+    return examples
 
 
 def _array(where: str, name: str, tensor: Tensor) -> Array:

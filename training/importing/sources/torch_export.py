@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from flambeau.protocol.tensors import Array
 from training.errors import SourceError
 from training.importing.sources.read_tensor import ReadTensor, batch_axes, largest_batch
 from training.importing.sources.source_options import SourceOptions
+from training.network.row_dependence import ROUNDING_SHARE
 from training.process.quiet import quiet
 from training.process.root_cause import root_cause
 from training.programs.exported_program import CHATTY_LOGGERS, whole_recurrent_layers
@@ -57,9 +59,24 @@ def export_module(
     with quiet(loggers=CHATTY_LOGGERS), torch.no_grad(), whole_recurrent_layers():
         try:
             program = torch.export.export(module, arguments, dynamic_shapes=(tuple(dims),))
+            _check_equal(module(*arguments), program.module()(*arguments))
             torch.export.save(program, path)
+        except SourceError:
+            raise
         except Exception as error:  # torch raises many types
             raise SourceError(
                 f"torch.export cannot export the network: {root_cause(error)}; save it as "
                 "TorchScript or ONNX where it was trained, and import that"
             ) from None
+
+
+def _check_equal(wanted: Any, found: Any) -> None:
+    """Compares the program with the network that it was made from."""
+    pairs = zip(pytree.tree_leaves(wanted), pytree.tree_leaves(found), strict=True)
+    for number, (one, other) in enumerate(pairs):
+        largest = float(one.abs().max()) if one.numel() else 0.0
+        if not torch.allclose(one, other, rtol=0.0, atol=ROUNDING_SHARE * largest, equal_nan=True):
+            raise SourceError(
+                f"torch.export changes output {number} of the network; save it as TorchScript or "
+                "ONNX where it was trained, and import that"
+            )

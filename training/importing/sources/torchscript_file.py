@@ -19,6 +19,7 @@ from training.importing.sources.foreign_files import staged_copy
 from training.importing.sources.source_options import SourceOptions
 from training.importing.sources.torch_examination import (
     is_in_order,
+    named_by,
     tensors_of_examples,
     torch_run,
 )
@@ -86,7 +87,7 @@ def _examine(path: Path, where: str, options: SourceOptions, declared: Declared)
                 f"{arrays}, as its forward method names them"
             )
         inputs = shown
-        given = options.examples or {}
+        given = named_by(names, options.examples or {})
         options = dataclasses.replace(options, examples={t.name: given[t.name] for t in inputs})
     run = torch_run(where, module, [t.name for t in inputs], declared.outputs)
     examined = examine(where, run, inputs, options, labels=declared.labels)
