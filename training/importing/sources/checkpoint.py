@@ -215,7 +215,7 @@ def _bytes_needed(options: SourceOptions) -> int | None:
         with torch.device("meta"):
             network = call_target(options.network, options.args, "network")
         tensors = [*network.parameters(), *network.buffers()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return int(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
     except Exception:  # a constructor may compute with its weights, which need memory
         return None
 

@@ -8,6 +8,7 @@ Rules: weights are safetensors, or a pickle if the user allows it; a folder whos
 its own (`auto_map`) is refused; weights beyond the memory limit are refused before they are read.
 """
 
+import importlib
 import importlib.util
 import os
 import re
@@ -189,8 +190,7 @@ def _export(
 
 
 def _network(folder: Path, config: Mapping[str, Any], allow_pickle: bool) -> Any:
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     names = config.get("architectures") or []
     name = str(names[0]) if isinstance(names, list) and names else ""
     found = getattr(transformers, name, None) if re.fullmatch(r"[A-Z]\w+", name) else None

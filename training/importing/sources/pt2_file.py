@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,7 @@ class _ByPosition(nn.Module):
 
 def _in_order(module: nn.Module) -> tuple[nn.Module, bool]:
     """Returns a module that takes tensors by position, and True if that is the program's own."""
-    spec = module._in_spec  # type: ignore[attr-defined]
+    spec = cast(pytree.TreeSpec, module._in_spec)
     args, kwargs = pytree.tree_unflatten([0] * spec.num_leaves, spec)
     if not kwargs and all(isinstance(one, int) for one in args):
         return module, True

@@ -9,13 +9,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from flambeau.protocol.tensors import Array
+from flambeau.publishing.recurrent_layers import whole_recurrent_layers
 from training.errors import SourceError
 from training.importing.sources.read_tensor import ReadTensor, batch_axes, largest_batch
 from training.importing.sources.source_options import SourceOptions
 from training.network.row_dependence import ROUNDING_SHARE
 from training.process.quiet import quiet
 from training.process.root_cause import root_cause
-from training.programs.exported_program import CHATTY_LOGGERS, whole_recurrent_layers
+from training.programs.exported_program import CHATTY_LOGGERS
 
 MIN_ROWS = 2
 """torch.export specialises on 0 and 1 rows."""

@@ -5,6 +5,7 @@ TorchScript is code, which runs when the file is opened: in a separate process w
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from training.importing.sources.archive import check_sizes
 from training.importing.sources.declared import Declared
 from training.importing.sources.examination import Examined, examine
 from training.importing.sources.foreign_files import staged_copy
+from training.importing.sources.read_tensor import ReadTensor
 from training.importing.sources.source_options import SourceOptions
 from training.importing.sources.torch_examination import (
     is_in_order,
@@ -72,7 +74,7 @@ def _examine(path: Path, where: str, options: SourceOptions, declared: Declared)
     _check_mode(where, module)
     names = _argument_names(where, module)
     if declared.inputs:
-        inputs = declared.inputs
+        inputs = _by_arguments(declared.inputs, names)
         if not len(inputs) <= len(names):
             raise SourceError(
                 f"the configuration has {len(inputs)} inputs, and {where} takes {len(names)} "
@@ -113,9 +115,16 @@ def _check_mode(where: str, module: nn.Module) -> None:
             )
 
 
+def _by_arguments(inputs: tuple[ReadTensor, ...], names: list[str]) -> tuple[ReadTensor, ...]:
+    """Returns inputs in the order of the arguments, if they have their names."""
+    if not {tensor.name for tensor in inputs} <= set(names):
+        return inputs
+    return tuple(sorted(inputs, key=lambda tensor: names.index(tensor.name)))
+
+
 def _argument_names(where: str, module: nn.Module) -> list[str]:
     try:
-        schema = module.forward.schema
+        schema: Any = module.forward.schema  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError) as error:
         raise SourceError(f"{where} has no method forward; save a module that has one") from error
     names = []
