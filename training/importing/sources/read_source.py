@@ -14,9 +14,9 @@ from training.errors import SourceError
 from training.importing.original import Original
 from training.importing.sources.archive import member_names
 from training.importing.sources.foreign_files import file_size
-from training.importing.sources.pipeline_draft import PipelineDraft
 from training.importing.sources.source_options import SourceOptions
-from training.importing.sources.triton_model import CONFIG, is_model_folder
+from training.importing.sources.triton.pipeline_draft import PipelineDraft
+from training.importing.sources.triton.triton_model import CONFIG, is_model_folder
 
 HEAD_BYTES = 4096
 
@@ -82,7 +82,7 @@ SOURCES = (
     Source(
         words="Triton model repository",
         recognises=lambda found: found.path.name == CONFIG or _is_repository(found),
-        reader=f"{_HERE}.triton_repository",
+        reader=f"{_HERE}.triton.triton_repository",
     ),
     Source(
         words="AOTInductor package (.pt2)",
@@ -123,7 +123,7 @@ SOURCES = (
 
 def read_source(
     path: Path, options: SourceOptions, staging: Path
-) -> Original | list[Original | PipelineDraft]:
+) -> list[Original | PipelineDraft]:
     """Reads the model, or the models, at a path.
 
     Args:
@@ -132,7 +132,7 @@ def read_source(
         staging: an empty folder of ours for the copies.
 
     Returns:
-        One original; for a Triton repository one for each model, and a draft for each ensemble.
+        One original; for a Triton repository one for each model, then a draft for each ensemble.
 
     Raises:
         SourceError: no source recognises the path, or its reader refuses it.
@@ -140,7 +140,8 @@ def read_source(
     """
     source = recognise(path)
     reader = cast(Reader, importlib.import_module(source.reader))
-    return reader.read(path, options, staging)
+    found = reader.read(path, options, staging)
+    return found if isinstance(found, list) else [found]
 
 
 def recognise(path: Path) -> Source:

@@ -69,6 +69,6 @@ def test_anything_else_is_refused_with_the_formats(tmp_path: Path) -> None:
 
 def test_a_file_is_read_by_its_reader(tmp_path: Path) -> None:
     path = write_onnx(tmp_path / "net.onnx")
-    original = read_source(path, SourceOptions(), tmp_path / "staging")
+    (original,) = read_source(path, SourceOptions(), tmp_path / "staging")
     assert isinstance(original, Original)
     assert original.kind == "onnx"

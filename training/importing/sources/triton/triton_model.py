@@ -16,8 +16,12 @@ from flambeau.protocol.datatypes import DATATYPE_NAMES
 from flambeau.protocol.strict import nearest_name
 from training.errors import SourceError
 from training.importing.sources.foreign_files import beside, read_text
-from training.importing.sources.protobuf_text import Message, TextFormatError, parse_text_format
 from training.importing.sources.read_tensor import BATCH, UNNAMED, Dimension, ReadTensor
+from training.importing.sources.triton.protobuf_text import (
+    Message,
+    TextFormatError,
+    parse_text_format,
+)
 
 CONFIG = "config.pbtxt"
 MAX_LABELS = 100_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.importing.sources.protobuf_text import (
+from training.importing.sources.triton.protobuf_text import (
     MAX_DEPTH,
     Message,
     TextFormatError,

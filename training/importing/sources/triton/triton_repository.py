@@ -13,10 +13,10 @@ from training.errors import SourceError
 from training.importing.original import Original
 from training.importing.sources import aoti_package, onnx_file, openvino_file, torchscript_file
 from training.importing.sources.declared import Declared
-from training.importing.sources.pipeline_draft import DraftStep, PipelineDraft
-from training.importing.sources.protobuf_text import Message
 from training.importing.sources.source_options import SourceOptions
-from training.importing.sources.triton_model import (
+from training.importing.sources.triton.pipeline_draft import DraftStep, PipelineDraft
+from training.importing.sources.triton.protobuf_text import Message
+from training.importing.sources.triton.triton_model import (
     CONFIG,
     TritonModel,
     is_model_folder,

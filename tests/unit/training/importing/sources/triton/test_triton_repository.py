@@ -7,9 +7,9 @@ import pytest
 from tests.unit.training.importing.foreign_models import write_onnx, write_script
 from training.errors import SourceError
 from training.importing.original import Original
-from training.importing.sources.pipeline_draft import PipelineDraft
 from training.importing.sources.source_options import SourceOptions
-from training.importing.sources.triton_repository import read
+from training.importing.sources.triton.pipeline_draft import PipelineDraft
+from training.importing.sources.triton.triton_repository import read
 
 NET = """
 name: "net" platform: "onnxruntime_onnx" max_batch_size: 8
