@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flambeau.protocol.signature import Padding, Signature
 from flambeau.protocol.tensors import Array
 from flambeau.publishing.network_outputs import OutputsInOrder
 from model_store.document import LARGE, parse_document
@@ -57,6 +58,8 @@ TOKENIZER_FILES = (
 SHOWN_LENGTH = 16
 """Length of made-up texts, in tokens."""
 LENGTH = "length"
+BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Lengths to which texts are padded, up to the model's own limit."""
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -177,7 +180,7 @@ def _export(
         flat = OutputsInOrder(pooled, list(outputs)).eval()
         export_module(flat, inputs, examined.examples, options, program)
     fits = labels is not None and outputs.get("logits", (0,))[-1] == len(labels)
-    signature = examined.signature
+    signature = _padded(examined.signature, inputs)
     if fits and labels is not None:
         signature = signature.model_copy(update={"labels": {"logits": labels}})
     made = own is not None and options.examples is None
@@ -246,6 +249,21 @@ def _inputs(
     return shown, None
 
 
+def _padded(signature: Signature, inputs: Sequence[ReadTensor]) -> Signature:
+    """Adds the padding of texts, by which requests of different lengths share a batch."""
+    by_name = {tensor.name: tensor for tensor in inputs}
+    if set(by_name) != {"input_ids", "attention_mask"}:
+        return signature
+    longest = by_name["input_ids"].ranges[1][1]
+    padding = Padding(
+        inputs={"input_ids": 1},
+        mask="attention_mask",
+        buckets=(*(size for size in BUCKETS if size < longest), longest),
+        outputs={s.name: 1 for s in signature.outputs if len(s.shape) == 3 and s.shape[1] == -1},
+    )
+    return Signature(**{**dict(signature), "padding": padding, "dynamic": {}})
+
+
 class _Named(nn.Module):
     """A network of transformers, called by names, with the pooling of sentence-transformers."""
 
@@ -254,7 +272,7 @@ class _Named(nn.Module):
         self.network, self.names, self.pooling, self.unit = network, names, pooling, unit
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Returns the network's outputs, or `embedding` [rows, size]."""
+        """Returns the network's outputs, or `sentence_embedding` [rows, size]."""
         named = dict(zip(self.names, inputs, strict=True))
         found = self.network(**named, return_dict=True)
         if not self.pooling:
@@ -267,7 +285,7 @@ class _Named(nn.Module):
             pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
         if self.unit:
             pooled = nn.functional.normalize(pooled, dim=1)
-        return {"embedding": pooled}
+        return {"sentence_embedding": pooled}
 
 
 def _pooled(folder: Path, network: nn.Module, names: list[str]) -> nn.Module:

@@ -134,10 +134,14 @@ def signature_of(
         SourceError: the options or labels do not fit the model.
     """
     known = {tensor.name: tensor for tensor in inputs}
-    axes = batch_axes(inputs)
+    axes, shared = batch_axes(inputs), _shared_dimensions(inputs)
     dynamic = {
-        name: {a: sizes for a, sizes in t.ranges.items() if a != axes[name] and sizes[0] < sizes[1]}
-        for name, t in known.items()
+        name: {
+            axis: sizes
+            for axis, sizes in tensor.ranges.items()
+            if axis != axes[name] and sizes[0] < sizes[1] and tensor.dims[axis] not in shared
+        }
+        for name, tensor in known.items()
     }
     for name, ranges in options.dynamic.items():
         if name not in known:
@@ -153,3 +157,12 @@ def signature_of(
         )
     except ValidationError as error:
         raise SourceError(f"{where}: {explain(error, Signature)}") from error
+
+
+def _shared_dimensions(inputs: Sequence[ReadTensor]) -> set[Dimension]:
+    """Returns the names of dimensions that several inputs have, which must have one size.
+
+    `dynamic` varies each by itself, so they get no limits there.
+    """
+    names = [{size for size in t.dims if isinstance(size, str) and size} for t in inputs]
+    return {name for name in set().union(*names) if sum(name in some for some in names) > 1}

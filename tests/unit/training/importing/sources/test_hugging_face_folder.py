@@ -73,3 +73,22 @@ def test_a_broken_configuration_is_refused(folder: Path, tmp_path: Path, text: s
     (folder / "config.json").write_text(text)
     with pytest.raises(SourceError, match=r"config\.json"):
         read_here(folder, tmp_path)
+
+
+@pytest.mark.skipif(not has_transformers, reason="transformers is not installed")
+def test_a_network_of_texts_is_exported_with_its_tokenizer(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=32,
+    )  # fmt: skip
+    folder = tmp_path / "model"
+    transformers.BertModel(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    original = read_here(folder, tmp_path)
+    assert [spec.shape for spec in original.signature.inputs] == [(-1, -1), (-1, -1)]
+    assert original.signature.padding is not None
+    assert original.signature.padding.buckets == (16, 32)
+    assert original.signature.padding.outputs == {"last_hidden_state": 1}
+    assert [file.name for file in original.side_files] == ["tokenizer.json"]
