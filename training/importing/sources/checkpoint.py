@@ -24,11 +24,10 @@ from training.importing.sources.apart import call_apart
 from training.importing.sources.archive import ZIP_MAGIC, check_sizes
 from training.importing.sources.examination import Examined, examine
 from training.importing.sources.foreign_files import file_size
-from training.importing.sources.program_safety import WHAT_CODE_CAN_DO
 from training.importing.sources.source_options import SourceOptions
 from training.importing.sources.torch_examination import named_by, tensors_of_examples, torch_run
 from training.importing.sources.torch_export import export_module
-from training.process.root_cause import root_cause
+from training.importing.sources.unpickling import load_torch_file
 from training.recipe.targets import call_target, load_target, split_target
 
 FILE = "model.pt2"
@@ -140,27 +139,7 @@ def _load(path: Path, allow_pickle: bool) -> object:
             return load_file(path)
         except Exception as error:  # safetensors raises its own types
             raise SourceError(f"{path.name} is no safetensors file ({error})") from None
-    try:
-        return torch.load(path, map_location="cpu", weights_only=not allow_pickle)
-    except Exception as error:  # torch raises many types
-        if allow_pickle:
-            raise SourceError(f"{path.name} cannot be unpickled: {root_cause(error)}") from None
-        if "weights_only" in str(error) or "Unsupported" in str(error):
-            raise SourceError(
-                f"{path.name} is no file of plain weights: unpickling it would run code "
-                f"({_needed(error)}). Save model.state_dict() in its place; {WHAT_CODE_CAN_DO}"
-            ) from None
-        raise SourceError(
-            f"{path.name} is no checkpoint of torch, or damaged: {root_cause(error)}"
-        ) from None
-
-
-def _needed(error: Exception) -> str:
-    """Returns the name that the restricted unpickler has refused."""
-    import re
-
-    found = re.search(r"GLOBAL ([\w.]+)|Unsupported \w+ ([\w.]+)", str(error))
-    return (found[1] or found[2]) if found else "it holds more than tensors"
+    return load_torch_file(path, allow_pickle)
 
 
 def _weights(where: str, found: object) -> tuple[Weights, tuple[str, ...]]:

@@ -29,7 +29,7 @@ from training.importing.sources.examination import Examined
 from training.importing.sources.foreign_files import beside, read_text
 from training.importing.sources.program_safety import WHAT_CODE_CAN_DO
 from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
-from training.process.root_cause import root_cause
+from training.importing.sources.unpickling import load_torch_file
 
 DESCRIPTION = "MLmodel"
 EXAMPLE_LIMITS = DocumentLimits(8 * 2**20, 2_000_000)
@@ -129,13 +129,7 @@ def _unpickle(file: Path, code: str, program: Path, options: SourceOptions) -> E
 
     if code:
         sys.path.append(code)
-    try:
-        network = torch.load(file, map_location="cpu", weights_only=False)
-    except Exception as error:  # the pickle may do anything
-        raise SourceError(
-            f"{file.name} cannot be unpickled ({root_cause(error)}); its classes must be in the "
-            "folder's code or in this environment"
-        ) from None
+    network = load_torch_file(file, options.allow_pickle)
     if not isinstance(network, torch.nn.Module):
         raise SourceError(f"{file.name} holds a {type(network).__name__}; log a torch.nn.Module")
     return export_network(file.name, network, options, program)
