@@ -37,8 +37,8 @@ _WEIGHTS = {
 }
 _WHAT_TO_DO = (
     "flambeau serves versions that were published, with their proof, into its own layout "
-    "(docs/guides/model-store.md), and takes no files of other tools: train your network by a "
-    "recipe (flambeau train), or give the URL of another store"
+    "(docs/guides/model-store.md): publish these files there (flambeau import), or give the URL of "
+    "another store"
 )
 
 _Parts = tuple[str, ...]

@@ -4,6 +4,7 @@ TrainingError
 ├── RecipeError           a recipe that cannot be read, or has an unknown key or a bad value
 │   └── TargetError       a `target` that names no code, or whose `args` do not fit it
 ├── DataError             data that breaks the contract of a data set
+│   └── SourceError       files of a model to import that are unsafe, damaged or incomplete
 ├── CheckpointError       a checkpoint that is damaged, belongs to another program, or cannot be
 │                         written
 ├── RunBusyError          another process works in the same run folder
@@ -31,6 +32,10 @@ class TargetError(RecipeError):
 
 class DataError(TrainingError):
     """Splits whose names, shapes or labels contradict each other."""
+
+
+class SourceError(DataError):
+    """Files of a model to import that are unsafe, damaged, too large or incomplete."""
 
 
 class CheckpointError(TrainingError):

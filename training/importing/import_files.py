@@ -17,6 +17,7 @@ from training.importing.request import ExampleRows, ImportRequest
 from training.importing.sources.python_source import python_original
 from training.importing.sources.read_source import read_source
 from training.importing.sources.source_options import SourceOptions
+from training.importing.sources.triton.pipeline_draft import PipelineDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,12 @@ def _read(wanted: FileImport, staging: Path, say: Say) -> list[Original]:
         max_batch_size=wanted.max_batch_size,
         dynamic=wanted.dynamic,
     )
-    return read_source(main, options, staging)
+    found = read_source(main, options, staging)
+    for draft in found:
+        if isinstance(draft, PipelineDraft):
+            parts = ", ".join(step.model for step in draft.steps)
+            say(f"note: {draft.source} is a pipeline of {parts}, which is not published")
+    return [one for one in found if isinstance(one, Original)]
 
 
 def _examples(original: Original) -> ExampleRows:

@@ -27,5 +27,9 @@ class Original:
     """True if the examples were generated, and are no real rows."""
     source: str
     """Description for people and the lineage: `net.onnx`, `MLflow model runs/3/model (onnx)`."""
+    name: str = ""
+    """Name of the model in its repository; empty where the source gives none."""
+    side_files: tuple[Path, ...] = ()
+    """Further files that travel with the version, such as a tokenizer, in the staging folder."""
     notes: tuple[str, ...] = ()
     """Facts that the user is told: what was made up, changed or not understood."""

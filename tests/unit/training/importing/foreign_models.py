@@ -1,0 +1,166 @@
+"""Models as other tools write them, for tests of the readers."""
+
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3) / 10
+
+
+class TwoInputs(nn.Module):
+    """Takes an image and a mask, and returns outputs by name."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, width)
+
+    def forward(self, image: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Maps [rows, 4] and [rows, 3] to logits [rows, 3] and their sum [rows]."""
+        logits = self.layer(image) * mask
+        return {"logits": logits, "total": logits.sum(1)}
+
+
+class RunsCode:
+    """An object whose pickle creates a folder when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns the call that unpickling makes."""
+        return (os.mkdir, (str(self.marker),))
+
+
+def write_onnx(
+    path: Path,
+    *,
+    dims: Sequence[int | str | None] = ("batch", 4),
+    domain: str = "",
+    opset: int = 18,
+    external: bool = False,
+) -> Path:
+    """Writes `y = x @ WEIGHT`; returns the path."""
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], domain=domain)
+    graph = helper.make_graph(
+        [node],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(dims))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(WEIGHT, "w")],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    if domain:
+        opsets.append(helper.make_opsetid(domain, 1))
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    if external:
+        onnx.save(model, path, save_as_external_data=True, location="w.data", size_threshold=0)
+    else:
+        onnx.save(model, path)
+    return path
+
+
+def point_outside(path: Path, location: str, *, dims: Sequence[int] = (4, 3), **more: str) -> Path:
+    """Writes an ONNX file whose weight lies in the file of the given name."""
+    model = onnx.load(write_onnx(path))
+    (weight,) = model.graph.initializer
+    weight.ClearField("raw_data")
+    weight.dims[:] = dims
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, **more}.items():
+        entry = weight.external_data.add()
+        entry.key, entry.value = key, value
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def write_lookup(path: Path, rows: int) -> Path:
+    """Writes an ONNX embedding of so many rows, which takes INT64 `ids` [batch, length]."""
+    table = numpy_helper.from_array(np.ones((rows, 2), np.float32), "table")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["y"])],
+        "lookup",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "length"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "length", 2])],
+        [table],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def write_text_model(path: Path) -> Path:
+    """Writes an ONNX model of BYTES `text` [batch]."""
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["text"], ["same"])],
+        "text",
+        [helper.make_tensor_value_info("text", TensorProto.STRING, ["batch"])],
+        [helper.make_tensor_value_info("same", TensorProto.STRING, ["batch"])],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def write_script(path: Path, network: nn.Module | None = None) -> Path:
+    """Writes a traced linear layer from 4 to 3, or the given scripted module."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(network if network is not None else nn.Linear(4, 3).eval())
+        torch.jit.save(scripted, str(path))
+    return path
+
+
+def write_program(path: Path, network: nn.Module, inputs: tuple[Tensor, ...]) -> Path:
+    """Writes an exported program with a batch of 1 to 16 rows."""
+    batch = torch.export.Dim("batch", min=1, max=16)
+    shapes = tuple({0: batch} for _ in inputs)
+    torch.export.save(torch.export.export(network.eval(), inputs, dynamic_shapes=shapes), path)
+    return path
+
+
+def rewrite(path: Path, changes: Mapping[str, bytes]) -> Path:
+    """Replaces or adds members of a torch archive, by name below its only folder."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    top = next(iter(members)).partition("/")[0]
+    members |= {f"{top}/{name}": data for name, data in changes.items()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def member(path: Path, name: str) -> bytes:
+    """Returns a member of a torch archive, by name below its only folder."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(f"{archive.namelist()[0].partition('/')[0]}/{name}")
+
+
+def evil_torch_file(path: Path, marker: Path) -> bytes:
+    """Returns a file of `torch.save` that creates the marker when it is unpickled."""
+    torch.save({"w": torch.ones(2), "x": RunsCode(marker)}, path)
+    return path.read_bytes()
+
+
+def evil_pickle(marker: Path) -> bytes:
+    """Returns a pickle that creates the marker when it is loaded."""
+    return pickle.dumps(RunsCode(marker))
+
+
+def zip_bomb(path: Path, name: str) -> Path:
+    """Writes an archive of a few kilobytes that inflates to 300 MB."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"m/{name}", b"x")
+        archive.writestr("m/data.pkl", b"\0" * 300_000_000)
+    return path

@@ -1,0 +1,167 @@
+"""ONNX: one self-contained file comes out, and hostile ones are refused by name."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from model_store.errors import UnsafeOnnxError
+from tests.unit.training.importing.foreign_models import (
+    WEIGHT,
+    point_outside,
+    write_lookup,
+    write_onnx,
+    write_text_model,
+)
+from training.errors import SourceError
+from training.importing.original import Original
+from training.importing.sources.onnx_file import read
+from training.importing.sources.source_options import SourceOptions
+
+
+def read_here(path: Path, tmp_path: Path, **options: object) -> Original:
+    return read(path, SourceOptions(**options), tmp_path / "staging")  # type: ignore[arg-type]
+
+
+def test_names_datatypes_and_shapes_come_from_the_file(tmp_path: Path) -> None:
+    original = read_here(write_onnx(tmp_path / "net.onnx"), tmp_path)
+    (x,), (y,) = original.signature.inputs, original.signature.outputs
+    assert (x.name, x.datatype, x.shape) == ("x", "FP32", (-1, 4))
+    assert (y.name, y.datatype, y.shape) == ("y", "FP32", (-1, 3))
+    assert original.file.read_bytes() == (tmp_path / "net.onnx").read_bytes()
+    assert original.examples is not None
+    assert original.examples["x"].shape == (8, 4)
+    assert original.made_up
+    assert "made up" in original.notes[-1]
+
+
+def test_external_data_is_folded_in(tmp_path: Path) -> None:
+    write_onnx(tmp_path / "net.onnx", external=True)
+    original = read_here(tmp_path / "net.onnx", tmp_path)
+    (tmp_path / "w.data").unlink()
+    session = onnxruntime.InferenceSession(original.file.read_bytes())
+    x = np.ones((2, 4), np.float32)
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ WEIGHT, rtol=1e-6)
+    assert original.notes[0].startswith("1 tensors were folded in")
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../w.data", "a/../../w.data", ""])
+def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "w.data").write_bytes(WEIGHT.tobytes())
+    path = point_outside(tmp_path / "in" / "net.onnx", location)
+    with pytest.raises(SourceError, match="asks for the file"):
+        read_here(path, tmp_path)
+    assert not list((tmp_path / "staging").iterdir())
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret").write_bytes(WEIGHT.tobytes())
+    (tmp_path / "in" / "w.data").symlink_to(tmp_path / "secret")
+    path = point_outside(tmp_path / "in" / "net.onnx", "w.data")
+    with pytest.raises(SourceError, match="a link out of"):
+        read_here(path, tmp_path)
+
+
+def test_a_tensor_of_100_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "w.data").write_bytes(b"x")
+    path = point_outside(tmp_path / "net.onnx", "w.data", dims=[160_000, 160_000])
+    with pytest.raises(SourceError, match="needs 102,400,000,000 bytes"):
+        read_here(path, tmp_path)
+
+
+def test_a_file_beyond_protobufs_limit_is_refused_in_words(tmp_path: Path) -> None:
+    with (tmp_path / "net.onnx").open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(SourceError, match="2,147,483,647 bytes, a limit of protobuf"):
+        read_here(tmp_path / "net.onnx", tmp_path)
+
+
+def test_external_data_beyond_protobufs_limit_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "w.data").open("wb") as file:
+        file.truncate(4 * 25_000 * 25_000)
+    path = point_outside(tmp_path / "net.onnx", "w.data", dims=[25_000, 25_000])
+    with pytest.raises(SourceError, match="a limit of protobuf"):
+        read_here(path, tmp_path)
+
+
+def test_custom_operators_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsafeOnnxError, match=r"my\.domain\.MatMul"):
+        read_here(write_onnx(tmp_path / "net.onnx", domain="my.domain"), tmp_path)
+
+
+def test_an_unknown_opset_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="uses opset 999 of ONNX"):
+        read_here(write_onnx(tmp_path / "net.onnx", opset=999), tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG" * 100, b"\0" * 64, b"#!/bin/sh\n"])
+def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "net.onnx").write_bytes(data)
+    with pytest.raises((SourceError, UnsafeOnnxError), match=r"net\.onnx"):
+        read_here(tmp_path / "net.onnx", tmp_path)
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "net.onnx")
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(SourceError, match="broken"):
+        read_here(path, tmp_path)
+
+
+def test_integers_fit_a_small_embedding_and_lengths_vary(tmp_path: Path) -> None:
+    original = read_here(write_lookup(tmp_path / "net.onnx", rows=2), tmp_path)
+    assert original.signature.outputs[0].shape == (-1, -1, 2)
+    assert original.examples is not None
+    assert original.examples["ids"].max() == 1
+
+
+def test_ranges_of_dimensions_are_the_users(tmp_path: Path) -> None:
+    path = write_lookup(tmp_path / "net.onnx", rows=20)
+    original = read_here(path, tmp_path, dynamic={"ids": {1: (1, 64)}})
+    assert original.signature.dynamic == {"ids": {1: (1, 64)}}
+    with pytest.raises(SourceError, match="dynamic names input 'idz'"):
+        read_here(path, tmp_path, dynamic={"idz": {1: (1, 64)}})
+
+
+def test_texts_are_asked_for(tmp_path: Path) -> None:
+    path = write_text_model(tmp_path / "net.onnx")
+    with pytest.raises(SourceError, match=r"--examples x\.npz with text: text \[rows\]"):
+        read_here(path, tmp_path)
+
+
+def test_examples_are_used_as_they_are(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    original = read_here(write_onnx(tmp_path / "net.onnx"), tmp_path, examples={"x": rows})
+    assert original.examples is not None
+    np.testing.assert_array_equal(original.examples["x"], rows)
+    assert not original.made_up
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ({"y": np.ones((2, 4), np.float32)}, "did you mean|known: x"),
+        ({"x": np.ones((2, 5), np.float32)}, r"float32 \[2, 5\]"),
+        ({"x": np.ones((2, 4), np.int64)}, "int64"),
+        ({"x": np.ones((0, 4), np.float32)}, "number of rows"),
+    ],
+)
+def test_examples_that_do_not_fit_are_named(
+    tmp_path: Path, examples: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SourceError, match=message):
+        read_here(write_onnx(tmp_path / "net.onnx"), tmp_path, examples=examples)
+
+
+def test_a_graph_that_lies_about_its_output_is_measured(tmp_path: Path) -> None:
+    model = onnx.load(write_onnx(tmp_path / "net.onnx"))
+    (shape,) = (model.graph.output[0].type.tensor_type.shape,)
+    for size in (1, 3):
+        shape.dim.add().dim_value = size
+    onnx.save(model, tmp_path / "net.onnx")
+    original = read_here(tmp_path / "net.onnx", tmp_path)
+    assert original.signature.outputs[0].shape == (-1, 3)

@@ -1,0 +1,197 @@
+"""TorchScript, `.pt2` and AOTInductor: shapes from examples, and no pickle runs code."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model_store.errors import ArchiveError
+from tests.unit.training.importing.foreign_models import (
+    TwoInputs,
+    evil_pickle,
+    evil_torch_file,
+    member,
+    rewrite,
+    write_program,
+    write_script,
+    zip_bomb,
+)
+from training.errors import SourceError
+from training.importing.original import Original
+from training.importing.sources import aoti_package, pt2_file, torchscript_file
+from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
+from training.network.runner import callable_runner
+from training.process.quiet import quiet
+
+ROWS = np.random.default_rng(1).standard_normal((5, 4)).astype(np.float32)
+
+
+class ReturnsDictionary(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"y": x}
+
+
+class StaysRandom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped: Tensor = self.drop(x)
+        return dropped
+
+
+def script(path: Path, tmp_path: Path, **options: object) -> Original:
+    read = torchscript_file.read
+    return read(path, SourceOptions(**options), tmp_path / "staging")  # type: ignore[arg-type]
+
+
+def program(path: Path, tmp_path: Path, **options: object) -> Original:
+    read = pt2_file.read
+    return read(path, SourceOptions(**options), tmp_path / "staging")  # type: ignore[arg-type]
+
+
+def test_torchscript_asks_for_examples_by_its_arguments(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"--examples x\.npz with input \[rows, \.\.\.\]"):
+        script(write_script(tmp_path / "net.pt"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["input", "pixels", ONLY_INPUT])
+def test_torchscript_takes_shapes_from_examples(tmp_path: Path, name: str) -> None:
+    original = script(write_script(tmp_path / "net.pt"), tmp_path, examples={name: ROWS})
+    assert original.kind == "torchscript"
+    (x,), (y,) = original.signature.inputs, original.signature.outputs
+    assert (x.name, x.shape) == (name or "input", (-1, 4))
+    assert (y.name, y.shape) == ("output", (-1, 3))
+
+
+def test_torchscript_with_a_dictionary_is_refused(tmp_path: Path) -> None:
+    path = write_script(tmp_path / "net.pt", ReturnsDictionary())
+    with pytest.raises(SourceError, match="returns a dict"):
+        script(path, tmp_path, examples={"x": ROWS})
+
+
+def test_torchscript_in_training_mode_is_refused(tmp_path: Path) -> None:
+    path = write_script(tmp_path / "net.pt", StaysRandom())
+    with pytest.raises(SourceError, match=r"layer 'drop' \(Dropout\)"):
+        script(path, tmp_path, examples={"x": ROWS})
+
+
+@pytest.mark.parametrize("reader", [torchscript_file, pt2_file, aoti_package])
+def test_a_zip_bomb_is_not_inflated(tmp_path: Path, reader: object) -> None:
+    path = zip_bomb(tmp_path / "net.pt", "constants.pkl")
+    with pytest.raises(ArchiveError, match="inflates to 300,000,001"):
+        reader.read(path, SourceOptions(), tmp_path / "staging")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("reader", [torchscript_file, pt2_file, aoti_package])
+def test_a_truncated_file_is_refused(tmp_path: Path, reader: object) -> None:
+    path = write_script(tmp_path / "net.pt")
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(ArchiveError, match="no zip archive"):
+        reader.read(path, SourceOptions(), tmp_path / "staging")  # type: ignore[attr-defined]
+
+
+def test_a_program_brings_its_shapes_and_examples(tmp_path: Path) -> None:
+    path = write_program(tmp_path / "net.pt2", nn.Linear(4, 3), (torch.from_numpy(ROWS),))
+    original = program(path, tmp_path)
+    assert original.signature.inputs[0].name == "input"
+    assert original.signature.inputs[0].shape == (-1, 4)
+    assert original.signature.outputs[0].shape == (-1, 3)
+    assert original.signature.max_batch_size == 16  # the program's own limit
+    assert original.examples is not None
+    np.testing.assert_array_equal(original.examples["input"], ROWS)
+    assert original.file.read_bytes() == path.read_bytes()
+    with pytest.raises(SourceError, match="takes at most 16 rows"):
+        program(path, tmp_path, max_batch_size=64)
+
+
+def test_a_program_with_named_outputs_is_exported_in_order(tmp_path: Path) -> None:
+    network = TwoInputs().eval()
+    inputs = (torch.from_numpy(ROWS), torch.ones(5, 3))
+    path = write_program(tmp_path / "net.pt2", network, inputs)
+    original = program(path, tmp_path)
+    assert [spec.name for spec in original.signature.inputs] == ["image", "mask"]
+    assert [spec.name for spec in original.signature.outputs] == ["logits", "total"]
+    module = torch.export.load(original.file).module()
+    assert original.examples is not None
+    found = callable_runner(module, original.signature)(original.examples)
+    with torch.no_grad():
+        wanted = network(*inputs)["total"].numpy()
+    np.testing.assert_allclose(np.asarray(found["total"], np.float32), wanted, atol=1e-6)
+
+
+def hostile(tmp_path: Path, kind: str, marker: Path) -> Path:
+    """A program that would create the marker when torch loads or runs it."""
+    path = write_program(tmp_path / "net.pt2", nn.Linear(4, 3), (torch.from_numpy(ROWS),))
+    text = member(path, "models/model.json")
+    code = f"__import__('pathlib').Path('{marker}').touch()"
+    evil = evil_torch_file(tmp_path / "evil.pt", marker)
+    config = json.loads(member(path, "data/weights/model_weights_config.json"))
+    entry = {**config["config"]["weight"], "path_name": "weight_0", "use_pickle": True}
+    changes: dict[str, bytes] = {
+        "examples": {"data/sample_inputs/model.pt": evil},
+        "weights": {
+            "data/weights/weight_0": evil,
+            "data/weights/model_weights_config.json": json.dumps(
+                {"config": {**config["config"], "weight": entry}}
+            ).encode(),
+        },
+        "object": {
+            "data/constants/opaque_obj_0": evil_pickle(marker),
+            "data/constants/model_constants_config.json": json.dumps(
+                {"config": {"c": {**entry, "path_name": "opaque_obj_0"}}}
+            ).encode(),
+        },
+        "expression": {"models/model.json": text.replace(b"Symbol('s", f"{code} or ('s".encode())},
+        "operator": {
+            "models/model.json": text.replace(b"torch.ops.aten.linear.default", b"torch.os.system")
+        },
+    }[kind]
+    return rewrite(path, changes)
+
+
+@pytest.mark.parametrize("kind", ["examples", "weights", "object", "expression", "operator"])
+def test_code_in_a_program_does_not_run(tmp_path: Path, kind: str) -> None:
+    marker = tmp_path / "ran"
+    path = hostile(tmp_path, kind, marker)
+    with pytest.raises(SourceError, match=r"contains code: .*--allow-pickle"):
+        program(path, tmp_path)
+    assert not marker.exists()
+
+
+def test_the_hostile_programs_are_hostile(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    path = hostile(tmp_path, "weights", marker)
+    with pytest.raises(Exception):  # noqa: B017, PT011 - torch fails after the code has run
+        torch.export.load(path).module()
+    assert marker.exists()
+
+
+def test_a_package_of_another_machine_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    path = write_script(tmp_path / "net.pt2")
+    said = json.dumps({"AOTI_DEVICE_KEY": "cuda"}).encode()
+    rewrite(path, {"data/aotinductor/model/x.wrapper_metadata.json": said})
+    with pytest.raises(SourceError, match="compiled for 'cuda', and this is cpu"):
+        aoti_package.read(path, SourceOptions(), tmp_path / "staging")
+
+
+def test_a_package_takes_names_and_shapes_from_examples(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch", min=1, max=16)
+    made = torch.export.export(
+        nn.Linear(4, 3).eval(), (torch.from_numpy(ROWS),), dynamic_shapes=({0: batch},)
+    )
+    path = tmp_path / "net.pt2"
+    with quiet():
+        torch._inductor.aoti_compile_and_package(made, package_path=str(path))
+    with pytest.raises(SourceError, match="takes 1 inputs, whose names and shapes"):
+        aoti_package.read(path, SourceOptions(), tmp_path / "staging")
+    options = SourceOptions(examples={"x": ROWS})
+    original = aoti_package.read(path, options, tmp_path / "staging")
+    assert original.kind == "aoti"
+    assert original.signature.inputs[0].shape == (-1, 4)
+    assert original.signature.outputs[0].shape == (-1, 3)
+    assert "native code" in original.notes[0]

@@ -1,0 +1,238 @@
+"""Runs an opened model on a few rows: what it answers gives the specs of its outputs.
+
+In: a function that runs the model, and its inputs as the file states them. Out: `Examined`. Runs in
+the isolated process that has opened the file.
+
+Rule: files state the shapes of outputs wrongly or not at all, so they are measured: a dimension
+that differs between two runs of other sizes varies.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.tensors import DATATYPES, Array, TensorError, datatype_of
+from training.errors import SourceError
+from training.importing.sources.made_examples import (
+    SIZE,
+    SMALL_RANGES,
+    ask_for,
+    made_examples,
+)
+from training.importing.sources.read_tensor import (
+    UNNAMED,
+    Dimension,
+    ReadTensor,
+    input_specs,
+    largest_batch,
+    signature_of,
+    tensor_spec,
+)
+from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
+from training.process.root_cause import root_cause
+
+Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+"""Runs a batch: inputs by name to outputs by name, in order."""
+
+MADE_UP = (
+    "the example inputs were made up: the artifacts are equal on them, and real rows "
+    "(--examples) prove more"
+)
+LARGEST_RUN = 4
+"""Rows that are run here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """The signature of a model, and inputs that it accepts."""
+
+    signature: Signature
+    examples: dict[str, Array]
+    """By name, [rows, ...]."""
+    made_up: bool
+    notes: tuple[str, ...]
+
+
+def examine(
+    where: str,
+    run: Run,
+    inputs: Sequence[ReadTensor],
+    options: SourceOptions,
+    *,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    own_examples: Mapping[str, Array] | None = None,
+) -> Examined:
+    """Examines a model.
+
+    Args:
+        where: the file, for messages.
+        run: runs the model.
+        inputs: its inputs, in order.
+        options: examples, the largest batch and the limits of dimensions.
+        labels: names of the classes by output.
+        own_examples: examples of the file itself, for want of the user's.
+
+    Raises:
+        SourceError: the model does not run, or has a signature that cannot be served.
+    """
+    specs = input_specs(where, inputs)
+    given = options.examples if options.examples is not None else own_examples
+    notes: tuple[str, ...] = ()
+    if given is None:
+        examples, first = _accepted(where, run, inputs, options)
+        notes = (MADE_UP,)
+    else:
+        examples = checked_examples(where, specs, given, inputs)
+        first = _run(where, run, _rows_of(examples, _rows(examples)))
+    outputs = _outputs(where, run, inputs, examples, first)
+    signature = signature_of(where, inputs, outputs, options, labels)
+    return Examined(signature=signature, examples=examples, made_up=given is None, notes=notes)
+
+
+def checked_examples(
+    where: str,
+    specs: Sequence[TensorSpec],
+    given: Mapping[str, Array],
+    inputs: Sequence[ReadTensor],
+) -> dict[str, Array]:
+    """Returns the examples in the order of the inputs, in row-major order.
+
+    An array of another precision than its floating point input is converted.
+
+    Raises:
+        SourceError: a name, datatype or shape does not fit, or there are no rows.
+    """
+    known = [spec.name for spec in specs]
+    if list(given) == [ONLY_INPUT] and len(known) == 1:
+        given = {known[0]: given[ONLY_INPUT]}
+    for name in given:
+        if name not in known:
+            raise SourceError(f"the examples name '{name}'{nearest_name(name, known)}")
+    found: dict[str, Array] = {}
+    for spec, tensor in zip(specs, inputs, strict=True):
+        if spec.name not in given:
+            raise SourceError(ask_for(where, inputs, f"the examples lack '{spec.name}'"))
+        array = _as(spec.datatype, np.asarray(given[spec.name]))
+        if datatype_of(array) != spec.datatype or not spec.fits(array.shape):
+            raise SourceError(
+                f"the example '{spec.name}' is {array.dtype} {list(array.shape)}, and {where} "
+                f"takes {tensor.text()}"
+            )
+        found[spec.name] = np.ascontiguousarray(array)
+    rows = {name: len(array) for name, array in found.items()}
+    if len(set(rows.values())) > 1 or not all(rows.values()):
+        raise SourceError(f"examples differ in their number of rows: {rows}; give all the same")
+    return found
+
+
+def _as(datatype: str, array: Array) -> Array:
+    if datatype in ("FP16", "FP32", "FP64") and array.dtype.kind == "f":
+        return array.astype(DATATYPES[datatype])
+    return array
+
+
+def _accepted(
+    where: str, run: Run, inputs: Sequence[ReadTensor], options: SourceOptions
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Returns made-up examples that the model accepts, and its outputs for the first rows."""
+    most = largest_batch(where, inputs, options)
+    failure = SourceError("no examples were tried")
+    for below in SMALL_RANGES:
+        examples = made_examples(where, inputs, most_rows=most, integers_below=below)
+        try:
+            return examples, _run(where, run, _rows_of(examples, _rows(examples)))
+        except SourceError as error:
+            failure = error
+    raise SourceError(ask_for(where, inputs, f"made-up ones do not run: {failure}"))
+
+
+def _rows(examples: Mapping[str, Array]) -> int:
+    return min(len(next(iter(examples.values()))), LARGEST_RUN)
+
+
+def _rows_of(examples: Mapping[str, Array], rows: int) -> dict[str, Array]:
+    """Returns the first rows, repeated if there are fewer."""
+    return {
+        name: np.ascontiguousarray(array[np.arange(rows) % len(array)])
+        for name, array in examples.items()
+    }
+
+
+def _run(where: str, run: Run, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    try:
+        outputs = run(inputs)
+    except SourceError:
+        raise
+    except Exception as error:  # runtimes raise any exception
+        shapes = ", ".join(f"'{n}' {a.dtype} {list(a.shape)}" for n, a in inputs.items())
+        raise SourceError(f"{where} does not run on {shapes}: {root_cause(error)}") from None
+    if not outputs:
+        raise SourceError(f"{where} has no outputs; export it with at least one")
+    return {name: np.asarray(array) for name, array in outputs.items()}
+
+
+def _outputs(
+    where: str,
+    run: Run,
+    inputs: Sequence[ReadTensor],
+    examples: Mapping[str, Array],
+    first: Mapping[str, Array],
+) -> list[TensorSpec]:
+    """Compares runs of other sizes; returns the specs of the outputs, in order."""
+    rows = _rows(examples)
+    fewer = rows - 1 if rows > 1 else 2
+    others = [(fewer, _run(where, run, _rows_of(examples, fewer)))]
+    if (resized := _resized(inputs, _rows_of(examples, rows))) is not None:
+        others.append((rows, _run(where, run, resized)))
+    return [_output(where, name, array, rows, others) for name, array in first.items()]
+
+
+def _output(
+    where: str,
+    name: str,
+    array: Array,
+    rows: int,
+    others: Sequence[tuple[int, Mapping[str, Array]]],
+) -> TensorSpec:
+    try:
+        datatype = datatype_of(array)
+    except TensorError as error:
+        raise SourceError(f"output '{name}' of {where}: {error}") from error
+    shapes = [other[name].shape for _, other in others]
+    if any(len(shape) != array.ndim for shape in shapes):
+        raise SourceError(
+            f"output '{name}' of {where} has {array.ndim} dimensions, and another number for other "
+            "inputs; return one with a fixed number of dimensions"
+        )
+    sizes = [(rows, array.shape), *((n, other[name].shape) for n, other in others)]
+    batch = next((a for a in range(array.ndim) if all(s[a] == n for n, s in sizes)), None)
+    dims: list[Dimension] = [
+        UNNAMED if axis == batch or any(shape[axis] != size for shape in shapes) else size
+        for axis, size in enumerate(array.shape)
+    ]
+    tensor = ReadTensor(name=name, datatype=datatype, dims=tuple(dims))
+    return tensor_spec(where, "output", tensor, batch)
+
+
+def _resized(
+    inputs: Sequence[ReadTensor], examples: Mapping[str, Array]
+) -> dict[str, Array] | None:
+    """Returns the examples with other sizes of the dimensions that vary; None if none does.
+
+    Dimensions of one name keep one size.
+    """
+    found = dict(examples)
+    for tensor in inputs:
+        for axis, name in enumerate(tensor.dims[1:], start=1):
+            if not isinstance(name, str):
+                continue
+            array = found[tensor.name]
+            low, high = tensor.ranges.get(axis, (1, SIZE * 2))
+            size = array.shape[axis]
+            other = max(size // 2, low) if size > low else min(size + 1, high)
+            found[tensor.name] = np.take(array, np.arange(other) % size, axis=axis)
+    changed = any(array.shape != examples[name].shape for name, array in found.items())
+    return found if changed else None

@@ -1,0 +1,192 @@
+"""Reads a `.pt2` archive of torch.export: its inputs, and the examples that it was exported with.
+
+Rules: it is opened in a separate process, and only after `program_safety` has found no code. A
+program with keyword arguments or named outputs is exported again with tensors in order.
+"""
+
+import io
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from flambeau.protocol.tensors import Array
+from flambeau.publishing.network_outputs import OutputsInOrder, named_outputs
+from training.errors import SourceError
+from training.importing.original import Original
+from training.importing.sources.apart import call_apart
+from training.importing.sources.archive import check_sizes, member_names, read_member
+from training.importing.sources.examination import Examined, examine
+from training.importing.sources.foreign_files import staged_copy
+from training.importing.sources.program_safety import check_program
+from training.importing.sources.read_tensor import UNNAMED, Dimension, ReadTensor
+from training.importing.sources.source_options import SourceOptions
+from training.importing.sources.torch_examination import is_in_order, torch_run
+from training.importing.sources.torch_export import export_module
+from training.process.quiet import quiet
+
+FILE = "model.pt2"
+
+_DATATYPES = {
+    1: "UINT8", 2: "INT8", 3: "INT16", 4: "INT32", 5: "INT64", 6: "FP16", 7: "FP32", 8: "FP64",
+    12: "BOOL", 28: "UINT16", 34: "UINT32", 35: "UINT64",
+}  # fmt: skip
+"""Datatypes by the archive's number of a tensor's type."""
+_SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)|(\w+)")
+_UNLIMITED = 2**20
+"""Sizes beyond it are no limit: torch writes its largest integer."""
+
+
+def read(path: Path, options: SourceOptions, staging: Path) -> Original:
+    """Reads an archive.
+
+    Args:
+        path: the file.
+        options: examples, largest batch and limits.
+        staging: folder of ours for the copy.
+
+    Raises:
+        SourceError: it is damaged, contains code, or cannot be served.
+        ArchiveError: it is a zip bomb.
+    """
+    check_sizes(path)
+    copy = staged_copy(path, staging, FILE)
+    examined: Examined = call_apart(
+        _examine, copy, path.name, options, where=path.name, limits=options.limits
+    )
+    return Original(
+        kind="pt2",
+        precision="fp32",
+        file=copy,
+        signature=examined.signature,
+        examples=examined.examples,
+        made_up=examined.made_up,
+        source=path.name,
+        notes=examined.notes,
+    )
+
+
+def _examine(path: Path, where: str, options: SourceOptions) -> Examined:
+    document = check_program(path, options.allow_pickle)
+    try:
+        inputs = _inputs(where, document)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise SourceError(
+            f"{where} has a program that cannot be read ({type(error).__name__}: {error}); write "
+            "it with torch.export.save"
+        ) from error
+    with quiet(loggers=("torch.export", "torch._dynamo")):
+        module = torch.export.load(path).module()
+    names = [tensor.name for tensor in inputs]
+    own = _own_examples(path, names)
+    notes: tuple[str, ...] = ()
+    if own is not None and options.examples is None:
+        notes = (f"the example inputs are those that {where} was exported with",)
+    call, in_order = _in_order(module)
+    run = torch_run(where, call, names)
+    examined = examine(where, run, inputs, options, own_examples=own)
+    first = [torch.from_numpy(array.copy()) for array in examined.examples.values()]
+    with torch.inference_mode():
+        found = call(*first)
+    if not (in_order and is_in_order(found)):
+        flat = OutputsInOrder(call, list(named_outputs(found)))
+        export_module(flat, inputs, examined.examples, options, path)
+        notes += (f"{where} takes or returns tensors by name; it was exported again in order",)
+    return Examined(
+        signature=examined.signature,
+        examples=examined.examples,
+        made_up=examined.made_up,
+        notes=(*notes, *examined.notes),
+    )
+
+
+class _ByPosition(nn.Module):
+    """A program that takes keyword arguments or structures, as a function of its tensors."""
+
+    def __init__(self, module: nn.Module, spec: pytree.TreeSpec) -> None:
+        super().__init__()
+        self.module, self.spec = module, spec
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Maps the inputs in the program's order to its outputs."""
+        args, kwargs = pytree.tree_unflatten(list(inputs), self.spec)
+        return self.module(*args, **kwargs)
+
+
+def _in_order(module: nn.Module) -> tuple[nn.Module, bool]:
+    """Returns a module that takes tensors by position, and True if that is the program's own."""
+    spec = cast(pytree.TreeSpec, module._in_spec)
+    args, kwargs = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+    if not kwargs and all(isinstance(one, int) for one in args):
+        return module, True
+    return _ByPosition(module, spec), False
+
+
+def _inputs(where: str, document: Any) -> list[ReadTensor]:
+    """Returns the inputs as the program's document states them."""
+    graph = document["graph_module"]
+    values, ranges = graph["graph"]["tensor_values"], document["range_constraints"]
+    found = []
+    for spec in graph["signature"]["input_specs"]:
+        if "user_input" not in spec:
+            continue
+        argument = spec["user_input"]["arg"]
+        if "as_tensor" not in argument:
+            raise SourceError(
+                f"{where} takes an input that is no tensor ({', '.join(argument)}); export it with "
+                "tensors only"
+            )
+        name = argument["as_tensor"]["name"]
+        found.append(_tensor(where, name, values[name], ranges))
+    if not found:
+        raise SourceError(f"{where} takes no inputs; export it with at least one")
+    said = graph["module_call_graph"][0]["signature"].get("forward_arg_names") or []
+    if len(said) == len(found):  # torch prefixes names that are taken in the graph
+        found = [
+            ReadTensor(name=str(name), datatype=t.datatype, dims=t.dims, ranges=t.ranges)
+            for name, t in zip(said, found, strict=True)
+        ]
+    return found
+
+
+def _tensor(where: str, name: str, meta: Any, constraints: Any) -> ReadTensor:
+    if meta["dtype"] not in _DATATYPES:
+        raise SourceError(
+            f"input '{name}' of {where} has a type that requests cannot carry (number "
+            f"{meta['dtype']}); export it with FP32 inputs"
+        )
+    dims: list[Dimension] = []
+    ranges: dict[int, tuple[int, int]] = {}
+    for axis, size in enumerate(meta["sizes"]):
+        if "as_int" in size:
+            dims.append(int(size["as_int"]))
+            continue
+        symbol = _SYMBOL.fullmatch(size["as_expr"]["expr_str"])
+        label = (symbol[1] or symbol[2]) if symbol else UNNAMED
+        dims.append(label)
+        limits = constraints.get(label, {})
+        low, high = limits.get("min_val"), limits.get("max_val")
+        if isinstance(high, int) and high <= _UNLIMITED:
+            ranges[axis] = (max(int(low or 1), 1), high)
+    return ReadTensor(
+        name=name, datatype=_DATATYPES[meta["dtype"]], dims=tuple(dims), ranges=ranges
+    )
+
+
+def _own_examples(path: Path, names: list[str]) -> Mapping[str, Array] | None:
+    """Returns the inputs that the archive was exported with; None if there are none."""
+    for name in member_names(path):
+        if not re.fullmatch(r"data/sample_inputs/[^/]+\.pt", name):
+            continue
+        try:
+            data = io.BytesIO(read_member(path, name))
+            found = pytree.tree_leaves(torch.load(data, weights_only=True, map_location="cpu"))
+        except Exception:  # plain tensors only; anything else is no example
+            return None
+        if len(found) == len(names) and all(isinstance(one, Tensor) for one in found):
+            return {n: t.detach().numpy() for n, t in zip(names, found, strict=True)}
+    return None

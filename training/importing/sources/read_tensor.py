@@ -1,0 +1,168 @@
+"""Inputs and outputs as a foreign file states them, and the signature that follows from them.
+
+Rules: a named or unknown dimension varies; an input's first dimension that varies is the batch.
+Another input whose first dimension is fixed has its batch where it names the same dimension, or in
+its only unnamed one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.strict import explain, nearest_name
+from training.errors import SourceError
+from training.importing.sources.source_options import DEFAULT_MAX_BATCH_SIZE, SourceOptions
+
+Dimension = int | str
+"""A fixed size, or the name of one that varies; `UNNAMED` if the file gives none."""
+UNNAMED = ""
+BATCH = "batch"
+"""Name of the batch dimension where examples are the only source of shapes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTensor:
+    """One input or output."""
+
+    name: str
+    datatype: str
+    dims: tuple[Dimension, ...]
+    """All dimensions, the batch included."""
+    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Smallest and largest size by axis, where the file limits them."""
+
+    def text(self) -> str:
+        """Returns the tensor in words: `'image' FP32 [batch, 3, 224]`."""
+        dims = ", ".join(str(d) if d != UNNAMED else "?" for d in self.dims)
+        return f"'{self.name}' {self.datatype} [{dims}]"
+
+
+def batch_axes(inputs: Sequence[ReadTensor]) -> dict[str, int | None]:
+    """Returns the batch axis of each input; None for one without."""
+    firsts = [tensor.dims[0] for tensor in inputs if tensor.dims]
+    batch = next((first for first in firsts if isinstance(first, str)), None)
+    found: dict[str, int | None] = {}
+    for tensor in inputs:
+        if tensor.dims and isinstance(tensor.dims[0], str):
+            found[tensor.name] = 0
+        else:
+            varying = [a for a, d in enumerate(tensor.dims) if isinstance(d, str) and d == batch]
+            is_sure = len(varying) == 1 or (varying and batch != UNNAMED)
+            found[tensor.name] = varying[0] if is_sure else None
+    return found
+
+
+def input_specs(where: str, inputs: Sequence[ReadTensor]) -> tuple[TensorSpec, ...]:
+    """Returns the specs of the inputs.
+
+    Args:
+        where: the file, for messages.
+        inputs: its inputs, in order.
+
+    Raises:
+        SourceError: an input has no batch axis, or an invalid name.
+    """
+    axes = batch_axes(inputs)
+    return tuple(tensor_spec(where, "input", tensor, axes[tensor.name]) for tensor in inputs)
+
+
+def tensor_spec(where: str, what: str, tensor: ReadTensor, batch_axis: int | None) -> TensorSpec:
+    """Returns the spec of one tensor. Only this function knows which batch axes are served.
+
+    Args:
+        where: the file, for messages.
+        what: `input` or `output`.
+        tensor: the tensor.
+        batch_axis: the dimension of the batch; None if it has none.
+
+    Raises:
+        SourceError: the batch is not the first dimension.
+    """
+    if batch_axis != 0:
+        place = "no batch" if batch_axis is None else f"the batch at dimension {batch_axis}"
+        raise SourceError(
+            f"{what} {tensor.text()} of {where} has {place}; servers join requests along the first "
+            "dimension: export the model with a first dimension that varies"
+        )
+    shape = tuple(-1 if isinstance(size, str) else size for size in tensor.dims)
+    try:
+        return TensorSpec(name=tensor.name, datatype=tensor.datatype, shape=shape)
+    except ValidationError as error:
+        raise SourceError(f"{what} of {where}: {explain(error, TensorSpec)}") from error
+
+
+def largest_batch(where: str, inputs: Sequence[ReadTensor], options: SourceOptions) -> int:
+    """Returns the largest batch in rows.
+
+    Raises:
+        SourceError: the options ask for more than the file allows.
+    """
+    axes = batch_axes(inputs)
+    limits = [
+        tensor.ranges[axis][1]
+        for tensor in inputs
+        if (axis := axes[tensor.name]) is not None and axis in tensor.ranges
+    ]
+    most = options.max_batch_size or min([DEFAULT_MAX_BATCH_SIZE, *limits])
+    if any(most > limit for limit in limits):
+        raise SourceError(
+            f"--max-batch-size is {most}, and {where} takes at most {min(limits)} rows; give less, "
+            "or export it for more"
+        )
+    return most
+
+
+def signature_of(
+    where: str,
+    inputs: Sequence[ReadTensor],
+    outputs: Sequence[TensorSpec],
+    options: SourceOptions,
+    labels: Mapping[str, Sequence[str]] | None = None,
+) -> Signature:
+    """Returns the signature of a model.
+
+    Args:
+        where: the file, for messages.
+        inputs: its inputs, in order.
+        outputs: specs of its outputs, in order.
+        options: largest batch, and limits of dimensions.
+        labels: names of the classes by output.
+
+    Raises:
+        SourceError: the options or labels do not fit the model.
+    """
+    known = {tensor.name: tensor for tensor in inputs}
+    axes, shared = batch_axes(inputs), _shared_dimensions(inputs)
+    dynamic = {
+        name: {
+            axis: sizes
+            for axis, sizes in tensor.ranges.items()
+            if axis != axes[name] and sizes[0] < sizes[1] and tensor.dims[axis] not in shared
+        }
+        for name, tensor in known.items()
+    }
+    for name, ranges in options.dynamic.items():
+        if name not in known:
+            raise SourceError(f"dynamic names input '{name}'{nearest_name(name, known)}")
+        dynamic[name] |= dict(ranges)
+    try:
+        return Signature(
+            inputs=input_specs(where, inputs),
+            outputs=tuple(outputs),
+            max_batch_size=largest_batch(where, inputs, options),
+            dynamic={name: ranges for name, ranges in dynamic.items() if ranges},
+            labels={name: tuple(names) for name, names in (labels or {}).items()},
+        )
+    except ValidationError as error:
+        raise SourceError(f"{where}: {explain(error, Signature)}") from error
+
+
+def _shared_dimensions(inputs: Sequence[ReadTensor]) -> set[Dimension]:
+    """Returns the names of dimensions that several inputs have, which must have one size.
+
+    `dynamic` varies each by itself, so they get no limits there.
+    """
+    names = [{size for size in t.dims if isinstance(size, str) and size} for t in inputs]
+    return {name for name in set().union(*names) if sum(name in some for some in names) > 1}

@@ -1,0 +1,1 @@
+"""Reads model repositories of Triton Inference Server."""
