@@ -90,7 +90,11 @@ def _array_of(spec: TensorSpec, value: Any) -> Array:
 
 
 def _with_batch(spec: TensorSpec, array: Array) -> Array:
-    return array[np.newaxis] if spec.fits((1, *array.shape)) else array
+    axis = spec.batch_axis
+    if axis is None or axis > array.ndim:
+        return array
+    one_row = np.expand_dims(array, axis)
+    return one_row if spec.fits(one_row.shape) else array
 
 
 def _only_input(signature: Signature) -> str:

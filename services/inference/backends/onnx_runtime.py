@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
-from flambeau.protocol.tensors import Array
+from flambeau.protocol.tensors import Array, as_bytes
+from services.errors import InputRefusedError
 from services.inference.backends.backend import Backend
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
@@ -47,6 +48,42 @@ class OnnxRuntimeBackend(Backend):
     def kill(self) -> None:
         """Makes the current run, and every later one, raise at its next operator."""
         self._run_options.terminate = True
+
+
+class OnnxTextBackend(OnnxRuntimeBackend):
+    """One session with BYTES inputs, which ONNX Runtime takes as text in UTF-8."""
+
+    def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
+        super().__init__(artifact, options)
+        self._texts = [s.name for s in artifact.signature.inputs if s.datatype == "BYTES"]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs one batch; see `Backend.run`.
+
+        Raises:
+            InputRefusedError: an element is not UTF-8.
+        """
+        texts = {name: _texts(name, inputs[name]) for name in self._texts if name in inputs}
+        return super().run({**inputs, **texts})
+
+
+def open_session(artifact: VerifiedArtifact, options: OpenOptions) -> OnnxRuntimeBackend:
+    """Opens an ONNX artifact on the CPU."""
+    takes_texts = any(spec.datatype == "BYTES" for spec in artifact.signature.inputs)
+    return (OnnxTextBackend if takes_texts else OnnxRuntimeBackend)(artifact, options)
+
+
+def _texts(name: str, array: Array) -> Array:
+    texts = np.empty(array.shape, np.object_)
+    for place in np.ndindex(array.shape):
+        try:
+            texts[place] = as_bytes(array[place]).decode()
+        except UnicodeDecodeError as error:
+            raise InputRefusedError(
+                f"input '{name}' holds bytes that are not UTF-8 at {list(place)} ({error.reason}), "
+                "and an ONNX model takes text; encode it as UTF-8"
+            ) from error
+    return texts
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from flambeau.protocol.signature import TensorName
 from flambeau.protocol.strict import Matching, nearest_name
+from flambeau.protocol.tensor_spec import TensorName
 from training.recipe.parts.recipe_part import RecipePart
 
 Initialisation = Literal[
