@@ -168,7 +168,10 @@ def _texts(tensors: Mapping[str, Array], prefix: str, of_shape: str) -> dict[str
             name = key.removeprefix(prefix)
             if of_shape + name not in tensors:
                 raise SignatureError(f"it lacks '{of_shape}{name}', the shape of '{key}'")
-            shape = [int(size) for size in tensors[of_shape + name]]
+            sizes = tensors[of_shape + name]
+            if sizes.ndim != 1 or sizes.dtype.kind not in "iu":
+                raise SignatureError(f"'{of_shape}{name}' is no shape; write a list of integers")
+            shape = [int(size) for size in sizes]
             elements = decode_bytes_elements(octets.tobytes(), element_count(shape))
             found[name] = elements.reshape(shape)
     return found
