@@ -25,7 +25,7 @@ from operator import attrgetter
 from typing import cast
 
 from flambeau.protocol.row_form import value_bytes
-from flambeau.protocol.tensors import as_bytes
+from flambeau.protocol.tensors import Array, as_bytes
 from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.latency import LatencyCurve, LatencyModel
 from services.inference.scheduling.sequence_slots import SequenceSlots
@@ -37,6 +37,8 @@ HORIZON_S = 10.0
 MAX_BATCH_BYTES = 64 * 2**20
 """Most bytes of inputs that are concatenated; the largest request by default. A larger batch saves
 no time, and takes as much memory again."""
+TEXT_BYTES = 1024
+"""Bytes that a BYTES element counts as: many are slow to convert, whatever their length."""
 PRIORITY_STEP_S = HORIZON_S
 """One step of priority, in seconds of deadline: it outweighs any deadline of the same moment."""
 NEAR_S = 1.0
@@ -467,8 +469,12 @@ def shared_values(
 
 def _most_rows(request: InferRequest) -> int:
     """Returns the maximum batch size for rows of a request's size, by `MAX_BATCH_BYTES`."""
-    row_bytes = sum([array.nbytes for array in request.inputs.values()]) // request.rows
+    row_bytes = sum([_bytes_of(array) for array in request.inputs.values()]) // request.rows
     return max(1, MAX_BATCH_BYTES // max(1, row_bytes))
+
+
+def _bytes_of(array: Array) -> int:
+    return array.size * TEXT_BYTES if array.dtype.hasobject else array.nbytes
 
 
 def urgency(request: InferRequest, enqueued_at: float) -> float:
