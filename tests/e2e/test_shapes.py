@@ -195,12 +195,15 @@ def test_bytes_that_are_no_text_are_the_callers_fault(server: ServerProcess) -> 
         client.infer("shouting", {"text": np.array([[b"\xff"]], np.object_)})
 
 
-def test_a_job_keeps_scalars_and_texts(server: ServerProcess) -> None:
+def test_a_client_adds_a_missing_batch_along_its_axis(server: ServerProcess) -> None:
     with Client(server.grpc) as client:
-        for what in ("no batch", "texts"):
-            model, inputs = ASKED[what]
-            found = client.infer(model, inputs, outputs=["total" if model == "whole" else "loud"])
-            assert len(found) == 1
+        stateful, whole = client.model("stateful"), client.model("whole")
+        found = stateful(sound=[1.0, 2.0], state=np.zeros((2, 3), np.float32), rate=3)
+        assert found["level"].tolist() == [[9.0]]
+        assert found["next"].shape == (2, 1, 3)
+        assert whole(matrix=[[1.0, 2.0, 3.0]], scale=2.0)["total"] == 12
+        with pytest.raises(InvalidRequestError, match="call it once for each request"):
+            list(stateful.map([{}]))
 
 
 def test_requests_share_a_batch_only_with_the_same_scalar(isolated: ServerProcess) -> None:

@@ -71,7 +71,8 @@ EFFECTS = {
         """,
     "sizes a piece of work, or chooses how it is done": """
         artifact_needs.MOST_BYTES background_choice.MOST_MEASURING_S batcher.MAX_BATCH_BYTES
-        batcher.MAX_SHARED_BYTES binary_texts.MAX_TEXTS_AT_ONCE_BYTES compression._MAX_ACCEPT_BYTES frames.MAX_WINDOW
+        batcher.MAX_SHARED_BYTES binary_texts.MAX_TEXTS_AT_ONCE_BYTES
+        compression._MAX_ACCEPT_BYTES frames.MAX_WINDOW
         grpc_connection.MAX_SILENT_CALLS kubeflow.MAX_READ_BYTES latency.MAX_DOUBTS
         latency.MAX_OBSERVATION_RATIO latency.MOST_COLD_S numbers.MAX_SLOW_NUMBERS
         open_port._MAX_SWEEP_S outbox.MOST_AT_ONCE probe_host.MAX_INPUT_BYTES

@@ -78,7 +78,7 @@ def model(signature: Signature, inputs: dict[str, Array]) -> dict[str, Array]:
         if (axis := axes[name]) is not None:
             rest = tuple(i for i in range(array.ndim) if i != axis)
             rows = rows + array.sum(axis=rest, dtype=np.float64)
-    found = {}
+    found: dict[str, Array] = {}
     for one in signature.outputs:
         shape = [2 if size == -1 else size for size in one.shape]
         if one.batch_axis is None:
@@ -96,16 +96,17 @@ def model(signature: Signature, inputs: dict[str, Array]) -> dict[str, Array]:
 def requests(draw: st.DrawFn, signature: Signature) -> list[dict[str, Array]]:
     found = []
     for _ in range(draw(st.integers(1, 8))):
-        rows, inputs = draw(st.integers(1, 3)), {}
+        rows = draw(st.integers(1, 3))
+        inputs: dict[str, Array] = {}
         for one in signature.inputs:
             if one.optional and draw(st.booleans()):
                 continue
             shape = [draw(st.integers(1, 2)) if size == -1 else size for size in one.shape]
             if one.batch_axis is not None:
                 shape[one.batch_axis] = rows
-                value: Array = np.array(draw(st.integers(0, 100)))
-                steps = np.arange(np.prod(shape)).reshape(shape)
-                inputs[one.name] = (value + steps).astype(np.float32)
+                first = draw(st.integers(0, 100))
+                steps = np.arange(first, first + np.prod(shape)).reshape(shape)
+                inputs[one.name] = steps.astype(np.float32)
             else:
                 inputs[one.name] = np.full(shape, draw(st.integers(0, 1)), np.float32)
         found.append(inputs)
@@ -169,10 +170,10 @@ def test_a_model_without_a_batch_runs_one_request_at_a_time() -> None:
 
 
 def test_a_waiting_request_of_any_shape_can_be_removed() -> None:
-    for signature, inputs in (
-        (SCALED, scaled(1)),
-        (WHOLE, {"matrix": np.ones((2, 3), np.float32), "scale": np.array(1, np.float32)}),
-    ):
+    whole: dict[str, Array] = {
+        "matrix": np.ones((2, 3), np.float32), "scale": np.array(1, np.float32),
+    }  # fmt: skip
+    for signature, inputs in ((SCALED, scaled(1)), (WHOLE, whole)):
         rules = batch_rules(signature)
         batcher = Batcher(rules, LatencyModel(rules.max_rows))
         one = entry(signature, 1, inputs)
