@@ -134,8 +134,8 @@ class CheckedModel:
         """
         if not self.signature.is_plain:
             raise InvalidRequestError(
-                f"model '{self.name}' has optional inputs, or a tensor whose batch is not its first "
-                "axis, so rows cannot be joined; call it once for each request"
+                f"model '{self.name}' has optional inputs, or a tensor whose batch is not its "
+                "first axis, so rows cannot be joined; call it once for each request"
             )
         largest = self.signature.max_batch_size
         size = min(largest, DEFAULT_BATCH_SIZE) if batch_size is None else batch_size
