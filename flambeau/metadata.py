@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -37,7 +38,8 @@ class ModelMetadata:
         """Returns the signature that requests to this model must match.
 
         The property `max_batch_size` limits the rows of a batch; without it there is no limit.
-        `dynamic`, `labels` and `padding` are JSON, for the parts of a signature beside its tensors.
+        `dynamic`, `labels` and `padding` are JSON, for the parts of a signature beside its tensors;
+        `tensors` has the batch axes and the optional inputs of tensors that differ from the usual.
 
         Raises:
             ServerError: the model has no batch dimension, or a datatype unknown to this client; it
@@ -46,10 +48,11 @@ class ModelMetadata:
         limit = self.properties.get("max_batch_size")
         try:
             beyond = {n: json.loads(t) for n, t in self.properties.items() if n in BEYOND_TENSORS}
+            fields = json.loads(self.properties.get("tensors", "{}"))
             signature = Signature.model_validate(
                 {
-                    "inputs": [asdict(tensor) for tensor in self.inputs],
-                    "outputs": [asdict(tensor) for tensor in self.outputs],
+                    "inputs": _specs(self.inputs, fields, "inputs"),
+                    "outputs": _specs(self.outputs, fields, "outputs"),
                     "max_batch_size": 1 if limit is None else limit,
                     **beyond,
                 }
@@ -64,6 +67,19 @@ class ModelMetadata:
             # Copying skips validation: the limit of 65,536 rows applies only to manifests.
             return signature.model_copy(update={"max_batch_size": sys.maxsize})
         return signature
+
+
+def _specs(tensors: tuple[TensorMetadata, ...], fields: Any, side: str) -> list[dict[str, Any]]:
+    """Returns the specs of tensors, with the fields that the property `tensors` has for them.
+
+    Raises:
+        ValueError: the property has another form.
+    """
+    try:
+        of_side = dict(fields.get(side, {}))
+        return [asdict(tensor) | dict(of_side.get(tensor.name, {})) for tensor in tensors]
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"the property 'tensors' has another form: {error}") from error
 
 
 def from_message(reply: pb.ModelMetadataResponse) -> ModelMetadata:

@@ -137,9 +137,15 @@ class CheckedModel:
 
         Raises:
             ValueError: the size of a batch, or the number in flight, is out of range.
+            InvalidRequestError: rows cannot be joined, as their batch is not the first axis.
         """
         from flambeau.calling.row_map import RowMap  # threads, which most calls do without
 
+        if not self.signature.is_plain:
+            raise InvalidRequestError(
+                f"model '{self.name}' has optional inputs, or a tensor whose batch is not its "
+                "first axis, so rows cannot be joined; call it once for each request"
+            )
         largest = self.signature.max_batch_size
         size = min(largest, DEFAULT_BATCH_SIZE) if batch_size is None else batch_size
         for name, value, limit in (

@@ -1,8 +1,10 @@
 """Golden rows: inputs with the checkpoint's own outputs, and the format of their file.
 
-Pure. The file is safetensors and holds tensors `input.NAME` and `output.NAME`, each [rows, ...].
-Safetensors has no strings: a BYTES input is stored as `bytes.NAME`, its length-prefixed elements
-(in the encoding of `flambeau.protocol.tensors`) as 1-D UINT8, and `shape.NAME`, its shape in INT64.
+Pure. The file is safetensors and holds tensors `input.NAME` and `output.NAME`, each [rows, ...] in
+the row form of `flambeau.protocol.row_form`: the batch is first, and a tensor without one has a
+value for each row. Safetensors has no strings: a BYTES input is stored as `bytes.NAME`, its
+length-prefixed elements (in the encoding of `flambeau.protocol.tensors`) as 1-D UINT8, and
+`shape.NAME`, its shape in INT64; a BYTES output as `output-bytes.NAME` and `output-shape.NAME`.
 
 Rule: rows that do not match the version's signature verify nothing, so such a file is refused when
 it is published and whenever it is read.
@@ -37,6 +39,7 @@ _LENGTH_BYTES = 8
 """Size of the header's length, a little-endian number: safetensors' format."""
 _INPUT, _OUTPUT = "input.", "output."
 _BYTES, _SHAPE = "bytes.", "shape."
+_OUTPUT_BYTES, _OUTPUT_SHAPE = "output-bytes.", "output-shape."
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,6 @@ class GoldenRows:
         """Number of rows."""
         return len(next(iter(self.inputs.values())))
 
-    def batch(self, rows: int) -> dict[str, Array]:
-        """Returns the inputs of a batch: the rows from the first on, repeated to fill it."""
-        return {n: np.resize(a, (rows, *a.shape[1:])) for n, a in self.inputs.items()}
-
     def to_bytes(self) -> bytes:
         """Returns the bytes of the golden file."""
         return encode_tensors(self.to_tensors())
@@ -64,13 +63,17 @@ class GoldenRows:
     def to_tensors(self) -> dict[str, Array]:
         """Returns the tensors of the golden file."""
         tensors: dict[str, Array] = {}
-        for name, array in self.inputs.items():
-            if datatype_of(array) == "BYTES":
-                tensors[_BYTES + name] = np.frombuffer(encode_bytes_elements(array), np.uint8)
-                tensors[_SHAPE + name] = np.array(array.shape, np.int64)
-            else:
-                tensors[_INPUT + name] = array
-        return tensors | {_OUTPUT + name: array for name, array in self.outputs.items()}
+        for arrays, plain, octets, shape in (
+            (self.inputs, _INPUT, _BYTES, _SHAPE),
+            (self.outputs, _OUTPUT, _OUTPUT_BYTES, _OUTPUT_SHAPE),
+        ):
+            for name, array in arrays.items():
+                if datatype_of(array) == "BYTES":
+                    tensors[octets + name] = np.frombuffer(encode_bytes_elements(array), np.uint8)
+                    tensors[shape + name] = np.array(array.shape, np.int64)
+                else:
+                    tensors[plain + name] = array
+        return tensors
 
 
 def read_golden(store: VersionReader, manifest: Manifest) -> GoldenRows:
@@ -135,11 +138,12 @@ def _checked_rows(tensors: Mapping[str, Array], version: Draft) -> GoldenRows:
         {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}
         for prefix in (_INPUT, _OUTPUT)
     )
-    inputs |= _bytes_inputs(tensors)
-    known = (_INPUT, _OUTPUT, _BYTES, _SHAPE)
+    inputs |= _texts(tensors, _BYTES, _SHAPE)
+    outputs |= _texts(tensors, _OUTPUT_BYTES, _OUTPUT_SHAPE)
+    known = (_INPUT, _OUTPUT, _BYTES, _SHAPE, _OUTPUT_BYTES, _OUTPUT_SHAPE)
     if other := [n for n in tensors if not n.startswith(known)]:
         raise SignatureError(f"tensor '{other[0]}' is neither input.NAME nor output.NAME")
-    signature = version.signature
+    signature = version.signature.in_rows()
     _check_tensors("input", inputs, signature.inputs)
     _check_tensors("output", outputs, signature.outputs)
     _check_rows({_INPUT + n: a for n, a in inputs.items()}, version.golden.rows)
@@ -152,19 +156,22 @@ def _checked_rows(tensors: Mapping[str, Array], version: Draft) -> GoldenRows:
     return GoldenRows(inputs, outputs)
 
 
-def _bytes_inputs(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """Decodes the BYTES inputs, each to an array of `bytes`.
+def _texts(tensors: Mapping[str, Array], prefix: str, of_shape: str) -> dict[str, Array]:
+    """Decodes the BYTES tensors, each to an array of `bytes`.
 
     Raises:
         SignatureError, TensorError: one has no shape, or its elements do not match its shape.
     """
     found: dict[str, Array] = {}
     for key, octets in tensors.items():
-        if key.startswith(_BYTES):
-            name = key.removeprefix(_BYTES)
-            if _SHAPE + name not in tensors:
-                raise SignatureError(f"it lacks '{_SHAPE}{name}', the shape of '{key}'")
-            shape = [int(size) for size in tensors[_SHAPE + name]]
+        if key.startswith(prefix):
+            name = key.removeprefix(prefix)
+            if of_shape + name not in tensors:
+                raise SignatureError(f"it lacks '{of_shape}{name}', the shape of '{key}'")
+            sizes = tensors[of_shape + name]
+            if sizes.ndim != 1 or sizes.dtype.kind not in "iu":
+                raise SignatureError(f"'{of_shape}{name}' is no shape; write a list of integers")
+            shape = [int(size) for size in sizes]
             elements = decode_bytes_elements(octets.tobytes(), element_count(shape))
             found[name] = elements.reshape(shape)
     return found
@@ -177,6 +184,8 @@ def _check_tensors(what: str, found: Mapping[str, Array], specs: Iterable[Tensor
             raise SignatureError(f"it holds an unknown {what} '{name}'{nearest_name(name, wanted)}")
     for name, spec in wanted.items():
         if name not in found:
+            if spec.optional:
+                continue
             raise SignatureError(f"it lacks {what} '{name}'")
         datatype = datatype_of(found[name])
         # NumPy has no bfloat16: its bits are stored as UINT16.

@@ -298,6 +298,18 @@ class Draft(StrictModel):
                 raise ValueError(f"{what} name occurs twice in {values}")
         return self
 
+    @model_validator(mode="after")
+    def _step_has_rows(self) -> "Draft":
+        step = self.python_step
+        if step is not None:
+            specs = (*self.signature.inputs, *step.inputs, *self.signature.outputs)
+            if any(spec.batch_axis != 0 or spec.optional for spec in specs):
+                raise ValueError(
+                    "a python step works on rows, so every tensor's batch is its first dimension "
+                    "and none is optional; leave out batch_axis and optional, or the step"
+                )
+        return self
+
     def all_files(self) -> list[FileEntry]:
         """Returns every file of the version except the manifest itself."""
         of_artifacts = [entry for a in self.artifacts for entry in a.all_files()]

@@ -76,7 +76,7 @@ def as_array(spec: TensorSpec, value: Any) -> Array:
         )
     array = _converted(spec, _plain(spec, value))
     # A list of elements also stands for rows of one element each, and an element for such a row.
-    for shape in ((1, *array.shape), (*array.shape, *(1,) * (len(spec.shape) - array.ndim))):
+    for shape in (_one_row(spec, array), (*array.shape, *(1,) * (len(spec.shape) - array.ndim))):
         if spec.fits(shape):
             return array.reshape(shape)
     return array
@@ -90,7 +90,14 @@ def _array_of(spec: TensorSpec, value: Any) -> Array:
 
 
 def _with_batch(spec: TensorSpec, array: Array) -> Array:
-    return array[np.newaxis] if spec.fits((1, *array.shape)) else array
+    shape = _one_row(spec, array)
+    return array.reshape(shape) if spec.fits(shape) else array
+
+
+def _one_row(spec: TensorSpec, array: Array) -> tuple[int, ...]:
+    """Returns the shape of an array as one row; its own for a tensor without a batch."""
+    axis, shape = spec.batch_axis, array.shape
+    return shape if axis is None else (*shape[:axis], 1, *shape[axis:])
 
 
 def _only_input(signature: Signature) -> str:

@@ -156,11 +156,18 @@ def batch(
 ) -> None:
     """Run input files through a model as jobs; the same command resumes an interrupted batch."""
     from flambeau.batch_files import check_folder, read_items, result_path
+    from flambeau.errors import InvalidRequestError
 
     with _clients(server, token_file) as (served_by, jobs):
         served = served_by(model, version)
         specs = served.signature.inputs
+        # A stack is cut along its first axis.
         only_input = specs[0].name if len(specs) == 1 else ""
+        if source.suffix == ".npy" and specs[0].batch_axis != 0:
+            raise InvalidRequestError(
+                f"{source} is a stack of rows, and the batch of input '{only_input}' is not its "
+                "first axis; give a folder of .npz files, one for each request"
+            )
         most_rows = min(rows, served.signature.max_batch_size)
         output_dir.mkdir(parents=True, exist_ok=True)
         items = partial(read_items, source, only_input, most_rows)

@@ -211,6 +211,7 @@ def _send_load(model: str, grpcs: Sequence[str], asked: threading.Event) -> None
         inputs = {
             spec.name: np.zeros([max(size, 1) for size in spec.shape], DATATYPES[spec.datatype])
             for spec in models[0].signature.inputs
+            if not spec.optional
         }
         answered = failed = 0
         took_ms: list[float] = []

@@ -66,7 +66,7 @@ class LoadedModel:
         arrays = as_arrays(self.signature, inputs)
         rows = min((len(array) for array in arrays.values() if array.ndim), default=1)
         size = self.signature.max_batch_size
-        if rows <= size:
+        if rows <= size or not self.signature.is_plain:  # one request is one run
             return self._model.infer(arrays, outputs=outputs)
         parts = [
             self._model.infer({n: a[at : at + size] for n, a in arrays.items()}, outputs=outputs)

@@ -1,8 +1,14 @@
 """The signature of a model: names, datatypes and shapes of its tensors; checks requests against it.
 
-Pure rules. Shapes include the batch dimension, which is the first and is -1. Any other -1 marks a
-dimension that varies between requests, within the limits of `dynamic` if that names it. Requests of
-different lengths share a batch only if the signature has a `Padding`.
+Pure rules. Shapes include the batch dimension, which is -1 and the first unless `batch_axis` names
+another; a tensor may have none. Any other -1 marks a dimension that varies between requests, within
+the limits of `dynamic` if that names it. Requests of different lengths share a batch only if the
+signature has a `Padding`.
+
+Tensors without a batch axis:
+- an input is shared: requests share a batch only if they give it the same value;
+- an output belongs to the batch: each of its requests gets the whole of it;
+- a model without any batch axis runs one request at a time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,44 +18,14 @@ from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_v
 
 from flambeau.protocol.datatypes import DATATYPE_NAMES
 from flambeau.protocol.strict import StrictModel, nearest_name
-
-TensorName = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class SignatureError(ValueError):
-    """Inputs do not match the signature. The message names the tensor, the value and the rule."""
-
-
-class TensorSpec(StrictModel):
-    """One input or output."""
-
-    name: TensorName
-    datatype: str
-    shape: tuple[int, ...]
-
-    @field_validator("datatype")
-    @classmethod
-    def _known_datatype(cls, value: str) -> str:
-        if value not in DATATYPE_NAMES:
-            raise ValueError(f"use one of {', '.join(DATATYPE_NAMES)}")
-        return value
-
-    @field_validator("shape")
-    @classmethod
-    def _batch_first(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if not value or value[0] != -1 or any(d < -1 for d in value):
-            raise ValueError("the first dimension is the batch and must be -1, none below -1")
-        return value
-
-    def fits(self, shape: Sequence[int]) -> bool:
-        """Returns True if a full shape, batch dimension included, matches this one."""
-        return len(shape) == len(self.shape) and all(
-            wanted in (-1, given) for wanted, given in zip(self.shape, shape, strict=True)
-        )
-
+from flambeau.protocol.tensor_spec import MAX_RANK, TensorName, shape_text
+from flambeau.protocol.tensor_spec import SignatureError as SignatureError
+from flambeau.protocol.tensor_spec import TensorSpec as TensorSpec
 
 Axis = Annotated[int, Field(ge=1)]
 """Index of a dimension of a full shape; 0 is the batch."""
+VaryingAxis = Annotated[int, Field(ge=0, lt=MAX_RANK)]
+"""Index of a dimension of a full shape, which is not the batch."""
 
 
 def _smallest_first(value: tuple[int, int]) -> tuple[int, int]:
@@ -62,6 +38,8 @@ SizeRange = Annotated[tuple[int, int], AfterValidator(_smallest_first)]
 """The smallest and the largest size of an axis, both included."""
 DynamicAxes = dict[TensorName, dict[Axis, SizeRange]]
 """Allowed sizes by input and axis, such as `{image: {2: [8, 32], 3: [8, 32]}}`."""
+VaryingAxes = dict[TensorName, dict[VaryingAxis, SizeRange]]
+"""`DynamicAxes` of inputs whose batch may be any axis, or none."""
 
 Labels = dict[TensorName, tuple[str, ...]]
 """Class names by output, in order."""
@@ -150,6 +128,9 @@ class Padding(StrictModel):
 
 BEYOND_TENSORS = ("dynamic", "labels", "padding")
 """Fields of a signature that model metadata reports as properties of the model, each as JSON."""
+TENSOR_FIELDS = ("batch_axis", "optional")
+"""Fields of its tensors that model metadata reports in the property `tensors`, as JSON: by
+`inputs` and `outputs`, by name, those that differ from the default."""
 
 
 class Signature(StrictModel):
@@ -161,7 +142,7 @@ class Signature(StrictModel):
     padding: Padding | None = None
     """Padding for requests of different lengths; None if only requests of equal shapes batch."""
     # Omitted from JSON if empty, so that older manifests serialize as before.
-    dynamic: DynamicAxes = Field(default={}, exclude_if=lambda axes: not axes)
+    dynamic: VaryingAxes = Field(default={}, exclude_if=lambda axes: not axes)
     """Axes whose size varies within limits, such as an image's height. Requests of equal size share
     a batch. Length axes of `padding` are not listed here."""
     labels: Labels = Field(default={}, exclude_if=lambda labels: not labels)
@@ -176,8 +157,19 @@ class Signature(StrictModel):
         return value
 
     @model_validator(mode="after")
+    def _batch_axes_fit(self) -> "Signature":
+        if not self.is_plain:
+            _check_batch_axes(self)
+        return self
+
+    @model_validator(mode="after")
     def _padding_fits(self) -> "Signature":
         if self.padding is not None:
+            if not self.is_plain:
+                raise ValueError(
+                    "padding needs tensors whose batch is the first dimension and inputs that "
+                    "every request has; leave out batch_axis and optional, or padding"
+                )
             inputs = {spec.name: spec for spec in self.inputs}
             outputs = {spec.name: spec for spec in self.outputs}
             _check_axes(self.padding.inputs, inputs, "input")
@@ -198,7 +190,8 @@ class Signature(StrictModel):
         outputs = {spec.name: spec for spec in self.outputs}
         for name, labels in self.labels.items():
             problem = f"labels names output '{name}', which the model does not have"
-            classes = _spec_of(name, outputs, problem).shape[-1]
+            shape = _spec_of(name, outputs, problem).shape
+            classes = shape[-1] if shape else -1
             if len(labels) != classes:
                 raise ValueError(
                     f"labels has {len(labels)} names for output '{name}', whose last axis has "
@@ -206,14 +199,40 @@ class Signature(StrictModel):
                 )
         return self
 
+    @property
+    def is_plain(self) -> bool:
+        """True if every tensor's batch is its first dimension, and no input is optional."""
+        return all(s.batch_axis == 0 and not s.optional for s in (*self.inputs, *self.outputs))
+
+    @property
+    def has_batch(self) -> bool:
+        """True if requests can share a batch; False for a model that runs one at a time."""
+        return any(spec.batch_axis is not None for spec in self.inputs)
+
+    def in_rows(self) -> "Signature":
+        """Returns the signature of its rows: every tensor [rows, ...]; see `protocol.row_form`."""
+        if self.is_plain:
+            return self
+        specs = {spec.name: spec for spec in self.inputs}
+        return self.model_copy(
+            update={
+                "inputs": tuple(spec.in_rows() for spec in self.inputs),
+                "outputs": tuple(spec.in_rows() for spec in self.outputs),
+                "dynamic": {
+                    name: {specs[name].row_axis(axis): sizes for axis, sizes in axes.items()}
+                    for name, axes in self.dynamic.items()
+                },
+            }
+        )
+
     def check_inputs(self, given: Mapping[str, tuple[str, Sequence[int]]]) -> int:
         """Checks a request's tensors, each given as (datatype, full shape).
 
-        With a `padding`, the mask and the lengths may be missing, and the length must fit a
-        bucket.
+        Optional inputs may be missing. With a `padding`, the mask and the lengths may be missing,
+        too, and the length must fit a bucket.
 
         Returns:
-            The number of rows, which all inputs share.
+            The number of rows, which all inputs with a batch share; 1 for a model without.
 
         Raises:
             SignatureError: a name, datatype, shape, size, batch size or length does not match.
@@ -224,7 +243,7 @@ class Signature(StrictModel):
                 raise SignatureError(f"unknown input '{name}'{nearest_name(name, known)}")
         for spec in self.inputs:
             if spec.name not in given:
-                if self.padding is not None and self.padding.is_optional(spec.name):
+                if spec.optional or (self.padding and self.padding.is_optional(spec.name)):
                     continue
                 raise SignatureError(f"input '{spec.name}' is missing")
             datatype, shape = given[spec.name]
@@ -234,7 +253,8 @@ class Signature(StrictModel):
                 )
             if not spec.fits(shape):
                 raise SignatureError(
-                    f"input '{spec.name}' has shape {_text(shape)}; expected {_text(spec.shape)}"
+                    f"input '{spec.name}' has shape {shape_text(shape)}; expected "
+                    f"{shape_text(spec.shape)}"
                 )
             _check_sizes(spec.name, shape, self.dynamic.get(spec.name, {}))
         shapes = {name: shape for name, (_, shape) in given.items()}
@@ -275,7 +295,10 @@ class Signature(StrictModel):
             raise SignatureError(f"an output is asked for twice in {list(names)}")
 
     def _rows(self, shapes: Mapping[str, Sequence[int]]) -> int:
-        rows = {name: shape[0] for name, shape in shapes.items()}
+        if not self.has_batch:
+            return 1
+        axes = {spec.name: spec.batch_axis for spec in self.inputs}
+        rows = {n: shape[axis] for n, shape in shapes.items() if (axis := axes[n]) is not None}
         if len(set(rows.values())) > 1:
             raise SignatureError(f"inputs differ in batch size: {rows}; give all the same")
         (count,) = set(rows.values())
@@ -288,6 +311,33 @@ class Signature(StrictModel):
         return count
 
 
+def _check_batch_axes(signature: Signature) -> None:
+    """Checks batch axes and optional inputs against each other."""
+    for spec in signature.outputs:
+        if spec.optional:
+            raise ValueError(f"output '{spec.name}' is optional; only inputs can be")
+    if all(spec.optional for spec in signature.inputs):
+        raise ValueError("every input is optional, so a request could be empty; require one")
+    if signature.has_batch:
+        if all(spec.optional for spec in signature.inputs if spec.batch_axis is not None):
+            raise ValueError(
+                "every input with a batch is optional, so the number of rows would be unknown; "
+                "require one of them"
+            )
+        return
+    if signature.max_batch_size != 1:
+        raise ValueError(
+            f"max_batch_size is {signature.max_batch_size}, and no input has a batch axis, so "
+            "requests run one at a time; write 1"
+        )
+    for spec in signature.outputs:
+        if spec.batch_axis is not None:
+            raise ValueError(
+                f"output '{spec.name}' has a batch axis and no input has one; write "
+                "batch_axis: null"
+            )
+
+
 def _check_axes(axes: Mapping[str, int], specs: Mapping[str, TensorSpec], what: str) -> None:
     for name, axis in axes.items():
         spec = _spec_of(
@@ -296,7 +346,7 @@ def _check_axes(axes: Mapping[str, int], specs: Mapping[str, TensorSpec], what: 
         if axis >= len(spec.shape) or spec.shape[axis] != -1:
             raise ValueError(
                 f"padding says axis {axis} of {what} '{name}' holds the length, and its shape is "
-                f"{_text(spec.shape)}; name an axis that is -1"
+                f"{shape_text(spec.shape)}; name an axis that is -1"
             )
 
 
@@ -308,10 +358,15 @@ def _check_dynamic(
 ) -> None:
     spec = _spec_of(name, inputs, f"dynamic names input '{name}', which the model does not have")
     for axis in axes:
+        if axis == spec.batch_axis:
+            raise ValueError(
+                f"dynamic says axis {axis} of input '{name}' varies, and it is the batch, which "
+                "max_batch_size limits; leave it out"
+            )
         if axis >= len(spec.shape) or spec.shape[axis] != -1:
             raise ValueError(
                 f"dynamic says axis {axis} of input '{name}' varies, and its shape is "
-                f"{_text(spec.shape)}; name an axis that is -1"
+                f"{shape_text(spec.shape)}; name an axis that is -1"
             )
         if padding is not None and axis == padding.axis_of(name):
             raise ValueError(
@@ -324,7 +379,7 @@ def _check_sizes(name: str, shape: Sequence[int], axes: Mapping[int, tuple[int, 
     for axis, (low, high) in axes.items():
         if not low <= shape[axis] <= high:
             raise SignatureError(
-                f"input '{name}' has shape {_text(shape)}, and size {shape[axis]} along axis "
+                f"input '{name}' has shape {shape_text(shape)}, and size {shape[axis]} along axis "
                 f"{axis}; give {low} to {high}"
             )
 
@@ -369,7 +424,8 @@ def _check_kind(
     spec = _spec_of(name, inputs, f"padding.{what} is '{name}', which is no input")
     if spec.shape != shape:
         raise ValueError(
-            f"padding.{what} is '{name}' of shape {_text(spec.shape)}; it must be {_text(shape)}"
+            f"padding.{what} is '{name}' of shape {shape_text(spec.shape)}; it must be "
+            f"{shape_text(shape)}"
         )
     if spec.datatype not in datatypes:
         raise ValueError(
@@ -382,7 +438,3 @@ def _spec_of(name: str, specs: Mapping[str, TensorSpec], problem: str) -> Tensor
     if name not in specs:
         raise ValueError(f"{problem}{nearest_name(name, specs)}")
     return specs[name]
-
-
-def _text(shape: Sequence[int]) -> str:
-    return "[" + ",".join(str(d) for d in shape) + "]"

@@ -73,10 +73,10 @@ class OutputsInOrder(nn.Module):
         names: names of the outputs; see `named_outputs`.
     """
 
-    def __init__(self, network: Callable[..., Any], names: Sequence[str]) -> None:
+    def __init__(self, network: Callable[..., Any], names: Sequence[str] | None = None) -> None:
         super().__init__()
         self.network = network
-        self.names = tuple(names)
+        self.names = names and tuple(names)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Returns the outputs in order."""

@@ -10,10 +10,11 @@ golden rows alone: at other sizes, and without them at other lengths, it compare
 own rows alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from flambeau.protocol.row_form import Run, value_bytes
 from flambeau.protocol.signature import Padding, Signature, SignatureError
 from flambeau.protocol.tensors import Array
 from model_store.arrays.padded_rows import PaddedRows, cut_back, padded_rows
@@ -38,8 +39,6 @@ SIZED_ROWS = 8
 
 Inputs = Mapping[str, Array]
 Outputs = Mapping[str, Array]
-Run = Callable[[Inputs], dict[str, Array]]
-"""Runs a batch: every input, [rows, ...], to every output, [rows, ...]."""
 
 
 def replay_everything(
@@ -48,7 +47,7 @@ def replay_everything(
     """Makes every comparison that the golden rows allow.
 
     Args:
-        run: runner of the artifact.
+        run: runner of the artifact, on rows (`protocol.row_form.in_rows`).
         golden: inputs to run, and expected outputs.
         signature: batches, lengths and sizes that requests may have.
         gates: limits of the outputs that are judged by themselves.
@@ -166,7 +165,8 @@ def replay_sized(
 def sized_inputs(inputs: Inputs, signature: Signature) -> list[dict[str, Array]]:
     """Returns some golden rows at the other sizes that the signature allows."""
     rows = min(SIZED_ROWS, signature.max_batch_size)
-    return at_other_sizes({name: array[:rows] for name, array in inputs.items()}, signature)
+    some = {name: array[:rows] for name, array in inputs.items()}
+    return at_other_sizes(some, signature.in_rows())
 
 
 def run_in_batches(run: Run, inputs: Inputs, size: int) -> dict[str, Array]:
@@ -183,7 +183,7 @@ def gives_the_same_twice(run: Run, golden: GoldenRows, max_batch_size: int) -> b
     """Returns True if two runs of the same rows give identical bits."""
     inputs = {name: array[:max_batch_size] for name, array in golden.inputs.items()}
     first, second = run(inputs), run(inputs)
-    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+    return all(value_bytes(first[name]) == value_bytes(second[name]) for name in first)
 
 
 def _of_single_rows(pairs: Sequence[tuple[Outputs, Outputs]], gates: Mapping[str, Gate]) -> Parity:

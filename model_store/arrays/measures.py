@@ -161,6 +161,9 @@ def equal_share(expected: Array, found: Array) -> float:
     """Returns the share of equal elements."""
     if expected.size == 0:
         return 1.0
+    if expected.dtype.hasobject:  # bytes, or text in UTF-8
+        pairs = zip(expected.ravel().tolist(), found.ravel().tolist(), strict=True)
+        return sum(_text(a) == _text(b) for a, b in pairs) / expected.size
     return float(np.asarray(expected == found, np.bool_).mean())
 
 

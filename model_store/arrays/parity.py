@@ -5,7 +5,8 @@ Shapes: every array is [rows, ...]; row i of one corresponds to row i of the oth
 Rules:
 - one rounding step of an FP16 output does not count. Two FP32 numbers that differ by 1e-7 may
   round to two adjacent FP16 numbers, which near 0.5 differ by 2.4e-4;
-- classes whose values differ by no more than rounding are equally the top class of a row.
+- classes whose values differ by no more than rounding are equally the top class of a row;
+- texts (BYTES) are equal or not: no tolerance applies.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from flambeau.protocol.tensors import Array
+from flambeau.protocol.tensors import Array, TensorError, as_bytes
 from model_store.arrays.measures import beyond_rounding, figures, max_abs_difference, same_top
 from model_store.gate_figures import GateFigure
 from model_store.gates import AT_LEAST, Gate
@@ -22,6 +23,9 @@ from model_store.tolerance import NO_GATES, Tolerance
 
 MEANS = frozenset({"top1", "iou", "exact"})
 """Measures that are means over the rows; the others are those of the worst row."""
+
+MAX_TEXT = 60
+"""Characters of an output's text in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Parity:
     figures: tuple[GateFigure, ...] = ()
     """Figures of the outputs that have gates; the three above are of the other outputs."""
     unlike: str = ""
-    """The first output that is missing or has another shape, and both shapes; empty if none."""
+    """The first output that is missing, has another shape or other texts, and both; empty if none.
+    """
 
     def cosine(self, names: Collection[str]) -> float | None:
         """Returns the lowest cosine of some outputs; None if none was measured."""
@@ -172,6 +177,10 @@ def compare(
             continue
         if right.size == 0:
             continue
+        if right.dtype.hasobject:
+            if unlike := _other_text(name, right, other):
+                return Parity(float("inf"), 0.0, 1.0, unlike=unlike)
+            continue
         other = beyond_rounding(right, other)
         difference = max(difference, max_abs_difference(right, other))
         if _has_classes(right):
@@ -185,6 +194,27 @@ def _have_one_shape(expected: Array, found: Array, gate: Gate | None) -> bool:
     if gate is None or list(gate.limits()) != ["iou"] or expected.ndim < 3:
         return found.shape == expected.shape
     return (*found.shape[:-2], found.shape[-1]) == (*expected.shape[:-2], expected.shape[-1])
+
+
+def _other_text(name: str, expected: Array, found: Array) -> str:
+    """Returns a message with the first row whose texts differ; empty if none does."""
+    for place in np.ndindex(expected.shape):
+        right, other = as_bytes(expected[place]), found[place]
+        try:
+            if as_bytes(other) == right:
+                continue
+        except TensorError:  # it is no text
+            pass
+        return (
+            f"output '{name}' has {_short(other)} in row {place[0]}, the checkpoint's has "
+            f"{_short(right)}"
+        )
+    return ""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 def worst(found: Sequence[Parity]) -> Parity:

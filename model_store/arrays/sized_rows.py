@@ -19,9 +19,14 @@ def at_other_sizes(inputs: Mapping[str, Array], signature: Signature) -> list[In
 
     Args:
         inputs: arrays by name, each [rows, ...].
-        signature: the signature, whose `dynamic` axes are resized; without any, returns [].
+        signature: signature of rows, whose `dynamic` axes are resized; without any, returns [].
     """
-    axes = [(name, axis) for name, found in signature.dynamic.items() for axis in found]
+    axes = [
+        (name, axis)
+        for name, found in signature.dynamic.items()
+        for axis in found
+        if name in inputs
+    ]
     if not axes:
         return []
     found = []

@@ -67,6 +67,8 @@ def needed_bump(old: Identity, new: Identity) -> Need:
         return Need("minor", "the python step changed")
     if not new.weights or old.weights != new.weights:
         return Need("minor", "the weights changed")
+    if new.signature != old.signature and (change := _what_widens(old.signature, new.signature)):
+        return Need("minor", change)
     rows = old.signature.max_batch_size, new.signature.max_batch_size
     if rows[0] != rows[1]:
         return Need("minor", f"max_batch_size rises from {rows[0]} to {rows[1]}")
@@ -86,7 +88,11 @@ def answers_differ(old: "GoldenRows", new: "GoldenRows") -> bool:
     )
     return same_rows and not all(
         old.outputs[name].shape == array.shape
-        and np.allclose(old.outputs[name], array, RELATIVE, ABSOLUTE, equal_nan=True)
+        and (
+            np.array_equal(old.outputs[name], array)
+            if array.dtype.hasobject
+            else np.allclose(old.outputs[name], array, RELATIVE, ABSOLUTE, equal_nan=True)
+        )
         for name, array in new.outputs.items()
     )
 
@@ -115,11 +121,25 @@ def _tensors_differ(
         if name not in has:
             return f"{what} '{name}' is removed"
         if name not in had:
+            if has[name].optional:
+                continue
             return f"{what} '{name}' is new"
-        if had[name] != has[name]:
+        if had[name] not in (has[name], has[name].model_copy(update={"optional": False})):
             return f"{what} '{name}' changes from {_text(had[name])} to {_text(has[name])}"
-    return "" if before == after else f"the {what}s are in a different order"
+    kept = [spec.name for spec in after if spec.name in had]
+    return "" if [*had] == kept else f"the {what}s are in a different order"
+
+
+def _what_widens(old: Signature, new: Signature) -> str:
+    """Returns the first input that callers may omit from now on; empty if there is none."""
+    had = {spec.name: spec.optional for spec in old.inputs}
+    for spec in new.inputs:
+        if spec.optional and not had.get(spec.name, False):
+            return f"input '{spec.name}' is optional"
+    return ""
 
 
 def _text(spec: TensorSpec) -> str:
-    return f"{spec.datatype} {list(spec.shape)}"
+    batch = "" if spec.batch_axis == 0 else f" with batch axis {spec.batch_axis}"
+    optional = "optional " if spec.optional else ""
+    return f"{optional}{spec.datatype} {list(spec.shape)}{batch}"

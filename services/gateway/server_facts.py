@@ -1,9 +1,11 @@
 """Metadata of the server and its models, the same over REST and gRPC."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from flambeau.protocol.signature import BEYOND_TENSORS, Signature
+from flambeau.protocol.signature import BEYOND_TENSORS, TENSOR_FIELDS, Signature, TensorSpec
 from services.errors import ModelNotReadyError, NotFoundError
 from services.gateway.admission import Admission
 from services.queueing.directory import Directory
@@ -101,4 +103,15 @@ class ServerFacts:
 def _signature_properties(signature: Signature) -> dict[str, str]:
     """Returns, as JSON, facts of a signature that the protocol's tensors cannot express."""
     document = signature.model_dump(mode="json", include=set(BEYOND_TENSORS))
+    if not signature.is_plain:
+        document["tensors"] = {
+            "inputs": _tensor_fields(signature.inputs),
+            "outputs": _tensor_fields(signature.outputs),
+        }
     return {name: json.dumps(part) for name, part in document.items() if part}
+
+
+def _tensor_fields(specs: Iterable[TensorSpec]) -> dict[str, dict[str, Any]]:
+    """Returns the fields of `TENSOR_FIELDS` that differ from their default, by tensor."""
+    found = {s.name: s.model_dump(mode="json", include=set(TENSOR_FIELDS)) for s in specs}
+    return {name: fields for name, fields in found.items() if fields}

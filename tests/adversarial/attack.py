@@ -73,7 +73,7 @@ class Peer:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
                 status = head.split(" ", 2)[1]
-                _, found, length = head.partition("content-length: ")
+                _, found, length = head.partition("\r\ncontent-length: ")
                 if found:
                     body = await self.reader.readexactly(int(length.split("\r\n", 1)[0]))
         except (ConnectionError, asyncio.IncompleteReadError):

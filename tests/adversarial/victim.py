@@ -12,7 +12,7 @@ from services.standalone.config import ServerConfig
 from services.trainer.edges.rest_port import LEAST_BUFFERED_BYTES
 from tests.adversarial.attack import VictimName
 from tests.adversarial.text_model import publish_texts
-from tests.fixtures import onnx_models
+from tests.fixtures import onnx_models, shaped_models
 from tests.fixtures.certificates import Authority
 from tests.fixtures.peak_memory import forget_peak, major_faults, peak_bytes
 from tests.fixtures.servers import ServerProcess, running_server
@@ -75,10 +75,13 @@ def budget_bytes(name: VictimName) -> int:
 
 
 def make_store(store: Path) -> None:
-    """Creates a store of `linear`, y = 2 * x; `typed`, its own inputs; and `texts`, their sizes."""
+    """Creates a store of `linear`, y = 2 * x; `typed`, its own inputs; `texts`, their sizes; and
+    models of unusual shapes."""
     onnx_models.publish(str(store), "linear", onnx_models.linear(2.0))
     onnx_models.publish(str(store), "typed", onnx_models.echo(*TYPED))
     publish_texts(str(store))
+    for name in ("scaled", "shared", "shouting"):
+        shaped_models.publish(str(store), name)
 
 
 @contextlib.contextmanager

@@ -68,6 +68,7 @@ TENSORS: list[dict[str, Array]] = [
     {"x": np.arange(LARGE, dtype="<f4").reshape(1, LARGE)},
     {"x": np.arange(2 * LARGE, dtype="<f8").reshape(2, LARGE)[:, ::2], "b": np.array([True])},
     {"empty": np.zeros((0, 3), "<i8"), "texts": TEXTS.reshape(3, 4), "h": np.ones(3, "<f2")},
+    {"scalar": np.array(7), "word": object_array([b"w"]).reshape(()), "state": np.ones((2, 1, 3))},
     {"none": object_array([]).reshape(0, 2), "many": object_array([b"t"] * 10_000)},
 ]
 

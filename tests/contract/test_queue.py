@@ -4,8 +4,10 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from flambeau.protocol.tensors import Array, object_array
 from services.errors import (
     BackendError,
     DeadlineExceededError,
@@ -24,6 +26,7 @@ from tests.fixtures.queue_ends import (
     memory_ends,
     redis_ends,
     reply,
+    reply_of,
 )
 from tests.fixtures.redis_servers import FLAVOURS, running_redis, until
 
@@ -58,6 +61,22 @@ async def test_a_reply_says_what_the_worker_said(ends: Ends) -> None:
     assert isinstance(outcome, InferReply)
     assert (outcome.lane, outcome.datatypes, outcome.batch_rows) == (LANE, {"y": "FP32"}, 1)
     assert (outcome.queue_s, outcome.execution_s) == (0.25, 0.5)
+
+
+async def test_scalars_and_texts_arrive_as_they_were(ends: Ends) -> None:
+    caller = ends.send()
+    (entry,) = await ends.shelf.holds(1)
+    outputs: dict[str, Array] = {
+        "scalar": np.array(7),
+        "state": np.ones((2, 1, 3), np.float32),
+        "texts": object_array([b"", "é".encode()]).reshape(2, 1),
+    }
+    entry.finish(reply_of(outputs))
+    outcome = await caller.outcome()
+    assert isinstance(outcome, InferReply)
+    for name, array in outputs.items():
+        assert outcome.outputs[name].shape == array.shape
+        assert outcome.outputs[name].tolist() == array.tolist()
 
 
 async def test_a_second_reply_changes_nothing(ends: Ends) -> None:

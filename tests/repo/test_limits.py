@@ -39,7 +39,8 @@ EFFECTS = {
         headers.MAX_BLOCK_BYTES headers.MAX_FIELDS_BYTES headers._MAX_RESIZES
         key_set.MAX_SET_BYTES kubernetes_api.MAX_ANSWER_BYTES
         kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES loader.MAX_STEP_BYTES
-        message_fields.MAX_FIELDS message_fields._MAX_VARINT_BYTES request_pacer.MAX_WAITING
+        message_fields.MAX_FIELDS message_fields._MAX_VARINT_BYTES onnx_runtime.MAX_TEXTS
+        request_pacer.MAX_WAITING
         rest.MAX_NUMBER_DIGITS scheduling_parameters.MAX_TIMEOUT_US sequence_slots.MAX_SEQUENCES
         sequence_steps.MAX_WAITING_STEPS sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES
         spans.MAX_BESIDE_MEMBERS submission_body.MAX_BESIDE_BYTES submission_body.MAX_MEMBERS
@@ -66,13 +67,15 @@ EFFECTS = {
         """,
     "shortens or samples": """
         executor.MAX_METRICS failure_text.MAX_LINE grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS
+        onnx_runtime.MAX_SHOWN
         model_failure.MAX_REASON probe_host._MAX_ERROR_CHARACTERS readiness.MAX_REASONS
         readiness.MAX_REASON_CHARACTERS tensors.MAX_ELEMENTS_OF_STATISTICS tensors.MAX_TEXTS
         worker_process._MAX_ERROR_CHARACTERS
         """,
     "sizes a piece of work, or chooses how it is done": """
         artifact_needs.MOST_BYTES background_choice.MOST_MEASURING_S batcher.MAX_BATCH_BYTES
-        binary_texts.MAX_TEXTS_AT_ONCE_BYTES compression._MAX_ACCEPT_BYTES frames.MAX_WINDOW
+        batcher.MAX_SHARED_BYTES binary_texts.MAX_TEXTS_AT_ONCE_BYTES
+        compression._MAX_ACCEPT_BYTES frames.MAX_WINDOW
         grpc_connection.MAX_SILENT_CALLS kubeflow.MAX_READ_BYTES latency.MAX_DOUBTS
         latency.MAX_OBSERVATION_RATIO latency.MOST_COLD_S numbers.MAX_SLOW_NUMBERS
         open_port._MAX_SWEEP_S outbox.MOST_AT_ONCE probe_host.MAX_INPUT_BYTES

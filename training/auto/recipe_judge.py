@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from flambeau.protocol.row_form import Run
 from flambeau.protocol.tensors import Array
-from model_store.arrays.golden_replay import Run, replay_sized, run_in_batches, sized_inputs
+from model_store.arrays.golden_replay import replay_sized, run_in_batches, sized_inputs
 from model_store.arrays.parity import Comparison, compare, compare_rows
 from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, Manifest

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor, nn
 
+from flambeau.publishing.network_outputs import OutputsInOrder
 from model_store.arrays.padded_rows import shortened
 from model_store.host.cpu_features import cpu_features
 from model_store.host.memory_limit import GIB
@@ -25,6 +27,7 @@ from training.loading.splits import Splits
 from training.loop.loop import Trained
 from training.loop.trained_model import trained_model
 from training.network.model import for_export
+from training.network.preprocessing import change_network
 from training.process.isolated_run import run_isolated
 from training.process.library_versions import library_versions
 from training.process.quiet import quiet
@@ -145,9 +148,20 @@ def export_one(job: ExportJob) -> MadeWith:
     example = tuple(torch.from_numpy(array[:EXAMPLE_ROWS]) for array in short.values())
     with quiet():
         network = for_export(model) if job.entry.takes_twin else model
+        if getattr(job.entry, "method", None) != "script":
+            network = _with_plain_outputs(network, example)
         exporter_of(job.entry.kind).write(network, example, job)
     return MadeWith(
         libraries=library_versions(EXPORT_KINDS[job.entry.kind].recorded),
         cpu_features=cpu_features(),
         device=device,
     )
+
+
+def _with_plain_outputs(model: nn.Module, example: tuple[Tensor, ...]) -> nn.Module:
+    """Returns the model; one that returns a dictionary or dataclass returns a tuple instead."""
+    with torch.inference_mode():
+        found = model(*example)
+    if isinstance(found, Tensor | tuple | list):
+        return model
+    return change_network(model, OutputsInOrder).eval()

@@ -36,22 +36,27 @@ def config_pbtxt(model: str, kind: ArtifactKind, file: str, signature: Signature
         model: name of the model.
         kind: kind of the artifact; one that Triton runs.
         file: file name of the artifact.
-        signature: names, datatypes and shapes; the batch is omitted, as Triton requires.
+        signature: names, datatypes and shapes; the batch is omitted, as Triton requires, if it is
+            the first axis of every tensor.
     """
+    # Triton's batch is the first axis of every tensor; of others it takes the whole shape.
+    batches = signature.is_plain
     runtime, by_position = EXPORT_KINDS[kind].triton_runtime, EXPORT_KINDS[kind].triton_by_position
     return (
         f'name: "{model}"\n{runtime}\n'
         f'default_model_filename: "{file}"\n'
-        f"max_batch_size: {signature.max_batch_size}\n"
-        f"{_tensors('input', signature.inputs, by_position)}"
-        f"{_tensors('output', signature.outputs, by_position)}"
+        f"max_batch_size: {signature.max_batch_size if batches else 0}\n"
+        f"{_tensors('input', signature.inputs, by_position, batches)}"
+        f"{_tensors('output', signature.outputs, by_position, batches)}"
     )
 
 
-def _tensors(what: str, specs: Sequence[TensorSpec], by_position: bool) -> str:
+def _tensors(what: str, specs: Sequence[TensorSpec], by_position: bool, batches: bool) -> str:
+    optional = " optional: true"
     entries = [
         f'  {{ name: "{spec.name}{f"__{index}" if by_position else ""}" '
-        f"data_type: {_data_type(spec.datatype)} dims: [ {_dims(spec)} ] }}"
+        f"data_type: {_data_type(spec.datatype)} dims: [ {_dims(spec, batches)}"
+        f"{optional * spec.optional} }}"
         for index, spec in enumerate(specs)
     ]
     return f"{what} [\n" + ",\n".join(entries) + "\n]\n"
@@ -61,6 +66,8 @@ def _data_type(datatype: str) -> str:
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
 
-def _dims(spec: TensorSpec) -> str:
+def _dims(spec: TensorSpec, batches: bool) -> str:
     # A tensor of one number per row is [rows]; Triton needs a dimension beside the batch.
-    return ", ".join(str(d) for d in spec.shape[1:]) or "1"
+    if not batches and not spec.shape:
+        return "1 ] reshape: { shape: [ ] }"
+    return f"{', '.join(map(str, spec.shape[1:] if batches else spec.shape)) or '1'} ]"

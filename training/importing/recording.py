@@ -51,13 +51,14 @@ def check_examples(original: Original, inputs: Mapping[str, Array]) -> dict[str,
     Raises:
         DataError: a name, datatype or shape does not fit the model.
     """
-    wanted = [spec.name for spec in original.signature.inputs]
+    specs = [s for s in original.signature.in_rows().inputs if s.name in inputs or not s.optional]
+    wanted = [spec.name for spec in specs]
     if set(inputs) != set(wanted):
         raise DataError(
             f"the examples have {sorted(inputs)}, and {original.source} takes {wanted}; give an "
             "array for each"
         )
-    for spec in original.signature.inputs:
+    for spec in specs:
         array = inputs[spec.name]
         if datatype_of(array) != spec.datatype or not spec.fits(array.shape):
             raise DataError(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flambeau.protocol.signature import Signature, SignatureError, TensorSpec
 from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array, datatype_of
+from flambeau.publishing.network_outputs import named_outputs
 from model_store.arrays.padded_rows import own_lengths, padded_rows
 from model_store.arrays.sized_rows import at_other_sizes
 from training.errors import DataError, RecipeError, TargetError
@@ -124,25 +125,31 @@ def try_model(model: nn.Module, splits: Splits, recipe: Recipe) -> Signature:
     return signature
 
 
-def run_model(model: Callable[..., Any], inputs: list[Array]) -> list[Array]:
+def run_model(
+    model: Callable[..., Any], inputs: list[Array], names: Sequence[str] | None = None
+) -> dict[str, Array]:
     """Runs a model once, without gradients.
 
     Args:
         model: a module in its mode, or a function.
         inputs: its arguments in order, each [rows, ...].
+        names: names of its outputs; see `named_outputs`.
     """
     with torch.inference_mode():
-        found = model(*tensors_of(inputs))
-    return [tensor.numpy() for tensor in ([found] if isinstance(found, Tensor) else found)]
+        found = named_outputs(model(*tensors_of(inputs)), names)
+    return {name: tensor.numpy() for name, tensor in found.items()}
 
 
-Outputs = Tensor | tuple[Tensor, ...] | list[Tensor]
-"""The result of a model: its only output, or all of them in order."""
+Outputs = Any
+"""The result of a model: a tensor, or a tuple, dictionary or dataclass of them."""
 
 
 def outputs_of(found: Outputs) -> tuple[Tensor, ...]:
     """Returns all outputs of a model, in order."""
-    return (found,) if isinstance(found, Tensor) else tuple(found)
+    # Named only where it has names: this runs at every step of training.
+    if isinstance(found, Tensor):
+        return (found,)
+    return tuple(found if isinstance(found, tuple) else named_outputs(found).values())
 
 
 def first_output(found: Outputs) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
+from flambeau.publishing.network_outputs import RETURNS, OutputError, named_outputs
 from training.errors import TargetError, TrainingError
 from training.network.debugging import failing_layer
 from training.network.row_dependence import ROUNDING_SHARE
@@ -21,8 +22,6 @@ from training.recipe.targets import target_failure
 
 MOST_ROWS = 7
 """Rows of a trial batch: few, and unlike the usual size of an axis."""
-
-RETURNS = "let forward return a tensor, or a tuple of tensors in the order of model.outputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +117,23 @@ class NetworkTrial:
 
     def _tensors(self, found: object) -> Sequence[Tensor]:
         """Returns the result of forward as tensors; refuses all other types."""
-        if isinstance(found, Tensor):
-            return (found,)
-        if not isinstance(found, tuple | list):
-            raise TargetError(f"{self._named} returns a {type(found).__name__}; {RETURNS}")
-        for place, item in enumerate(found):
+        for place, item in enumerate(found if isinstance(found, tuple | list) else ()):
             if not isinstance(item, Tensor):
                 what = "None" if item is None else f"a {type(item).__name__}"
                 raise TargetError(
                     f"{self._named} returns a {type(found).__name__} whose item {place + 1}"
                     f"{self._name_in_brackets(place)} is {what}; {RETURNS}"
                 )
-        return found
+        try:
+            outputs = named_outputs(found)
+        except OutputError as error:
+            raise TargetError(f"{self._named}: {error}") from error
+        if not isinstance(found, Tensor | tuple | list) and list(outputs) != list(self.outputs):
+            raise TargetError(
+                f"{self._named} returns {list(outputs)} and model.outputs names "
+                f"{list(self.outputs)}; write the names that forward returns, in its order"
+            )
+        return list(outputs.values())
 
     def _array(self, place: int, tensor: Tensor) -> Array:
         """Returns an output as servers return it."""

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
+from flambeau.protocol.row_form import Run
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
-from model_store.arrays.golden_replay import Run
 from training.network.model import run_model
 
 Runner = Run
@@ -20,9 +20,9 @@ def module_runner(model: nn.Module, signature: Signature) -> Runner:
 
 def callable_runner(model: Callable[..., Any], signature: Signature) -> Runner:
     """Returns a runner of a function that takes and returns tensors in the signature's order."""
+    names = [spec.name for spec in signature.outputs]
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        outputs = run_model(model, [inputs[spec.name] for spec in signature.inputs])
-        return {s.name: a for s, a in zip(signature.outputs, outputs, strict=True)}
+        return run_model(model, [inputs[spec.name] for spec in signature.inputs], names)
 
     return run

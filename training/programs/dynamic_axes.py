@@ -32,7 +32,9 @@ def dynamic_axes(signature: Signature) -> tuple[dict[int, Any], ...]:
             to the last bucket, another axis from its smallest to its largest size.
     """
     batch = torch.export.Dim("batch", min=1, max=max(signature.max_batch_size, 2))
-    axes: list[dict[int, Any]] = [{0: batch} for _ in signature.inputs]
+    axes: list[dict[int, Any]] = [
+        {} if spec.batch_axis is None else {spec.batch_axis: batch} for spec in signature.inputs
+    ]
     for number, (spec, varying) in enumerate(zip(signature.inputs, axes, strict=True)):
         for axis, (low, high) in signature.dynamic.get(spec.name, {}).items():
             varying[axis] = torch.export.Dim(f"size_{number}_{axis}", min=low, max=high)

@@ -6,6 +6,7 @@ A runner uses one thread, and a GPU for FP16 if there is one.
 import importlib
 from pathlib import Path
 
+from flambeau.protocol.row_form import in_rows
 from flambeau.protocol.signature import Signature
 from model_store.artifact_kinds import ArtifactKind
 from model_store.manifest import Precision
@@ -29,10 +30,10 @@ def load_libraries(kind: ArtifactKind, precision: Precision) -> None:
 def file_runner(
     kind: ArtifactKind, precision: Precision, path: Path, signature: Signature
 ) -> Runner:
-    """Opens an exported file.
+    """Opens an exported file. The runner takes and gives rows (`protocol.row_form`).
 
     Raises:
         Exception: any error of the runtime for a file that it cannot open.
     """
     load_libraries(kind, precision)
-    return exporter_of(kind).open_file(path, precision, signature)
+    return in_rows(exporter_of(kind).open_file(path, precision, signature), signature)

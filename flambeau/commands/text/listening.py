@@ -58,6 +58,8 @@ def _example(signature: Signature | None) -> list[dict[str, object]]:
     """Builds one row of zeros for every input; empty if they are too large or not numbers."""
     inputs: list[dict[str, object]] = []
     for spec in signature.inputs if signature else ():
+        if spec.optional:
+            continue
         shape = [1 if dimension == -1 else dimension for dimension in spec.shape]
         count = math.prod(shape)
         if count > MAX_EXAMPLE_ELEMENTS or spec.datatype in ("BYTES", "BOOL", "FP16", "BF16"):

@@ -87,7 +87,7 @@ def show_lines(manifest: "Manifest", aliases: Sequence[str]) -> list[str]:
     published = manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z")
     return [
         f"{manifest.model} {manifest.version_text}{named}  published {published}",
-        *("", f"signature, up to {manifest.signature.max_batch_size} rows a batch"),
+        *("", f"signature, {_batch_text(manifest.signature)}"),
         *_signature_lines(manifest.signature),
         *("", "artifacts, fastest first"),
         *_artifact_lines(manifest.artifacts_by_speed()),
@@ -116,6 +116,12 @@ def _judged_text(summary: ModelSummary, named: bool) -> str:
     return f"{summary.metric} {text}" if named and summary.metric else text
 
 
+def _batch_text(signature: "Signature") -> str:
+    if not signature.has_batch:
+        return "one request at a time"
+    return f"up to {signature.max_batch_size} rows a batch"
+
+
 def _signature_lines(signature: "Signature") -> list[str]:
     tensors = [("input", spec) for spec in signature.inputs]
     tensors += [("output", spec) for spec in signature.outputs]
@@ -125,13 +131,21 @@ def _signature_lines(signature: "Signature") -> list[str]:
                 what,
                 spec.name,
                 spec.datatype,
-                _shape_text(spec, signature),
+                _shape_text(spec, signature) + _axis_text(spec, signature),
                 _labels_text(spec, signature),
             ]
             for what, spec in tensors
         ],
         indent="  ",
     )
+
+
+def _axis_text(spec: "TensorSpec", signature: "Signature") -> str:
+    """Formats what is unusual about a tensor: its batch axis, and that it may be left out."""
+    words = [] if spec.batch_axis == 0 or not signature.has_batch else [f"batch {spec.batch_axis}"]
+    if spec.batch_axis is None and signature.has_batch:
+        words = ["no batch"]
+    return "".join(f", {word}" for word in [*words, *["optional"] * spec.optional])
 
 
 def _shape_text(spec: "TensorSpec", signature: "Signature") -> str:

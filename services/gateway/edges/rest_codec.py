@@ -251,7 +251,9 @@ def _decode_raw_body(
     if signature is None or len(signature.inputs) != 1:
         raise InvalidRequestError("a raw body needs a model with exactly one input")
     spec = signature.inputs[0]
-    shape = [1, *spec.shape[1:]]
+    shape = list(spec.shape)
+    if spec.batch_axis is not None:
+        shape[spec.batch_axis] = 1
     if shape.count(-1) > 1:
         raise InvalidRequestError(f"a raw body does not determine the shape of {list(spec.shape)}")
     if -1 in shape:

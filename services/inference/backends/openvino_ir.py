@@ -54,7 +54,7 @@ class OpenVinoBackend(Backend):
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one batch; see `Backend.run`."""
-        arrays = [np.ascontiguousarray(inputs[name]) for name in self._names]
+        arrays = [np.asarray(inputs[name], order="C") for name in self._names]
         for port, array in zip(self._inputs, arrays, strict=True):
             # OpenVINO shares writable memory only, and copies read-only arrays, as of requests.
             shared = bool(array.flags.writeable)

@@ -32,6 +32,10 @@ class ServedKind:
     """Packages that decide an artifact's outputs and speed, by their names on PyPI."""
     backends: Mapping[DeviceKind, str]
     """Backend on each kind of device that it runs on, as `module:Name`."""
+    takes_texts: bool = False
+    """True if its backend on the CPU takes and gives BYTES."""
+    takes_optional: bool = False
+    """True if its backends run without an optional input."""
     is_native: bool = False
     """True if a file runs only on processors like the one it was compiled on, and only with the
     same release of torch."""
@@ -54,9 +58,11 @@ SERVED_KINDS: dict[str, ServedKind] = {
         extra="serve",
         distributions=("onnxruntime", "onnxruntime-gpu", "tensorrt"),
         backends={
-            "cpu": f"{_HERE}.onnx_runtime:OnnxRuntimeBackend",
+            "cpu": f"{_HERE}.onnx_runtime:open_session",
             "cuda": f"{_HERE}.gpu.cuda_onnx:CudaOnnxBackend",
         },
+        takes_texts=True,
+        takes_optional=True,
     ),
     "openvino": ServedKind(
         package="openvino",
@@ -74,6 +80,7 @@ SERVED_KINDS: dict[str, ServedKind] = {
             "cpu": f"{_HERE}.torchscript:TorchScriptBackend",
             "cuda": f"{_HERE}.gpu.cuda_torch:CudaTorchBackend",
         },
+        takes_optional=True,
     ),
 }
 

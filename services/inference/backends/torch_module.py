@@ -13,7 +13,8 @@ from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
 from services.inference.backends.backend import Backend
 
-Module = Callable[..., torch.Tensor | Sequence[torch.Tensor]]
+Result = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+Module = Callable[..., Result]
 
 
 class TorchModuleBackend(Backend):
@@ -33,15 +34,17 @@ class TorchModuleBackend(Backend):
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one batch; see `Backend.run`."""
-        arrays = (inputs[name] for name in self._inputs)
+        arrays = (inputs.get(name) for name in self._inputs)
         # Copies read-only request bytes, because torch requires writable memory, and strided
         # arrays, because compiled packages ignore strides.
         tensors = [
-            torch.from_numpy(a if a.flags.writeable and a.flags.c_contiguous else a.copy())
+            None  # an optional input that the requests omit
+            if a is None
+            else torch.from_numpy(a if a.flags.writeable and a.flags.c_contiguous else a.copy())
             for a in arrays
         ]
         with torch.inference_mode():
-            values = as_tensors(self._module(*tensors))
+            values = as_tensors(self._module(*tensors), self._outputs)
         return {n: v.numpy() for n, v in zip(self._outputs, values, strict=True)}
 
     def close(self) -> None:
@@ -49,6 +52,8 @@ class TorchModuleBackend(Backend):
         del self._module
 
 
-def as_tensors(result: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns a module's result as a list, one tensor per output."""
-    return [result] if isinstance(result, torch.Tensor) else list(result)
+def as_tensors(result: Result, names: Sequence[str]) -> list[torch.Tensor]:
+    """Returns a module's result as a list, one tensor per output; a dictionary's by their names."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [result[n] for n in names] if isinstance(result, Mapping) else list(result)

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Protocol
 
-from model_store.arrays.golden_replay import Run, gives_the_same_twice, replay_everything
+from flambeau.protocol.row_form import Run, in_rows
+from model_store.arrays.golden_replay import gives_the_same_twice, replay_everything
 from model_store.arrays.parity import Comparison, first_failure
 from model_store.certificates.certificate import (
     ArtifactResult,
@@ -39,7 +40,7 @@ from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.environment import environment
 from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
-from services.inference.loading.loader import UNSERVABLE_DATATYPES, read_step
+from services.inference.loading.loader import LoadError, check_tensors, read_step
 from services.inference.loading.warm_up import warm_up
 from services.inference.trust import Trust
 
@@ -183,13 +184,11 @@ def _check_runs_here(case: _Case, artifact: Artifact) -> None:
     try:
         case.options.trust.check(case.store, case.manifest, artifact)
         check_fit(artifact, case.options.backend.device)
+        check_tensors(case.manifest, artifact, case.options.backend.device)
     except SignatureMismatchError:
         raise
-    except (StoreError, UnfitArtifactError) as error:
+    except (StoreError, UnfitArtifactError, LoadError) as error:
         raise _NotRunError(str(error)) from error
-    for spec in (*case.manifest.artifact_inputs(), *case.manifest.signature.outputs):
-        if spec.datatype in UNSERVABLE_DATATYPES:
-            raise _NotRunError(f"tensor '{spec.name}' is {spec.datatype}, which no backend takes")
 
 
 def _opened(case: _Case, artifact: Artifact, data: bytes, weights: bytes) -> IsolatedBackend:
@@ -221,18 +220,17 @@ def _free_bytes() -> int:
 def _verified(case: _Case, artifact: Artifact, backend: IsolatedBackend) -> ArtifactResult:
     signature, options = case.manifest.signature, case.options
     tolerance = artifact.verification.tolerance
-    found = replay_everything(backend.run, case.golden, signature, tolerance.single_gates)
-    more, metrics, refusal = (
-        case.judge.judge(backend.run, artifact) if case.judge else ([], {}, None)
-    )
+    run = in_rows(backend.run, signature)
+    found = replay_everything(run, case.golden, signature, tolerance.single_gates)
+    more, metrics, refusal = case.judge.judge(run, artifact) if case.judge else ([], {}, None)
     found += more
-    repeats = gives_the_same_twice(backend.run, case.golden, signature.max_batch_size)
+    repeats = gives_the_same_twice(run, case.golden, signature.max_batch_size)
     # The process's CPU time is that of the run, regardless of other work on the core.
     own_time = options.backend.runs_in_the_calling_thread
     latency_s = warm_up(
         backend,
         case.golden,
-        signature.max_batch_size,
+        signature,
         backend.cpu_seconds if own_time else time.monotonic,
         repeats=LATENCY_RUNS,
         budget_s=LATENCY_BUDGET_S,

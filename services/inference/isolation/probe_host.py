@@ -25,6 +25,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from flambeau.protocol.row_form import batch_of
+from flambeau.protocol.signature import Signature
 from model_store.golden import GoldenRows, parse_golden
 from model_store.host.memory_limit import limit_memory, tells_of_memory
 from model_store.host.peak_memory import PeakMemory
@@ -129,19 +131,19 @@ def _open_and_run(how: dict[str, Any], descriptor: int, peak: PeakMemory) -> int
     backend = open_backend(artifact, options)
     if not how["runs"]:  # the artifact will run on a GPU, which may be many times as fast
         return peak.grown_bytes() or 0
-    return _grown_bytes(backend, golden, manifest.signature.max_batch_size, peak)
+    return _grown_bytes(backend, golden, manifest.signature, peak)
 
 
 def _grown_bytes(
-    backend: Backend, golden: GoldenRows, max_batch_size: int, peak: PeakMemory
+    backend: Backend, golden: GoldenRows, signature: Signature, peak: PeakMemory
 ) -> int:
     """Returns the peak memory, in bytes, of a run of the maximum batch size.
 
     For slow models it is extrapolated from a smaller batch: memory grows with the rows.
     """
     row_bytes = sum(array[:1].nbytes for array in golden.inputs.values())
-    largest = min(max_batch_size, max(MAX_INPUT_BYTES // max(row_bytes, 1), 1))
-    one_row = golden.batch(1)
+    largest = min(signature.max_batch_size, max(MAX_INPUT_BYTES // max(row_bytes, 1), 1))
+    one_row = batch_of(golden.inputs, signature, 1)
     backend.run(one_row)  # triggers lazy initialization
     started = time.process_time()
     backend.run(one_row)
@@ -150,7 +152,7 @@ def _grown_bytes(
     rows = min(largest, max(int(RUN_S / row_s), 2))
     if rows < 2:
         return alone
-    backend.run(golden.batch(rows))
+    backend.run(batch_of(golden.inputs, signature, rows))
     together = peak.grown_bytes() or 0
     return alone + (together - alone) * (largest - 1) // (rows - 1)
 

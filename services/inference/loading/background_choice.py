@@ -174,7 +174,7 @@ def measure(
         latency_s = warm_up(
             backend,
             golden,
-            manifest.signature.max_batch_size,
+            manifest.signature,
             backend.cpu_seconds if own_time else time.monotonic,
             repeats=MEASURED_RUNS,
             budget_s=MEASURE_BUDGET_S,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flambeau.protocol.accuracies import Accuracy
+from flambeau.protocol.row_form import in_rows
 from model_store.arrays.golden_replay import replay_once
 from model_store.arrays.parity import Parity
 from model_store.errors import StoreError
@@ -27,9 +28,10 @@ from model_store.store import ModelStore
 from services.errors import BackendError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
-from services.inference.backends.device import CPU
+from services.inference.backends.device import CPU, Device
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions
+from services.inference.backends.served_kinds import SERVED_KINDS
 from services.inference.backends.verified_artifact import StepCode, VerifiedArtifact
 from services.inference.isolation.probe import ProbeFiles
 from services.inference.loading.artifact_choice import ChoiceRules, choice_key, ranked
@@ -45,7 +47,7 @@ logger = logging.getLogger("flambeau.loader")
 MAX_STEP_BYTES = 2**20
 """Maximum size of the Python step's source."""
 
-UNSERVABLE_DATATYPES = frozenset({"BF16", "BYTES"})
+UNSERVABLE_DATATYPES = frozenset({"BF16"})
 """Datatypes that artifacts cannot accept as NumPy arrays; a preceding Python step can."""
 
 
@@ -280,9 +282,7 @@ def read_artifact(
         LoadError, UnfitArtifactError: no backend on this machine can run it.
     """
     options.trust.check(store, manifest, artifact)
-    for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
-        if spec.datatype in UNSERVABLE_DATATYPES:
-            raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
+    check_tensors(manifest, artifact, options.backend.device)
     check_fit(artifact, options.backend.device)
     return VerifiedArtifact(
         entry=artifact,
@@ -291,6 +291,28 @@ def read_artifact(
         weights=store.read_file(manifest, artifact.weights) if artifact.weights else b"",
         code=read_step(store, manifest),
     )
+
+
+def check_tensors(manifest: Manifest, artifact: Artifact, device: Device) -> None:
+    """Checks that the backend of an artifact takes every tensor of its signature.
+
+    Raises:
+        LoadError: it takes no such datatype, or no optional inputs.
+    """
+    takes_texts = SERVED_KINDS[artifact.kind].takes_texts and device == CPU
+    for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
+        if spec.datatype in UNSERVABLE_DATATYPES:
+            raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
+        if spec.datatype == "BYTES" and not takes_texts:
+            raise LoadError(
+                f"tensor '{spec.name}' is BYTES, which {artifact.kind} on {device} does not take; "
+                "publish the model as ONNX and serve it on the CPU"
+            )
+        if spec.optional and not SERVED_KINDS[artifact.kind].takes_optional:
+            raise LoadError(
+                f"input '{spec.name}' is optional, and {artifact.kind} needs every input; publish "
+                "the model as ONNX or TorchScript"
+            )
 
 
 def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
@@ -354,7 +376,7 @@ def _open_and_verify(
         backend = _open(store, manifest, artifact, options)
         try:
             parity = replay_golden(backend, golden, manifest, artifact)
-            latency_s = warm_up(backend, golden, manifest.signature.max_batch_size, clock)
+            latency_s = warm_up(backend, golden, manifest.signature, clock)
         except BaseException:
             backend.close()
             raise
@@ -373,8 +395,9 @@ def replay_golden(
         LoadError: the outputs differ from the golden ones by more than the artifact's tolerance.
     """
     tolerance = artifact.verification.tolerance
-    where, rows = "replaying the golden rows on this machine", manifest.signature.max_batch_size
-    parity = replay_once(where, backend.run, golden, rows, tolerance.single_gates).parity
+    where, signature = "replaying the golden rows on this machine", manifest.signature
+    run, rows = in_rows(backend.run, signature), signature.max_batch_size
+    parity = replay_once(where, run, golden, rows, tolerance.single_gates).parity
     if failure := parity.failure(tolerance):
         raise LoadError(f"{where}: {failure}", 1)
     return parity

@@ -1,11 +1,13 @@
 """Warms up a newly opened backend at growing batch sizes, and measures the latency of each.
 
-In: a backend, its golden rows, the maximum batch size, a clock. Out: seconds by batch size.
+In: a backend, its golden rows, its signature, a clock. Out: seconds by batch size.
 """
 
 import time
 from collections.abc import Callable, Mapping
 
+from flambeau.protocol.row_form import batch_of
+from flambeau.protocol.signature import Signature
 from model_store.golden import GoldenRows
 from services.inference.backends.backend import Backend
 
@@ -18,7 +20,7 @@ Clock = Callable[[], float]
 def warm_up(
     backend: Backend,
     golden: GoldenRows,
-    max_batch_size: int,
+    signature: Signature,
     clock: Clock,
     *,
     repeats: int = 1,
@@ -29,7 +31,7 @@ def warm_up(
     Args:
         backend: backend to run.
         golden: golden rows, repeated to fill a batch.
-        max_batch_size: most rows to run at once.
+        signature: most rows to run at once, and the batch axes.
         clock: clock that returns seconds.
         repeats: number of measured runs per size, after one that is not measured.
         budget_s: time after which no further size is started.
@@ -38,9 +40,9 @@ def warm_up(
         Seconds of the fastest measured run by the clock, by batch size.
     """
     latency_s: dict[int, float] = {}
-    begun, size = time.monotonic(), 1
+    begun, size, max_batch_size = time.monotonic(), 1, signature.max_batch_size
     while size <= max_batch_size and time.monotonic() - begun < budget_s:
-        inputs = golden.batch(size)
+        inputs = batch_of(golden.inputs, signature, size)
         backend.run(inputs)
         taken = []
         for _ in range(repeats):

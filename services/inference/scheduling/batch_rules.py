@@ -4,6 +4,7 @@ In: a signature and the operator's settings. Out: `BatchRules`. Pure.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -45,6 +46,11 @@ class BatchRules:
     """True if only the length differs, which `padding` rounds up to a bucket."""
     row_elements: int = 1
     """Input elements of a row, if shapes do not vary."""
+    batch_axes: Mapping[str, int | None] | None = None
+    """Batch axis of each input, None for an input without one; None if all have it first and none
+    is optional."""
+    compares_values: bool = False
+    """True if requests share a batch only if inputs without a batch axis have equal values."""
 
     def padded_rows(self, rows: int) -> int:
         """Returns the size that a batch of `rows` rows is padded to."""
@@ -62,8 +68,11 @@ def batch_rules(
     signature: Signature, *, preferred_rows: tuple[int, ...] = (), wait_s: float = 0.0
 ) -> BatchRules:
     """Returns the batch rules of a signature and of the operator's settings."""
-    tails = [spec.shape[1:] for spec in signature.inputs]
-    vary = any(-1 in tail for tail in tails)
+    tails = [spec.row_shape for spec in signature.inputs]
+    is_plain = signature.is_plain
+    # The values of inputs without a batch decide about batches, and so do inputs left out.
+    compares_values = signature.has_batch and not is_plain
+    vary = compares_values or any(-1 in tail for tail in tails)
     padding = signature.padding
     only_lengths = padding is not None and all(
         size != -1 or axis == padding.axis_of(spec.name)
@@ -78,4 +87,6 @@ def batch_rules(
         shapes_vary=vary,
         only_lengths_vary=only_lengths,
         row_elements=1 if vary else sum(math.prod(tail) for tail in tails),
+        batch_axes=None if is_plain else {s.name: s.batch_axis for s in signature.inputs},
+        compares_values=compares_values,
     )

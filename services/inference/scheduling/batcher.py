@@ -7,7 +7,8 @@ Rules:
   `min(deadline, arrival + HORIZON_S) + (priority - 1) * PRIORITY_STEP_S`; so the earliest
   deadline runs first, and no entry is overtaken by one that arrives more than
   `HORIZON_S + 9 * PRIORITY_STEP_S` after it: no starvation;
-- only entries of one shape, or of one padding bucket, share a batch;
+- only entries of one shape, or of one padding bucket, share a batch, and only if they have the
+  same inputs and the same values of inputs without a batch axis;
 - steps of sequences share a batch if one slot has them, and only while its instance is idle
   (`sequence_slots.py`);
 - a batch is never larger than the maximum, nor than the size with the highest throughput in rows
@@ -18,10 +19,13 @@ Rules:
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import cast
 
+from flambeau.protocol.row_form import value_bytes
+from flambeau.protocol.tensors import Array, as_bytes
 from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.latency import LatencyCurve, LatencyModel
 from services.inference.scheduling.sequence_slots import SequenceSlots
@@ -33,6 +37,8 @@ HORIZON_S = 10.0
 MAX_BATCH_BYTES = 64 * 2**20
 """Most bytes of inputs that are concatenated; the largest request by default. A larger batch saves
 no time, and takes as much memory again."""
+TEXT_BYTES = 1024
+"""Bytes that a BYTES element counts as: many are slow to convert, whatever their length."""
 PRIORITY_STEP_S = HORIZON_S
 """One step of priority, in seconds of deadline: it outweighs any deadline of the same moment."""
 NEAR_S = 1.0
@@ -41,8 +47,13 @@ NEAR_RUNS = 4.0
 to drain the queue: generous, since only the estimate of near deadlines costs time."""
 
 _ORDER = attrgetter("order")
-_Key = tuple[tuple[str, tuple[int, ...]], ...]
-"""Input names and the dimensions after the rows, with the length raised to its bucket."""
+_Shape = tuple[int, ...]
+MAX_SHARED_BYTES = 16 * 1024
+"""Most bytes of shared inputs that the event loop compares; requests with more run alone."""
+
+_Key = tuple[tuple[str, tuple[int | bytes, ...]], ...]
+"""Input names and the dimensions after the rows, with the length raised to its bucket. The key of a
+group has the values of shared inputs, too."""
 _FIXED: _Key = ()
 """Key of the only group of a model with fixed input shapes."""
 
@@ -376,7 +387,7 @@ class Batcher:
             return self._only
         if (group := self._groups.get(key)) is not None:
             return group.curve
-        return self._latency.curve(key, sum(math.prod(shape) for _, shape in key))
+        return self._latency.curve(key, sum(math.prod(cast(_Shape, shape)) for _, shape in key))
 
     def _bucket(self, request: InferRequest) -> int | None:
         padding = self._rules.padding
@@ -387,6 +398,9 @@ class Batcher:
     def _group_key(self, request: InferRequest) -> _Key:
         """Returns the key of an entry's group; an entry that runs alone has a unique key."""
         key = self._key(request)
+        if self._rules.compares_values:
+            assert self._rules.batch_axes is not None
+            key = (*key, ("", shared_values(request, self._rules.batch_axes)))
         if (slot := self._slot(request)) is not None:
             key = (*key, ("", (slot,)))
         return (*key, (request.request_id, ())) if request.alone else key
@@ -408,6 +422,11 @@ class Batcher:
 
     def _shapes(self, request: InferRequest) -> _Key:
         padding, bucket = self._rules.padding, self._bucket(request)
+        if (axes := self._rules.batch_axes) is not None:
+            return tuple(
+                [(name, _row_shape(request.inputs[name].shape, axes[name]))
+                 for name in sorted(request.inputs)]
+            )  # fmt: skip
         shapes = []
         for name in sorted(request.inputs):
             shape = request.inputs[name].shape[1:]
@@ -421,10 +440,41 @@ class Batcher:
         return tuple(shapes)
 
 
+def _row_shape(shape: _Shape, axis: int | None) -> _Shape:
+    return shape if axis is None else shape[:axis] + shape[axis + 1 :]
+
+
+def shared_values(
+    request: InferRequest, batch_axes: Mapping[str, int | None]
+) -> tuple[int | bytes, ...]:
+    """Returns a key that only requests with the same values of all shared inputs have in common.
+
+    Args:
+        request: its inputs fit the signature.
+        batch_axes: the batch axis of each input, None for a shared one.
+    """
+    shared = [array for name, array in sorted(request.inputs.items()) if batch_axes[name] is None]
+    left = MAX_SHARED_BYTES
+    values = []
+    for array in shared:
+        if array.dtype.hasobject and array.size <= left:
+            left -= sum([4 + len(as_bytes(element)) for element in array.ravel()])
+        else:
+            left -= array.nbytes
+        if left < 0:
+            return (-1, id(request))  # alone: no other waiting request is this object
+        values.append(value_bytes(array))
+    return tuple(values)
+
+
 def _most_rows(request: InferRequest) -> int:
     """Returns the maximum batch size for rows of a request's size, by `MAX_BATCH_BYTES`."""
-    row_bytes = sum([array.nbytes for array in request.inputs.values()]) // request.rows
+    row_bytes = sum([_bytes_of(array) for array in request.inputs.values()]) // request.rows
     return max(1, MAX_BATCH_BYTES // max(1, row_bytes))
+
+
+def _bytes_of(array: Array) -> int:
+    return array.size * TEXT_BYTES if array.dtype.hasobject else array.nbytes
 
 
 def urgency(request: InferRequest, enqueued_at: float) -> float:

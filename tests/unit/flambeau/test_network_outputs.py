@@ -1,3 +1,5 @@
+"""Tests of the names of a network's outputs."""
+
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -58,6 +58,15 @@ def test_the_same_weights_exported_anew_are_a_patch() -> None:
         ),
         ({"labels": {"logits": ("dog", "cat")}}, "labels of the signature changes"),
         ({"max_batch_size": 4}, "max_batch_size falls from 8 to 4"),
+        (
+            {
+                "inputs": (
+                    IMAGE,
+                    TensorSpec(name="mask", datatype="BOOL", shape=(-1, 8), batch_axis=None),
+                )
+            },
+            "input 'mask' changes from BOOL [-1, 8] to BOOL [-1, 8] with batch axis None",
+        ),
     ],
 )
 def test_another_signature_is_major(changes: dict[str, Any], reason: str) -> None:
@@ -96,3 +105,30 @@ def test_other_answers_to_the_same_questions_are_another_network() -> None:
     assert answers_differ(old, GoldenRows(asked, {"y": answered + np.float32(1e-1)}))
     other = {"x": np.zeros((2, 3), np.float32)}
     assert not answers_differ(old, GoldenRows(other, {"y": answered + 1})), "they prove nothing"
+
+
+OPTIONAL = MASK.model_copy(update={"optional": True})
+
+
+@pytest.mark.parametrize(
+    "inputs", [(IMAGE, OPTIONAL), (IMAGE, MASK, OPTIONAL.model_copy(update={"name": "more"}))]
+)
+def test_an_input_that_may_be_omitted_is_minor(inputs: tuple[TensorSpec, ...]) -> None:
+    need = needed_bump(OLD, replace(OLD, signature=signature(inputs=inputs)))
+    assert (need.bump, need.reason) == ("minor", f"input '{inputs[-1].name}' is optional")
+
+
+def test_an_input_that_is_required_again_is_major() -> None:
+    old = replace(OLD, signature=signature(inputs=(IMAGE, OPTIONAL)))
+    need = needed_bump(old, OLD)
+    assert need.bump == "major"
+    assert need.reason == "input 'mask' changes from optional BOOL [-1, 8] to BOOL [-1, 8]"
+
+
+def test_other_texts_for_the_same_rows_are_other_answers() -> None:
+    inputs = {"x": np.ones((2, 1), np.float32)}
+    one, same, other = (
+        GoldenRows(inputs, {"y": np.array([b"a", last], object)}) for last in (b"b", b"b", b"c")
+    )
+    assert not answers_differ(one, same)
+    assert answers_differ(one, other)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from flambeau.protocol.signature import Padding, Signature, TensorSpec
-from flambeau.protocol.tensors import Array
+from flambeau.protocol.tensors import Array, object_array
 from model_store.arrays.tensor_file import encode_tensors
 from model_store.errors import GoldenMismatchError
 from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Draft
 from model_store.store import ModelStore
+from tests.fixtures.shaped_models import BIASED, MODELS, SHOUTING, STATEFUL, golden_of
 from tests.fixtures.store_versions import draft_in, entry_in
 
 SIGNATURE = Signature(
@@ -124,3 +125,75 @@ def test_nothing_is_published_with_them(tmp_path: Path) -> None:
     with pytest.raises(GoldenMismatchError, match=r"unknown input '(tokens|mask)'"):
         store.publish(wrong, folder)
     assert store.storage.list() == {}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_every_shape_come_back(tmp_path: Path, name: str) -> None:
+    signature, make = MODELS[name]
+    rows = golden_of(make(), signature)
+    version = draft_in(tmp_path).model_copy(update={"signature": signature})
+    found = parse_golden(rows.to_bytes(), version)
+    for before, after in ((rows.inputs, found.inputs), (rows.outputs, found.outputs)):
+        assert before.keys() == after.keys()
+        for key, array in before.items():
+            texts = [t.encode() if isinstance(t, str) else t for t in array.ravel().tolist()]
+            assert (key, after[key].ravel().tolist()) == (key, texts)
+            assert after[key].shape == array.shape
+
+
+def texts(change: Change | None = None) -> bytes:
+    """Returns the golden file of a model of texts, perhaps changed."""
+    words = object_array([b"a"] * 8).reshape(8, 1)
+    found = GoldenRows({"text": words}, {"loud": words}).to_tensors()
+    if change is not None:
+        change(found)
+    return encode_tensors(found)
+
+
+SHAPE, BYTES = "output-shape.loud", "output-bytes.loud"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t.pop(SHAPE), "it lacks 'output-shape.loud'"),
+        (lambda t: t.pop(BYTES), "it lacks output 'loud'"),
+        (lambda t: t.update({SHAPE: np.array([8, 2])}), "raw BYTES data holds 8 elements"),
+        (lambda t: t.update({SHAPE: np.array([2**62, 2**62])}), "larger than any array"),
+        (lambda t: t.update({SHAPE: np.array([-8, -1])}), "negative dimension"),
+        (lambda t: t.update({SHAPE: np.array([[8, 1]])}), "'output-shape.loud' is no shape"),
+        (lambda t: t.update({SHAPE: np.array([8.0, 1.0])}), "'output-shape.loud' is no shape"),
+        (lambda t: t.update({SHAPE: np.ones(65, np.int64)}), "65 dimensions"),
+        (lambda t: t.update({BYTES: np.full(8, 255, np.uint8)}), "claims 4294967295 bytes"),
+        (lambda t: t.update({SHAPE: np.array([1, 8])}), "has 1 rows; the manifest says 8"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(tmp_path: Path, change: Change, reason: str) -> None:
+    version = draft_in(tmp_path).model_copy(update={"signature": SHOUTING})
+    assert parse_golden(texts(), version).rows == 8
+    with pytest.raises(GoldenMismatchError) as refused:
+        parse_golden(texts(change), version)
+    assert reason in str(refused.value)
+
+
+def test_an_optional_input_may_be_left_out(tmp_path: Path) -> None:
+    version = draft_in(tmp_path).model_copy(update={"signature": BIASED})
+    x = np.ones((8, 3), np.float32)
+    assert set(parse_golden(GoldenRows({"x": x}, {"y": x}).to_bytes(), version).inputs) == {"x"}
+    wrong = GoldenRows({"x": x, "bias": np.ones((8, 4), np.float32)}, {"y": x})
+    with pytest.raises(GoldenMismatchError, match="input 'bias' has shape"):
+        parse_golden(wrong.to_bytes(), version)
+
+
+def test_rows_in_the_models_own_form_are_refused(tmp_path: Path) -> None:
+    version = draft_in(tmp_path).model_copy(update={"signature": STATEFUL})
+    rows = GoldenRows(
+        {
+            "sound": np.ones((8, 2), np.float32),
+            "state": np.ones((2, 8, 3), np.float32),
+            "rate": np.ones(8, np.int64),
+        },
+        {"level": np.ones((8, 1), np.float32), "next": np.ones((8, 2, 3), np.float32)},
+    )
+    with pytest.raises(GoldenMismatchError, match="input 'state' has shape"):
+        parse_golden(rows.to_bytes(), version)

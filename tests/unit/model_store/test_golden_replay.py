@@ -5,13 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from flambeau.protocol.row_form import Run
 from flambeau.protocol.signature import Padding, Signature, TensorSpec
 from flambeau.protocol.tensors import Array
-from model_store.arrays.golden_replay import (
-    Run,
-    gives_the_same_twice,
-    replay_everything,
-)
+from model_store.arrays.golden_replay import gives_the_same_twice, replay_everything
 from model_store.arrays.parity import first_failure
 from model_store.golden import GoldenRows
 from model_store.tolerance import Tolerance

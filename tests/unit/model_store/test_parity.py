@@ -265,3 +265,26 @@ def test_an_output_of_another_shape_is_named() -> None:
     assert missing.failure(tolerance) == (
         "here: output 'logits' is missing, the checkpoint's has [2, 2]"
     )
+
+
+WORDS = {"words": object_array([b"a", b"bc"]).reshape(2, 1)}
+
+
+def test_texts_are_equal_as_bytes_or_as_text() -> None:
+    assert compare(WORDS, {"words": np.array([["a"], ["bc"]], object)}) == Parity(0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"), [("bd", "'bd' in row 1"), (b"", "b'' in row 1"), (7, "7 in row 1")]
+)
+def test_other_texts_are_never_within_a_tolerance(other: object, said: str) -> None:
+    found = compare(WORDS, {"words": np.array([[b"a"], [other]], object)})
+    assert is_infinitely_far(found)
+    assert said in found.unlike
+    everything = Tolerance(max_abs_difference=1e30, min_agreement=0.0)
+    assert "the checkpoint's has b'bc'" in str(found.failure(everything))
+
+
+def test_long_texts_are_cut_in_messages() -> None:
+    right = {"words": object_array([b"x" * 10_000])}
+    assert len(compare(right, {"words": object_array([b"y" * 10_000])}).unlike) < 300

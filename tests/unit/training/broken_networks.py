@@ -97,7 +97,7 @@ class FailsInBackward(Net):
 
 class ReturnsMapping(Net):
     def forward(self, features: Tensor) -> Any:
-        return {"logits": super().forward(features)}
+        return {"classes": super().forward(features)}
 
 
 class ReturnsNothing(Net):

@@ -13,6 +13,7 @@ from model_store.store import ModelStore
 from model_store.tolerance import Tolerance
 from tests.fixtures import onnx_models
 from tests.fixtures.client_environment import run_in_client_environment
+from tests.fixtures.shaped_models import BIASED, STATEFUL
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in
 from tests.unit.training.recipes import recipe, splits, untrained
 from training.exporters.triton_config import config_pbtxt, triton_config
@@ -129,6 +130,15 @@ def test_triton_gets_shapes_without_the_batch() -> None:
     )
 
 
+def test_triton_gets_whole_shapes_if_the_batch_is_not_always_first() -> None:
+    text = config_pbtxt("vad", "onnx", "model.onnx", STATEFUL)
+    assert "max_batch_size: 0\n" in text
+    assert '{ name: "state" data_type: TYPE_FP32 dims: [ 2, -1, 3 ] }' in text
+    assert '{ name: "rate" data_type: TYPE_INT64 dims: [ 1 ] reshape: { shape: [ ] } }' in text
+    bias = '{ name: "bias" data_type: TYPE_FP32 dims: [ 3 ] optional: true }'
+    assert bias in config_pbtxt("biased", "onnx", "model.onnx", BIASED)
+
+
 def test_triton_tells_the_tensors_of_a_torchscript_module_apart_by_position() -> None:
     text = config_pbtxt("digits", "torchscript", "model.pt", SIGNATURE)
     assert 'backend: "pytorch"' in text
@@ -190,5 +200,7 @@ def test_triton_parses_the_configuration() -> None:
         "found = text_format.Parse(sys.stdin.read(), ModelConfig())\n"
         "print(found.max_batch_size, *found.input[0].dims)\n"
     )
+    run_in_client_environment(program, config_pbtxt("vad", "onnx", "model.onnx", STATEFUL))
+    run_in_client_environment(program, config_pbtxt("biased", "onnx", "model.onnx", BIASED))
     text = config_pbtxt("digits", "onnx", "model.onnx", SIGNATURE)
     assert run_in_client_environment(program, text).split() == [b"64", b"1", b"8", b"8"]

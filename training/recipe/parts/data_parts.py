@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from flambeau.protocol.signature import TensorName
 from flambeau.protocol.strict import Matching
+from flambeau.protocol.tensor_spec import TensorName
 from training.recipe.parts.loading_parts import LoadingFields
 from training.recipe.parts.one_of import OneOf
 from training.recipe.parts.recipe_part import RecipePart

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from flambeau.protocol.signature import Axis, TensorName
+from flambeau.protocol.signature import Axis
+from flambeau.protocol.tensor_spec import TensorName
 from training.recipe.parts.one_of import OneKey, OneOf
 from training.recipe.parts.recipe_part import RecipePart
 

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from flambeau.protocol.signature import TensorName
 from flambeau.protocol.strict import Matching, nearest_name
+from flambeau.protocol.tensor_spec import TensorName
 from training.recipe.parts.recipe_part import RecipePart
 
 Initialisation = Literal[
@@ -85,8 +85,9 @@ class ModelPart(FreezePart):
     """Keyword arguments of the target. Change them to size the network."""
     outputs: tuple[TensorName, ...] = Field(default=("logits",), min_length=1)
     """Names of the tensors that `forward` returns, in order. Change it when the network returns a
-    tuple. Metrics use the first output: [rows, classes], or [rows, T, classes] if a row has T
-    labels; for numeric labels [rows, D] or the shape of the labels."""
+    tuple; for a dictionary or dataclass write its keys or fields. Metrics use the first output:
+    [rows, classes], or [rows, T, classes] if a row has T labels; for numeric labels [rows, D] or
+    the shape of the labels."""
     embeddings: tuple[TensorName, ...] = ()
     """Outputs that are embedding vectors, [rows, D], which clients compare by direction. Their
     artifacts are verified with `min_cosine`, in training and wherever the version is loaded. Give

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from flambeau.protocol.signature import TensorName
+from flambeau.protocol.tensor_spec import TensorName
 from training.recipe.parts.one_of import OneKey
 from training.recipe.parts.recipe_part import RecipePart
 

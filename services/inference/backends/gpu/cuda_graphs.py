@@ -53,10 +53,11 @@ def graph_sizes(signature: Signature, preferred: Sequence[int] = ()) -> list[int
     """Returns the batch sizes to capture, ascending: the preferred ones, or else powers of two.
 
     Args:
-        signature: inputs of the module; with a variable axis besides the batch there are no sizes.
+        signature: inputs of the module; with a variable axis besides the batch, or a batch that
+            is not the first axis, there are no sizes.
         preferred: batch sizes; those above the signature's maximum are ignored.
     """
-    if any(-1 in spec.shape[1:] for spec in signature.inputs):
+    if not signature.is_plain or any(-1 in spec.shape[1:] for spec in signature.inputs):
         return []
     limit = signature.max_batch_size
     if preferred:

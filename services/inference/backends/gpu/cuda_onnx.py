@@ -83,7 +83,6 @@ class CudaOnnxBackend(Backend):
         # missing one costs an exception and 50 µs.
         self._run_options.add_run_config_entry("gpu_graph_id", "-1")
         self._index = device.index
-        self._inputs = [spec.name for spec in signature.inputs]
         self._outputs = [spec.name for spec in signature.outputs]
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
@@ -95,8 +94,8 @@ class CudaOnnxBackend(Backend):
         try:
             # A binding keeps the outputs and shapes of its last run, so each run has its own.
             binding = self._session.io_binding()
-            for name in self._inputs:
-                binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name]))
+            for name, array in inputs.items():
+                binding.bind_cpu_input(name, np.asarray(array, order="C"))
             for name in self._outputs:
                 binding.bind_output(name, _MEMORY, self._index)
             self._session.run_with_iobinding(binding, self._run_options)

@@ -81,7 +81,7 @@ class CudaTorchBackend(Backend):
 
     def _launch(self, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
         """Starts a run; returns tensors on the GPU, [rows, ...], valid after the stream ran it."""
-        rows = arguments[0].shape[0]
+        rows = arguments[0].shape[0] if arguments[0].ndim else 1
         captured = self._graphs.for_rows(rows)
         if captured is None:
             device = self._stream.device
@@ -93,7 +93,7 @@ class CudaTorchBackend(Backend):
         return [output[:rows] for output in captured.outputs]
 
     def _call(self, *arguments: torch.Tensor) -> list[torch.Tensor]:
-        return as_tensors(self._module(*arguments))
+        return as_tensors(self._module(*arguments), self._outputs)
 
 
 def _writable(array: Array) -> Array:

@@ -47,7 +47,8 @@ def test_every_kind_has_a_record_here_and_its_backends() -> None:
             module, _, name = backend.partition(":")
             spec = find_spec(module)
             assert spec is not None
-            assert f"class {name}(" in Path(str(spec.origin)).read_text()
+            source = Path(str(spec.origin)).read_text()
+            assert f"class {name}(" in source or f"def {name}(" in source
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.arrays.golden_replay import Run
+from flambeau.protocol.row_form import Run
 from model_store.arrays.parity import Comparison, Parity
 from model_store.certificates.certificate import Certificate
 from model_store.errors import GoldenMismatchError

@@ -64,7 +64,7 @@ def test_every_kind_gives_what_the_checkpoint_gives(
     run = file_runner(one.entry.kind, one.entry.precision, one.path, trained.signature)
     for rows in (1, 2, 7, 64):
         image: Array = np.random.default_rng(rows).random((rows, 1, 8, 8), np.float32)
-        (right,) = run_model(trained.model, [image])
+        (right,) = run_model(trained.model, [image]).values()
         found = run({"image": image})["logits"]
         assert found.dtype == np.float32
         assert np.abs(np.subtract(found, right)).max() <= KINDS[name]
@@ -105,7 +105,7 @@ def test_a_custom_operator_goes_out_by_its_twin_alone(kind: Any, tmp_path: Path)
     model = untrained(chosen, splits(), tmp_path)
     (made,) = export_here(chosen, model, splits(), tmp_path)
     image: Array = np.random.default_rng(0).random((5, 1, 8, 8), np.float32)
-    right: Any = run_model(model.model, [image])[0]
+    right: Any = next(iter(run_model(model.model, [image]).values()))
     found: Any = file_runner(kind, "fp32", made.path, model.signature)({"image": image})["logits"]
     np.testing.assert_allclose(found, right, atol=1e-5)
     without, folder = swish(False, kind), tmp_path / "without"

@@ -53,7 +53,7 @@ def assert_parity(
         if family == "cnn":
             inputs = {"image": inputs["image"].repeat(2, axis=3)[:, :, : 6 + rows % 3]}
         right: Any
-        (right,) = run_model(trained.model, list(inputs.values()))
+        (right,) = run_model(trained.model, list(inputs.values())).values()
         found: Any = run(inputs)["logits"]
         np.testing.assert_allclose(found, right, atol=atol, err_msg=f"{rows} rows")
 

@@ -110,8 +110,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "weights that are others turned": (
         target("HasViews", args={"kind": "turned"}), "'view' is a view of other memory",
     ),
-    "a network that returns a mapping": (target("ReturnsMapping"), "returns a dict; let forward"),
-    "a network that returns nothing": (target("ReturnsNothing"), "returns a NoneType; let"),
+    "a network that returns other names": (
+        target("ReturnsMapping"), r"returns \['classes'\] and model.outputs names \['logits'\]; ",
+    ),
+    "a network that returns nothing": (target("ReturnsNothing"), "returns None; return a tensor"),
     "a network that changes its input": (
         target("ChangesItsInput"), "changes its input 'features' in place",
     ),
@@ -131,9 +133,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a sparse output": (answers("sparse"), r"output 2 \('two'\) .*return a dense tensor"),
     "an output that is nothing": (
-        answers("none"), r"returns a tuple whose item 2 \('two'\) is None; let forward return a",
+        answers("none"), r"returns a tuple whose item 2 \('two'\) is None; return a tensor",
     ),
-    "a list for an output": (answers("list"), r"a tuple whose item 2 \('two'\) is a list; let"),
+    "a list for an output": (answers("list"), r"tuple whose item 2 \('two'\) is a list; return"),
     "one number for all rows": (
         answers("scalar"),
         r"gives output 'two' \[\] for 1 row, \[\] for 2 rows, \[\] for 7 rows, and an output has a "
