@@ -11,7 +11,12 @@ a version with another one is a major version (`semver.compatibility`).
 from model_store.errors import PipelinePartError, VersionNotFoundError
 from model_store.manifest import Draft, Manifest
 from model_store.pipelines.graph import Part, Pipeline
-from model_store.pipelines.step_types import PipelineTypeError, TypedPipeline, check_types
+from model_store.pipelines.step_types import (
+    PipelineTypeError,
+    TypedPipeline,
+    are_alike,
+    check_types,
+)
 from model_store.semver import semver_index
 from model_store.semver.semver import parse_semver
 from model_store.version_reader import VersionReader
@@ -81,7 +86,7 @@ def check_parts(store: VersionReader, draft: Draft) -> None:
                 f"step '{step.name}' names {step.model}, the pipeline itself; name another model"
             )
     found = typed(pipeline, part_versions(store, pipeline)).signature
-    if found != draft.signature:
+    if not are_alike(found, draft.signature):
         raise PipelinePartError(
             f"the parts of '{draft.model}' give it other tensors than its draft has; publish it "
             "again: a part was published meanwhile"

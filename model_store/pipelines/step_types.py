@@ -73,6 +73,20 @@ def check_types(pipeline: Pipeline, signatures: Mapping[str, Signature]) -> Type
     return TypedPipeline(signature, steps)
 
 
+def are_alike(one: Signature, other: Signature) -> bool:
+    """Returns True if two signatures differ in the order of their tensors at most."""
+    return _sorted(one) == _sorted(other)
+
+
+def _sorted(signature: Signature) -> Signature:
+    # A stored graph has lost the order in which its tensors were written.
+    tensors = {
+        side: tuple(sorted(getattr(signature, side), key=lambda spec: spec.name))
+        for side in ("inputs", "outputs")
+    }
+    return signature.model_copy(update=tensors)
+
+
 class _Types:
     """The types of the tensors that are known so far."""
 

@@ -15,7 +15,12 @@ import numpy as np
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import DATATYPES, Array
 from model_store.pipelines.graph import Part, Pipeline, Step, refs_of, step_of
-from model_store.pipelines.step_types import PipelineTypeError, TypedStep, check_types
+from model_store.pipelines.step_types import (
+    PipelineTypeError,
+    TypedStep,
+    are_alike,
+    check_types,
+)
 from model_store.semver.semver import parse_semver
 from services.errors import ModelNotReadyError
 from services.queueing.directory import Directory
@@ -91,7 +96,6 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     versions: Mapping[str, ServedVersion]
     """Version of each part, by the text that names it."""
-    signature: Signature
     outputs: Mapping[str, tuple[str, ...]]
     """Tensors of each output of the pipeline."""
     datatypes: Mapping[str, str]
@@ -103,12 +107,20 @@ class Planner:
 
     Args:
         pipeline: the graph.
+        signature: the signature that callers were told.
         directory: versions of this process.
         worker_of: finds their workers.
     """
 
-    def __init__(self, pipeline: Pipeline, directory: Directory, worker_of: WorkerOf) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        signature: Signature,
+        directory: Directory,
+        worker_of: WorkerOf,
+    ) -> None:
         self._pipeline = pipeline
+        self._signature = signature
         self._directory = directory
         self.worker_of = worker_of
         self._planned_at = -1
@@ -138,14 +150,18 @@ class Planner:
                 found[step.model] = self._find(step)
         signatures = {text: served.signature for text, (served, _) in found.items()}
         typed = check_types(self._pipeline, {t: s for t, s in signatures.items() if s is not None})
+        if not are_alike(typed.signature, self._signature):
+            raise PipelineTypeError(
+                "its parts give it other tensors than its manifest has; publish it again"
+            )
         numbers = {one.step.name: number for number, one in enumerate(typed.steps)}
         steps = [_planned(one, *found[one.step.model], numbers, typed.steps) for one in typed.steps]
+        outputs = self._signature.outputs
         return Plan(
             steps=tuple(steps),
             versions={text: served for text, (served, _) in found.items()},
-            signature=typed.signature,
-            outputs={name: refs_of(s) for name, s in self._pipeline.outputs.items()},
-            datatypes={spec.name: spec.datatype for spec in typed.signature.outputs},
+            outputs={s.name: refs_of(self._pipeline.outputs[s.name]) for s in outputs},
+            datatypes={spec.name: spec.datatype for spec in outputs},
         )
 
     def _find(self, step: Step) -> tuple[ServedVersion, WorkerIntake]:
