@@ -13,7 +13,7 @@ differ in the last number alone), the outputs are compared.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flambeau.protocol.tensors import Array
@@ -50,6 +50,8 @@ class _Known:
     manifest: Manifest
     planner: Planner
     lane: PipelineLane
+    unseen: set[str]
+    """Models of its parts that have not converged since it was read."""
     is_open: bool = False
     """True once it accepts requests."""
 
@@ -93,9 +95,17 @@ class Pipelines:
             if known.is_open and (not model or lane.model == model)
         ]
 
-    def part_models(self, lane: Lane) -> set[str]:
-        """Returns the models that one pipeline needs."""
-        return {step.part.model for step in self._known[lane].pipeline.graph.steps}
+    def awaits(self, lane: Lane, converging: Collection[str], there: Collection[str]) -> bool:
+        """Returns True if a part of a pipeline may be loading, or about to be.
+
+        Args:
+            lane: lane of the pipeline.
+            converging: models whose versions are being loaded.
+            there: models of the store.
+        """
+        known = self._known[lane]
+        parts = {step.part.model for step in known.pipeline.graph.steps}
+        return any(model in converging for model in parts) or any(m in there for m in known.unseen)
 
     def models(self) -> list[str]:
         """Returns the models that the pipelines need."""
@@ -115,7 +125,8 @@ class Pipelines:
         planner = Planner(
             manifest.pipeline.graph, manifest.signature, self._directory, self._worker_of
         )
-        self._known[lane] = _Known(manifest, planner, PipelineLane(lane, planner))
+        parts = {step.part.model for step in manifest.pipeline.graph.steps}
+        self._known[lane] = _Known(manifest, planner, PipelineLane(lane, planner), parts)
         self._has_news = True
 
     def take_news(self) -> bool:
@@ -140,6 +151,8 @@ class Pipelines:
             for step in known.pipeline.graph.steps
             if step.part.model == model
         }
+        for known in self._known.values():
+            known.unseen.discard(model)
         found = []
         for text, part in parts.items():
             if live is not None and part.fits(live, await self._semver_of(Lane(model, live))):

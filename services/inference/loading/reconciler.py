@@ -174,7 +174,7 @@ class Reconciler:
             await self._converge_all(tasks)
         for lane in self._pipelines.unsettled():
             model = self._models[lane.model]
-            if self._pipelines.part_models(lane) & self._converging.keys():
+            if self._pipelines.awaits(lane, self._converging, self._models_here()):
                 continue
             if missing := self._pipelines.missing_part(lane):
                 if model.reasons.get(lane.version) != missing:
@@ -206,7 +206,14 @@ class Reconciler:
             self._keeping = tasks.create_task(self._load_kept(tasks), name="kept artifacts")
         if not self.converged_once and not self._converging:
             await asyncio.wait([self._keeping], timeout=self._policy.poll_interval_s)
-            self.converged_once = self._keeping.done() and self._kept >= {*self._lanes.loaded()}
+            self.converged_once = (
+                self._keeping.done()
+                and self._kept >= {*self._lanes.loaded()}
+                and not any(
+                    self._pipelines.awaits(lane, (), self._models_here())
+                    for lane in self._pipelines.unsettled()
+                )
+            )
 
     async def _load_kept(self, tasks: asyncio.TaskGroup) -> None:
         """Loads the further artifacts of every version that is served, one after the other."""
@@ -273,6 +280,11 @@ class Reconciler:
         if self._policy.models:
             return dict.fromkeys([*self._policy.models, *self._pipelines.models()])
         return [name for name, one in listings.items() if one.versions or one.unreadable]
+
+    def _models_here(self) -> list[str]:
+        """Returns the wanted models that the store has."""
+        listings = self._listings
+        return [name for name in self._wanted_models(listings) if name in listings]
 
     def _is_wanted(self, model: str) -> bool:
         return not self._policy.models or model in self._wanted_models(self._listings)
