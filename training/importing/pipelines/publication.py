@@ -1,0 +1,135 @@
+"""Publishes a pipeline: records its golden outputs through the real parts, and writes a version.
+
+In: a graph, a store that has its models, example rows. Out: a new version's manifest.
+
+Rules: tensors that do not fit are refused before anything runs; nothing is published unless the
+outputs are the same twice.
+"""
+
+import hashlib
+import platform
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from flambeau.protocol.tensors import Array
+from model_store.golden import GoldenRows
+from model_store.manifest import Draft, Golden, Lineage, Manifest, PublishedPipeline
+from model_store.pipelines.graph import Pipeline
+from model_store.pipelines.parts import part_versions, typed, version_words
+from model_store.semver.semver import Bump
+from model_store.store import ModelStore, Sign
+from model_store.tolerance import Tolerance
+from training.importing.pipelines.recording import check_rows, fetch_part, record_outputs
+from training.process.library_versions import library_versions
+from training.publish import GOLDEN, LIBRARIES, file_entry, git_commit
+from training.recipe.recipe import ExportLimits
+
+PIPELINE = "pipeline.yaml"
+"""File of a version with its graph."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicationOptions:
+    """What else is said of a pipeline."""
+
+    tolerance: Tolerance | None = None
+    """Largest difference on other machines; None for the largest of the parts' artifacts."""
+    limits: ExportLimits = field(default_factory=ExportLimits)
+    """Limits of the run that records the outputs."""
+    bump: Bump | None = None
+    """The bump of its semantic version; None for the smallest that is required."""
+    sign: Sign | None = None
+    """Makes the signature; None leaves it unsigned."""
+    source: str = "a pipeline"
+    """Description of where the graph came from, for the lineage."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def publish_pipeline(
+    store: ModelStore,
+    name: str,
+    pipeline: Pipeline,
+    examples: Mapping[str, Array],
+    options: PublicationOptions | None = None,
+    say: Say = lambda _: None,
+) -> Manifest:
+    """Publishes a pipeline.
+
+    Args:
+        store: the store, which has the models of the steps.
+        name: name to publish under.
+        pipeline: the graph.
+        examples: input rows by name, [rows, ...].
+        options: what else is said of it.
+        say: called with a line before each phase.
+
+    Raises:
+        PipelinePartError: a model is missing, or tensors do not fit. Nothing is published.
+        DataError: the examples do not fit.
+        NothingProvenError: a step fails on the examples, or the outputs cannot be verified.
+        StoreError: the store failed, or the bump is too small.
+    """
+    options = options or PublicationOptions()
+    versions = part_versions(store, pipeline)
+    types = typed(pipeline, versions)
+    inputs = check_rows(types.signature, examples)
+    tolerance = options.tolerance or _loosest(list(versions.values()))
+    with tempfile.TemporaryDirectory(prefix="flambeau-pipeline-") as temporary:
+        folder = Path(temporary)
+        say(f"running {len(pipeline.steps)} steps on {len(next(iter(inputs.values())))} rows")
+        parts = {
+            text: fetch_part(store, manifest, folder / "parts" / str(number))
+            for number, (text, manifest) in enumerate(versions.items())
+        }
+        golden = record_outputs(pipeline, types, parts, inputs, tolerance, options.limits)
+        published = PublishedPipeline(
+            graph=pipeline,
+            recorded_with={text: version_words(m) for text, m in versions.items()},
+            tolerance=tolerance,
+        )
+        _write_files(folder, pipeline, golden)
+        say(f"publishing {name}")
+        draft = Draft(
+            model=name,
+            signature=types.signature,
+            artifacts=(),
+            pipeline=published,
+            golden=Golden(file=file_entry(folder, GOLDEN), rows=golden.rows),
+            lineage=_lineage(folder, options.source),
+            metadata=dict(options.metadata),
+            files=(file_entry(folder, PIPELINE),),
+        )
+        return store.publish(draft, folder, sign=options.sign, bump=options.bump)
+
+
+def _loosest(parts: list[Manifest]) -> Tolerance:
+    """Returns the widest limits of all artifacts of the parts, any of which may serve."""
+    all_limits = [a.verification.tolerance for part in parts for a in part.artifacts]
+    return Tolerance(
+        max_abs_difference=max(limits.max_abs_difference for limits in all_limits),
+        min_agreement=min(limits.min_agreement for limits in all_limits),
+        max_probability_shift=max(limits.max_probability_shift for limits in all_limits),
+    )
+
+
+def _write_files(folder: Path, pipeline: Pipeline, golden: GoldenRows) -> None:
+    document = pipeline.model_dump(mode="json")
+    (folder / PIPELINE).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    (folder / GOLDEN).write_bytes(golden.to_bytes())
+
+
+def _lineage(folder: Path, source: str) -> Lineage:
+    return Lineage(
+        recipe_sha256=hashlib.sha256((folder / PIPELINE).read_bytes()).hexdigest(),
+        data_sha256=hashlib.sha256((folder / GOLDEN).read_bytes()).hexdigest(),
+        imported_from=source,
+        git_commit=git_commit(),
+        library_versions={"python": platform.python_version(), **library_versions(LIBRARIES)},
+        metrics={},
+    )
