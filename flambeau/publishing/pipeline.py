@@ -15,20 +15,13 @@
 The rules of graphs are in docs/guides/pipelines.md; our process checks them.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.protocol.tensors import (
-    Array,
-    TensorError,
-    datatype_of,
-    encode_bytes_elements,
-)
-from flambeau.publishing.errors import ExampleError
-from flambeau.publishing.staging import EXAMPLES, REQUEST
+from flambeau.publishing.python_files import example_arrays
+from flambeau.publishing.staging import write_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,37 +86,6 @@ def stage_pipeline(
     Raises:
         ExampleError: the examples are no arrays by name.
     """
-    from safetensors.numpy import save_file  # noqa: TID251 - the arrays are made contiguous
-
-    import numpy as np
-
-    if not isinstance(examples, Mapping) or not examples:
-        raise ExampleError(
-            f"examples of a pipeline are a {type(examples).__name__}; give arrays by input name"
-        )
-    tensors: dict[str, Array] = {}
-    for name, value in examples.items():
-        array = _array(str(name), value)
-        if array.dtype == object:
-            tensors[f"bytes.{name}"] = np.frombuffer(encode_bytes_elements(array), np.uint8)
-            tensors[f"shape.{name}"] = np.array(array.shape, np.int64)
-        else:
-            tensors[f"input.{name}"] = np.ascontiguousarray(array)
-    save_file(tensors, folder / EXAMPLES)
-    kept = ("model", "store", "alias", "metadata", "bump")
+    kept = ("model", "store", "gates", "alias", "metadata", "bump")
     request = {key: about[key] for key in kept} | {"pipeline": pipeline.document()}
-    (folder / REQUEST).write_text(json.dumps(request, indent=2), encoding="utf-8")
-
-
-def _array(name: str, value: Any) -> Array:
-    """Returns one example as an array; text and bytes become objects."""
-    import numpy as np
-
-    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    if array.dtype.kind in "SUO":
-        array = np.array(value, object)
-    try:
-        datatype_of(array)
-    except TensorError as error:
-        raise ExampleError(f"examples['{name}']: {error}") from error
-    return array
+    write_request(folder, request, [example_arrays(examples)], [], None)

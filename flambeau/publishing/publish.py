@@ -10,6 +10,7 @@ from typing import Any, Literal
 from flambeau.local.own_process import OwnProcess, OwnProcessError
 from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
 from flambeau.publishing.function_location import located
+from flambeau.publishing.pipeline import Pipeline, stage_pipeline
 from flambeau.publishing.published import PublishedArtifact, PublishedVersion
 from flambeau.publishing.python_files import stage_python_model
 from flambeau.publishing.staging import write_request
@@ -50,7 +51,7 @@ def publish(
     Args:
         model: a torch module in evaluation mode on the CPU, or a function of tensors; or a class
             with a method `infer` or `infer_one`, which becomes a Python model (see
-            docs/guides/python-models.md).
+            docs/guides/python-models.md); or a `Pipeline` of models in the store.
         examples: inputs by name, `{"image": array}`, each [rows, ...]; or one array, or a tuple of
             them in the order of the arguments; or a list of such mappings, one for each size that
             inputs may have. From 32 rows on, they also calibrate 8-bit artifacts. Give real rows:
@@ -106,7 +107,9 @@ def publish(
         folder = Path(temporary)
         with _importer(folder) as importer:
             say(f"capturing {name}")
-            if isinstance(model, type):
+            if isinstance(model, Pipeline):
+                stage_pipeline(model, examples, folder, about)
+            elif isinstance(model, type):
                 stage_python_model(model, examples, folder, about, args or {}, files)
             else:
                 _stage_network(
@@ -172,7 +175,7 @@ def _check_model(model: Any) -> None:
             f"model is the class {model.__name__}; give an instance, as in {model.__name__}(), or "
             "a class with a method infer or infer_one"
         )
-    if not callable(model):
+    if not (callable(model) or isinstance(model, Pipeline)):
         raise ExampleError(
             f"model is a {type(model).__name__}; give a torch module, a function of tensors, or a "
             "class with a method infer"

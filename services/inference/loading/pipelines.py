@@ -260,7 +260,7 @@ class Pipelines:
                 await in_thread(run_in_batches, run, golden.inputs, rows)
                 return
             found = await in_thread(
-                replay_once, where, run, golden, rows, pipeline.tolerance.embeddings
+                replay_once, where, run, golden, rows, pipeline.tolerance.single_gates
             )
         except ServingError as error:
             raise LoadError(f"{where}: {error}") from error

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import yaml
 
+from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
+from model_store.gates import Gate, GateError, OwnGate, parse_gates
 from model_store.golden import GoldenRows
 from model_store.manifest import Draft, Golden, Lineage, Manifest, PublishedPipeline
 from model_store.pipelines.graph import Pipeline
 from model_store.pipelines.parts import part_versions, typed, version_words
 from model_store.semver.semver import Bump
 from model_store.store import ModelStore, Sign
-from model_store.tolerance import Tolerance
 from training.importing.pipelines.recording import check_rows, fetch_part, record_outputs
 from training.process.library_versions import library_versions
 from training.publish import GOLDEN, LIBRARIES, file_entry, git_commit
@@ -38,8 +39,9 @@ Say = Callable[[str], None]
 class PublicationOptions:
     """What else is said of a pipeline."""
 
-    tolerance: Tolerance | None = None
-    """Largest difference on other machines; None for the largest of the parts' artifacts."""
+    gates: object = None
+    """Rules by which outputs match on other machines, see `model_store.gates.parse_gates`; None for
+    rules that suit each output."""
     limits: ExportLimits = field(default_factory=ExportLimits)
     """Limits of the run that records the outputs."""
     bump: Bump | None = None
@@ -72,6 +74,7 @@ def publish_pipeline(
     Raises:
         PipelinePartError: a model is missing, or tensors do not fit. Nothing is published.
         DataError: the examples do not fit.
+        GateError: a gate names no output or measure, or is a function.
         NothingProvenError: a step fails on the examples, or the outputs cannot be verified.
         StoreError: the store failed, or the bump is too small.
     """
@@ -79,7 +82,7 @@ def publish_pipeline(
     versions = part_versions(store, pipeline)
     types = typed(pipeline, versions)
     inputs = check_rows(types.signature, examples)
-    tolerance = options.tolerance or _loosest(list(versions.values()))
+    gates = _checked_gates(options.gates, types.signature)
     with tempfile.TemporaryDirectory(prefix="flambeau-pipeline-") as temporary:
         folder = Path(temporary)
         say(f"running {len(pipeline.steps)} steps on {len(next(iter(inputs.values())))} rows")
@@ -87,7 +90,7 @@ def publish_pipeline(
             text: fetch_part(store, manifest, folder / "parts" / str(number))
             for number, (text, manifest) in enumerate(versions.items())
         }
-        golden = record_outputs(pipeline, types, parts, inputs, tolerance, options.limits)
+        golden, tolerance = record_outputs(pipeline, types, parts, inputs, gates, options.limits)
         published = PublishedPipeline(
             graph=pipeline,
             recorded_with={text: version_words(m) for text, m in versions.items()},
@@ -108,14 +111,21 @@ def publish_pipeline(
         return store.publish(draft, folder, sign=options.sign, bump=options.bump)
 
 
-def _loosest(parts: list[Manifest]) -> Tolerance:
-    """Returns the widest limits of all artifacts of the parts, any of which may serve."""
-    all_limits = [a.verification.tolerance for part in parts for a in part.artifacts]
-    return Tolerance(
-        max_abs_difference=max(limits.max_abs_difference for limits in all_limits),
-        min_agreement=min(limits.min_agreement for limits in all_limits),
-        max_probability_shift=max(limits.max_probability_shift for limits in all_limits),
-    )
+def _checked_gates(told: object, signature: Signature) -> dict[str, Gate]:
+    """Returns the gates that a user gave, by output.
+
+    Raises:
+        GateError: one is wrong, or is a function.
+    """
+    found: dict[str, Gate] = {}
+    for name, gate in parse_gates(told, signature.outputs).items():
+        if isinstance(gate, OwnGate):
+            raise GateError(
+                f"gates: {gate.function} is a function, which no server can ask; give '{name}' of "
+                'a pipeline a limit, such as {"absolute": 1e-4}'
+            )
+        found[name] = gate
+    return found
 
 
 def _write_files(folder: Path, pipeline: Pipeline, golden: GoldenRows) -> None:

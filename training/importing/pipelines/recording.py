@@ -16,9 +16,10 @@ import torch
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from model_store.arrays.golden_replay import Run, replay_once, run_in_batches
+from model_store.gates import Gate
 from model_store.golden import GoldenRows
 from model_store.host.memory_limit import GIB
-from model_store.manifest import Artifact, Manifest, PythonStep
+from model_store.manifest import Artifact, Manifest, Precision, PythonStep
 from model_store.pipelines.graph import Pipeline
 from model_store.pipelines.run_steps import run_steps
 from model_store.pipelines.step_types import TypedPipeline
@@ -27,8 +28,24 @@ from model_store.store import ModelStore
 from model_store.tolerance import Tolerance
 from training.errors import DataError, IsolationError, NothingProvenError
 from training.process.isolated_run import run_isolated
+from training.recipe.parts.export_entries import (
+    Bf16Tolerance,
+    ExportTolerance,
+    Fp16Tolerance,
+    Fp32Tolerance,
+    Int8Tolerance,
+)
 from training.recipe.recipe import ExportLimits
+from training.verification.output_gates import default_gates, gated_tolerance
 from training.verification.runners import file_runner
+
+LIMITS: dict[Precision, ExportTolerance] = {
+    "fp32": Fp32Tolerance(),
+    "bf16": Bf16Tolerance(),
+    "fp16": Fp16Tolerance(),
+    "int8": Int8Tolerance(),
+}
+"""Limits of each precision, the most precise first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +53,8 @@ class PartFiles:
     """The files of one part, in a folder of ours."""
 
     artifact: Artifact
+    precisions: tuple[Precision, ...]
+    """Precisions of all artifacts, any of which may serve."""
     file: Path
     signature: Signature
     """With the inputs that the artifact takes."""
@@ -48,17 +67,18 @@ def record_outputs(
     typed: TypedPipeline,
     parts: Mapping[str, PartFiles],
     inputs: Mapping[str, Array],
-    tolerance: Tolerance,
+    gates: Mapping[str, Gate],
     limits: ExportLimits,
-) -> GoldenRows:
-    """Returns the example rows with the outputs of the pipeline.
+) -> tuple[GoldenRows, Tolerance]:
+    """Returns the example rows with the outputs of the pipeline, and the tolerance of servers.
 
     Args:
         pipeline: the graph.
         typed: its steps.
         parts: files by the text that names each model.
         inputs: example rows by name, [rows, ...].
-        tolerance: largest difference of a second run.
+        gates: limits of outputs; others have limits by what they look like, as wide as the least
+            precise artifact of the parts needs.
         limits: limits of the process.
 
     Raises:
@@ -71,7 +91,7 @@ def record_outputs(
             typed,
             dict(parts),
             dict(inputs),
-            tolerance,
+            dict(gates),
             time_limit_s=limits.time_s,
             memory_limit_bytes=int(limits.memory_gib * GIB),
         )
@@ -82,7 +102,9 @@ def record_outputs(
             f"a second run of the examples, or one row alone, gives other outputs: {failure}; each "
             "model must be deterministic, and each row independent of the others"
         )
-    return GoldenRows(dict(inputs), outputs)
+    widest = max((p for part in parts.values() for p in part.precisions), key=[*LIMITS].index)
+    wide = default_gates(outputs, LIMITS[widest])
+    return GoldenRows(dict(inputs), outputs), gated_tolerance(wide | dict(gates))
 
 
 def check_rows(signature: Signature, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -137,6 +159,7 @@ def fetch_part(store: ModelStore, manifest: Manifest, folder: Path) -> PartFiles
         (folder / entry.file).write_bytes(data)
     return PartFiles(
         artifact=artifact,
+        precisions=tuple(a.precision for a in manifest.artifacts),
         file=folder / artifact.file.file,
         signature=manifest.signature.model_copy(update={"inputs": manifest.artifact_inputs()}),
         step=step,
@@ -149,7 +172,7 @@ def _record(
     typed: TypedPipeline,
     parts: dict[str, PartFiles],
     inputs: dict[str, Array],
-    tolerance: Tolerance,
+    gates: dict[str, Gate],
 ) -> tuple[str, dict[str, Array]]:
     """Returns why the outputs cannot be verified, or nothing, and the outputs; in its process."""
     torch.set_num_threads(1)
@@ -157,9 +180,8 @@ def _record(
     run = partial(run_steps, pipeline, typed, runs)
     rows = typed.signature.max_batch_size
     outputs = run_in_batches(run, inputs, rows)
-    again = replay_once(
-        "the examples", run, GoldenRows(inputs, outputs), rows, tolerance.embeddings
-    )
+    tolerance = gated_tolerance(default_gates(outputs, Fp32Tolerance()) | gates)
+    again = replay_once("the examples", run, GoldenRows(inputs, outputs), rows, tolerance.gates)
     return again.failure(tolerance) or "", outputs
 
 

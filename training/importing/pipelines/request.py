@@ -11,17 +11,16 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from flambeau.protocol.strict import StrictModel, explain
-from flambeau.protocol.tensors import Array, decode_bytes_elements, element_count
 from model_store.document import LARGE, parse_document
 from model_store.errors import DocumentError
 from model_store.manifest import Metadata
 from model_store.pointers import PRODUCTION
 from model_store.semver.semver import Bump
 from model_store.store import ModelStore, Sign
-from training.errors import DataError, RecipeError
+from training.errors import RecipeError
 from training.importing.pipelines.pipeline_source import read_pipeline
 from training.importing.pipelines.publication import PublicationOptions, publish_pipeline
-from training.importing.request import EXAMPLES, REQUEST
+from training.importing.request import EXAMPLES, REQUEST, read_examples
 
 
 class PipelineRequest(StrictModel):
@@ -33,13 +32,15 @@ class PipelineRequest(StrictModel):
     """URL of the store."""
     pipeline: dict[str, Any]
     """The graph, as in a YAML file."""
+    gates: Any = None
+    """Rules by which outputs match, as the caller wrote them; see `model_store.gates`."""
     alias: str | None = PRODUCTION
     """Alias that moves to the version; None for none."""
     metadata: Metadata = Field(default={})
     bump: Bump | None = None
 
 
-def read_request(folder: Path) -> PipelineRequest | None:
+def read_pipeline_request(folder: Path) -> PipelineRequest | None:
     """Returns the request in a folder; None if it is about a model.
 
     Raises:
@@ -68,12 +69,13 @@ def publish_request(
     store = ModelStore(request.store)
     pipeline = read_pipeline(request.pipeline, store)
     options = PublicationOptions(
+        gates=request.gates,
         bump=request.bump,
         sign=sign,
         source="a pipeline from Python",
         metadata=request.metadata,
     )
-    examples = read_examples(folder / EXAMPLES)
+    examples = read_examples(folder / EXAMPLES, None).inputs
     manifest = publish_pipeline(store, request.model, pipeline, examples, options, say)
     if request.alias is not None:
         store.promote(request.model, manifest.version, request.alias, why="published")
@@ -87,26 +89,3 @@ def publish_request(
         "alias": request.alias,
         "notes": [],
     }
-
-
-def read_examples(path: Path) -> dict[str, Array]:
-    """Reads the example rows by name.
-
-    Raises:
-        DataError: the file is not one of ours.
-    """
-    from safetensors.numpy import load_file
-
-    found: dict[str, Array] = {}
-    tensors: dict[str, Array] = load_file(path)
-    for key, array in tensors.items():
-        side, _, name = key.partition(".")
-        if side == "input":
-            found[name] = array
-        elif side == "bytes":
-            shape = [int(size) for size in tensors[f"shape.{name}"]]
-            elements = decode_bytes_elements(array.tobytes(), element_count(shape))
-            found[name] = elements.reshape(shape)
-        elif side != "shape":
-            raise DataError(f"{path.name} has an unknown tensor '{key}'")
-    return found
