@@ -39,10 +39,13 @@ def run_steps(
         inputs: arrays by name, each [rows, ...].
 
     Raises:
-        ItemsError: tensors of the request do not fit each other.
-        TooManyItemsError: a step would run for too many items.
+        StepError: a model raised, or tensors of the request do not fit its step.
     """
     return _Running(pipeline, typed, runs, inputs).outputs()
+
+
+class StepError(Exception):
+    """A step failed; the message names it, and has the error."""
 
 
 class _Running:
@@ -62,7 +65,11 @@ class _Running:
 
     def outputs(self) -> dict[str, Array]:
         for one in self._typed.steps:
-            for name, array in self._run(one).items():
+            try:
+                found = self._run(one)
+            except Exception as error:  # a runtime may raise anything
+                raise StepError(f"step '{one.step.name}': {error}") from error
+            for name, array in found.items():
                 self._values[f"{one.step.name}.{name}"] = array
         return {name: self._value(s) for name, s in self._pipeline.outputs.items()}
 

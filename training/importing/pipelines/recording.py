@@ -21,7 +21,7 @@ from model_store.golden import GoldenRows
 from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Manifest, Precision, PythonStep
 from model_store.pipelines.graph import Pipeline
-from model_store.pipelines.run_steps import run_steps
+from model_store.pipelines.run_steps import StepError, run_steps
 from model_store.pipelines.step_types import TypedPipeline
 from model_store.python_step import check_result, open_step
 from model_store.store import ModelStore
@@ -179,7 +179,10 @@ def _record(
     runs = {text: _runner(part) for text, part in parts.items()}
     run = partial(run_steps, pipeline, typed, runs)
     rows = typed.signature.max_batch_size
-    outputs = run_in_batches(run, inputs, rows)
+    try:
+        outputs = run_in_batches(run, inputs, rows)
+    except StepError as error:
+        raise NothingProvenError(str(error)) from None
     tolerance = gated_tolerance(default_gates(outputs, Fp32Tolerance()) | gates)
     again = replay_once("the examples", run, GoldenRows(inputs, outputs), rows, tolerance.gates)
     return again.failure(tolerance) or "", outputs
