@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from flambeau.protocol.tensors import Array
+from model_store.errors import PipelinePartError
 from model_store.store import ModelStore
 from services.errors import ModelNotReadyError, ServingError
-from services.inference.loading.policy import ServingPolicy
+from services.inference.certifying.certification import CertifyOptions, certify
+from services.inference.loading.loader import LoadOptions
+from services.inference.loading.policy import LanePolicy, ServingPolicy
 from services.inference.loading.reconciler import Reconciler
+from services.inference.trust import Trust
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue, Outcome
 from services.queueing.records import InferReply, InferRequest
@@ -250,3 +254,22 @@ async def test_many_requests_share_the_batches_of_each_step(tmp_path: Path, star
         assert total is not None
         assert total >= rows
         assert batches <= 20, model
+
+
+async def test_a_pipeline_gets_no_certificate(tmp_path: Path) -> None:
+    publish_parts(str(tmp_path))
+    manifest = publish_graph(str(tmp_path))
+    with pytest.raises(PipelinePartError, match=r"verify its models: finder@\^1, scorer@\^1"):
+        certify(ModelStore(str(tmp_path)), manifest, CertifyOptions())
+
+
+async def test_a_server_that_wants_all_signed_refuses_an_unsigned_pipeline(
+    tmp_path: Path, start: Start
+) -> None:
+    publish_parts(str(tmp_path))
+    publish_graph(str(tmp_path))
+    load = LoadOptions(trust=Trust(signature_needed_for="everything"))
+    running = await start(by_model={"reader": LanePolicy(load=load)})
+    state, reason = running.state()
+    assert state == "failed"
+    assert "is not signed" in reason
