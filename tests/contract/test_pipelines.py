@@ -1,5 +1,6 @@
 """Pipelines on every queue: each request is answered once, and its steps obey what it asked for."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from model_store.pipelines.items import MAX_ITEMS
 from services.errors import (
     BackendError,
     DeadlineExceededError,
@@ -24,7 +26,7 @@ from services.errors import (
 from services.inference.pipelines.pipeline_run import MAX_RESTARTS
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferReply, SequenceStep
-from tests.fixtures.pipeline_parts import ITEMS, PipelineParts
+from tests.fixtures.pipeline_parts import BRANCHES, ITEMS, PipelineParts
 from tests.fixtures.queue_ends import (
     LANE,
     Caller,
@@ -284,6 +286,30 @@ async def test_the_items_of_a_request_run_in_as_few_batches_as_fit(items: Ends) 
     assert outcome.outputs["y"].shape == (1, 8, 1)
 
 
+async def test_many_batches_of_one_request_are_sent_a_few_at_a_time(items: Ends) -> None:
+    caller, shelf = items.send(), items.parts["b"]
+    await find(items, [True] * MAX_ITEMS)
+    entries = list(await shelf.holds(MAX_ITEMS // 4))
+    for entry in reversed(entries):
+        entry.finish(reply_of(doubled(entry)))
+    outcome = await caller.outcome()
+    assert isinstance(outcome, InferReply)
+    assert outcome.outputs["y"].ravel().tolist() == [2.0 * n for n in range(MAX_ITEMS)]
+
+
+async def test_a_caller_that_leaves_stops_the_batches_that_are_not_sent() -> None:
+    parts, queue = PipelineParts(ITEMS), MemoryQueue(10)
+    queue.open(LANE, parts.lane)
+    caller = Caller(queue, request())
+    await find(Ends(queue, parts), [True] * MAX_ITEMS)
+    sent = len(parts["b"].entries)
+    assert 0 < sent < MAX_ITEMS // 4
+    caller.entry.cancel()
+    assert [reason for _, reason in parts["b"].discarded] == ["cancelled"] * sent
+    await asyncio.sleep(0)
+    assert not parts["b"].entries
+
+
 @pytest.mark.parametrize("found", [[], [False] * 4])
 async def test_a_request_without_items_runs_the_other_steps(items: Ends, found: list[bool]) -> None:
     caller = items.send()
@@ -325,6 +351,33 @@ async def test_an_item_that_fails_fails_its_request_alone(items: Ends) -> None:
     assert isinstance(outcome, InferReply)
     assert outcome.outputs["y"].ravel().tolist() == [2.0] * 6
     assert (len(bad.heard), len(good.heard)) == (1, 1)
+
+
+@pytest.fixture
+async def branches(kind: str, tmp_path: Path) -> AsyncIterator[Ends]:
+    async with opened(kind, tmp_path, PipelineParts(BRANCHES)) as ends:
+        yield ends
+
+
+@pytest.mark.parametrize(("takes_left", "joined"), [(True, 2.0), (False, 3.0)])
+async def test_a_row_runs_through_its_branch_alone(
+    branches: Ends, takes_left: bool, joined: float
+) -> None:
+    caller, parts = branches.send(), branches.parts
+    (entry,) = await parts["router"].holds(1)
+    marks = {"is_left": np.array([takes_left]), "is_right": np.array([not takes_left])}
+    entry.finish(reply_of(marks))
+    await branches.answer("b" if takes_left else "c", value=joined)
+    (last,) = await parts["a"].holds(1)
+    assert last.request.inputs["x"].tolist() == [[joined]]
+    last.finish(reply(9.0))
+    outcome = await caller.outcome()
+    assert isinstance(outcome, InferReply)
+    found = {name: array.tolist() for name, array in outcome.outputs.items()}
+    left = 2.0 if takes_left else 0.0
+    assert found == {"y": [[9.0]], "joined": [[joined]], "left": [[left]]}
+    assert not parts["b"].entries
+    assert not parts["c"].entries
 
 
 @pytest.mark.parametrize("steps_done", [0, 1])

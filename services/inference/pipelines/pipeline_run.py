@@ -44,7 +44,7 @@ from services.errors import (
     UnsupportedError,
 )
 from services.inference.pipelines.plan import PlannedStep, Planner
-from services.queueing.memory_queue import Entry, Outcome
+from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, InferRequest
 
 logger = logging.getLogger("flambeau.pipeline")
@@ -126,13 +126,10 @@ class PipelineRun:
         rows = self._entry.request.rows
         if step.is_whole and rows <= step.signature.max_batch_size:
             values = self._values
-            self._expect(step, 1)
-            self._send(step, 0, {take.name: values[take.refs[0]] for take in step.takes}, rows)
+            inputs = {name: values[ref] for name, ref in step.whole_inputs}
+            self._send(step, inputs, rows, partial(self._replied_whole, self._restarts, step))
         else:
             self._go_on(self._restarts, step, self._prepare(step))
-
-    def _expect(self, step: PlannedStep, requests: int) -> None:
-        self._outcomes[step.number], self._unanswered[step.number] = {}, requests
 
     def _go_on(self, attempt: int, step: PlannedStep | None, work: Sliced[None]) -> None:
         """Does the next slice of work for a step, or for the answer."""
@@ -163,8 +160,8 @@ class PipelineRun:
             where = None if step.where is None else values[step.where]
             selection = self._selections[step.name] = select(rows, for_each, where)
         if not selection.count:
-            for name, (shape, datatype) in step.empty_outputs().items():
-                values[f"{step.name}.{name}"] = nothing(shape, datatype, selection)
+            for name, ref in step.gives:
+                values[ref] = nothing(*step.empty_output(name), selection)
             self._done(step)
             return
         inputs = {}
@@ -173,14 +170,15 @@ class PipelineRun:
             inputs[take.name] = yield from taken(array, selection, take.by_item)
         attempt, at_once = self._restarts, step.signature.max_batch_size
         starts = range(0, selection.count, at_once)
-        self._expect(step, len(starts))
+        self._outcomes[step.number], self._unanswered[step.number] = {}, len(starts)
         for place, start in enumerate(starts):
             if place and place % REQUESTS_AT_ONCE == 0:
                 yield
             if not self._goes_on(attempt):
                 return
             batch = {name: array[start : start + at_once] for name, array in inputs.items()}
-            self._send(step, place, batch, min(at_once, selection.count - start))
+            done = partial(self._replied, attempt, step, place)
+            self._send(step, batch, min(at_once, selection.count - start), done)
 
     def _value(self, refs: tuple[str, ...]) -> Sliced[Array]:
         """Returns a tensor, or the join of several."""
@@ -189,7 +187,7 @@ class PipelineRun:
         chosen = [self._selections[step_of(ref)].chosen_rows() for ref in refs]
         return (yield from joined([self._values[ref] for ref in refs], chosen))
 
-    def _send(self, step: PlannedStep, place: int, inputs: Mapping[str, Array], rows: int) -> None:
+    def _send(self, step: PlannedStep, inputs: Mapping[str, Array], rows: int, done: Done) -> None:
         """Sends one request of a step to its worker."""
         if self._planner.worker_of(step.lane) is not step.worker:
             self._restart(step)
@@ -214,7 +212,7 @@ class PipelineRun:
                 trace=request.trace,
             ),
             time.monotonic(),
-            partial(self._replied, self._restarts, step, place),
+            done,
         )
         sent.intake = step.worker
         self._open.append(sent)
@@ -222,45 +220,61 @@ class PipelineRun:
 
     def _replied(self, attempt: int, step: PlannedStep, place: int, outcome: Outcome) -> None:
         """Takes the outcome of one request of a step."""
-        if not self._goes_on(attempt):
+        if (reply := self._checked(attempt, step, outcome)) is None:
             return
+        replies = self._outcomes[step.number]
+        replies[place] = reply
+        self._unanswered[step.number] -= 1
+        if not self._unanswered[step.number]:
+            in_order = [replies[place] for place in range(len(replies))]
+            self._note(
+                max(one.queue_s for one in in_order),
+                max(one.execution_s for one in in_order),
+                max(one.batch_rows for one in in_order),
+            )
+            self._go_on(attempt, step, self._collect(step, in_order))
+
+    def _replied_whole(self, attempt: int, step: PlannedStep, outcome: Outcome) -> None:
+        """Takes the outcome of the only request of a step, whose tensors are passed on whole."""
+        if (reply := self._checked(attempt, step, outcome)) is None:
+            return
+        self._note(reply.queue_s, reply.execution_s, reply.batch_rows)
+        values, outputs = self._values, reply.outputs
+        for name, ref in step.gives:
+            values[ref] = outputs[name]
+        self._done(step)
+
+    def _checked(self, attempt: int, step: PlannedStep, outcome: Outcome) -> InferReply | None:
+        """Returns the reply of a step; None if it is none, or nobody waits for it."""
+        if self.is_over or attempt != self._restarts:
+            return None
         if isinstance(outcome, ServingError):
             self._fail(step, outcome)
-            return
+            return None
         if not outcome.is_last or not outcome.outputs:
             words = (
                 f"model {step.lane} answers in several parts or in none, and a step takes exactly "
                 "one answer"
             )
             self._fail(step, UnsupportedError(words))
-            return
-        replies = self._outcomes[step.number]
-        replies[place] = outcome
-        self._unanswered[step.number] -= 1
-        if not self._unanswered[step.number]:
-            self._answered(step, [replies[place] for place in range(len(replies))])
+            return None
+        return outcome
 
-    def _answered(self, step: PlannedStep, replies: list[InferReply]) -> None:
-        """Takes the outputs of a step whose requests all have replies."""
-        self._open = [entry for entry in self._open if not entry.dead]
-        self._queue_s += max(one.queue_s for one in replies)
-        self._execution_s += max(one.execution_s for one in replies)
-        self._batch_rows = max(self._batch_rows, *(one.batch_rows for one in replies))
-        if step.is_whole and len(replies) == 1:
-            for name in step.outputs:
-                self._values[f"{step.name}.{name}"] = replies[0].outputs[name]
-            self._done(step)
-        else:
-            self._go_on(self._restarts, step, self._collect(step, replies))
+    def _note(self, queue_s: float, execution_s: float, batch_rows: int) -> None:
+        """Adds the times of a step to those of the request."""
+        self._queue_s += queue_s
+        self._execution_s += execution_s
+        if batch_rows > self._batch_rows:
+            self._batch_rows = batch_rows
 
     def _collect(self, step: PlannedStep, replies: list[InferReply]) -> Sliced[None]:
         """Joins the outputs of a step's requests."""
         selection = self._selections.get(step.name)
         if selection is None:
             selection = Selection(self._entry.request.rows, None, None)
-        for name in step.outputs:
+        for name, ref in step.gives:
             parts = [reply.outputs[name] for reply in replies]
-            self._values[f"{step.name}.{name}"] = yield from put_back(parts, selection)
+            self._values[ref] = yield from put_back(parts, selection)
         self._done(step)
 
     def _done(self, step: PlannedStep) -> None:
@@ -268,7 +282,12 @@ class PipelineRun:
         attempt, steps = self._restarts, self._plan.steps
         self._left -= 1
         if not self._left:
-            self._go_on(attempt, None, self._answer())
+            if self._plan.has_joins:
+                self._go_on(attempt, None, self._join_outputs())
+            else:
+                values, refs = self._values, self._plan.outputs
+                names = self._entry.request.outputs or refs
+                self._answer({name: values[refs[name][0]] for name in names})
             return
         for number in step.readers:
             if not self._goes_on(attempt):
@@ -277,17 +296,20 @@ class PipelineRun:
             if not self._needs[number]:
                 self._start(steps[number])
 
-    def _answer(self) -> Sliced[None]:
-        """Answers the caller with the outputs of the pipeline."""
-        plan, request = self._plan, self._entry.request
+    def _join_outputs(self) -> Sliced[None]:
+        """Computes the outputs, some of which are joins, and answers."""
         outputs = {}
-        for name in request.outputs or plan.outputs:
-            outputs[name] = yield from self._value(plan.outputs[name])
+        for name in self._entry.request.outputs or self._plan.outputs:
+            outputs[name] = yield from self._value(self._plan.outputs[name])
+        self._answer(outputs)
+
+    def _answer(self, outputs: Mapping[str, Array]) -> None:
+        """Answers the caller with the outputs of the pipeline."""
         self._finish(
             InferReply(
-                lane=request.lane,
+                lane=self._entry.request.lane,
                 outputs=outputs,
-                datatypes=plan.datatypes,
+                datatypes=self._plan.datatypes,
                 batch_rows=self._batch_rows,
                 queue_s=self._queue_s,
                 execution_s=self._execution_s,

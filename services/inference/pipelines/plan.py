@@ -55,10 +55,14 @@ class PlannedStep:
     takes: tuple[Take, ...]
     outputs: tuple[str, ...]
     """Outputs of the model that are read."""
+    gives: tuple[tuple[str, str], ...]
+    """These, each with the name of its tensor."""
     for_each: str | None
     where: str | None
     is_whole: bool
     """True if it takes tensors as they are: no items, no selected rows, no joins."""
+    whole_inputs: tuple[tuple[str, str], ...]
+    """Each input with its tensor, the first of a join."""
     needs: int
     """Number of other steps that it reads."""
     readers: tuple[int, ...]
@@ -83,10 +87,10 @@ class PlannedStep:
         self.lengths[key] = found
         return found
 
-    def empty_outputs(self) -> dict[str, tuple[tuple[int, ...], "np.dtype[np.generic]"]]:
-        """Returns shape and NumPy type of each output that is read, for a batch that is empty."""
-        specs = {spec.name: spec for spec in self.signature.outputs}
-        return {n: (specs[n].shape, DATATYPES[specs[n].datatype]) for n in self.outputs}
+    def empty_output(self, name: str) -> tuple[tuple[int, ...], "np.dtype[np.generic]"]:
+        """Returns shape and NumPy type of an output."""
+        spec = next(spec for spec in self.signature.outputs if spec.name == name)
+        return spec.shape, DATATYPES[spec.datatype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,8 @@ class Plan:
     """Version of each part, by the text that names it."""
     outputs: Mapping[str, tuple[str, ...]]
     """Tensors of each output of the pipeline."""
+    has_joins: bool
+    """True if an output is a join."""
     datatypes: Mapping[str, str]
     """Datatype of each."""
 
@@ -161,6 +167,7 @@ class Planner:
             steps=tuple(steps),
             versions={text: served for text, (served, _) in found.items()},
             outputs={s.name: refs_of(self._pipeline.outputs[s.name]) for s in outputs},
+            has_joins=any(not isinstance(s, str) for s in self._pipeline.outputs.values()),
             datatypes={spec.name: spec.datatype for spec in outputs},
         )
 
@@ -227,6 +234,8 @@ def _planned(
         signature=typed.signature,
         takes=takes,
         outputs=typed.outputs,
+        gives=tuple((name, f"{step.name}.{name}") for name in typed.outputs),
+        whole_inputs=tuple((take.name, take.refs[0]) for take in takes),
         for_each=step.for_each,
         where=step.where,
         is_whole=step.for_each is None

@@ -14,7 +14,7 @@ from model_store.pipelines.step_types import PipelineTypeError, are_alike, check
 from tests.fixtures.signatures import one_to_one
 
 
-def step(name: str, *reads: str, **fields: Any) -> dict[str, Any]:
+def step(name: str, *reads: str | list[str], **fields: Any) -> dict[str, Any]:
     """Returns a step of the model `m`, whose input `x` is the first tensor, `x1` the second."""
     inputs = {f"x{number or ''}": ref for number, ref in enumerate(reads)}
     return {"name": name, "model": "m@^1", "inputs": inputs, **fields}
