@@ -67,6 +67,9 @@ class Doubling(Backend):
         """Doubles a batch."""
         return {"y": inputs["x"] * 2}
 
+    def close(self) -> None:
+        """Has nothing to free."""
+
 
 class Served:
     """The two models and the pipeline of them, behind one queue."""

@@ -43,7 +43,7 @@ def main(url: str, address: str, artifact: str = "") -> int:
 
 
 def _print_address(lane: Lane, listening: Listening) -> None:
-    """Prints what is served and where; raises if nothing is. A pipeline has its models beside it."""
+    """Prints what is served and where; raises if nothing is. Beside a pipeline are its models."""
     served = next((found for found in listening.served if found.lane == lane), None)
     if served is None or served.state != "ready":
         reason = "it was not loaded" if served is None else served.reason
