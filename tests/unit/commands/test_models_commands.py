@@ -19,7 +19,6 @@ from model_store.golden import GoldenRows
 from model_store.manifest import Golden, Verification
 from model_store.signatures.key_folder import KeyFolder
 from model_store.store import ModelStore
-from tests.fixtures.pipelines import publish_graph, publish_parts
 from tests.fixtures.signing import key_in, signer_in
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in, publish_in
 
@@ -222,20 +221,6 @@ def test_show_tells_everything(run: Run, store: ModelStore, folder: Path) -> Non
         f"  model.onnx-int8     21.0 KB   sha256 {shas['model.onnx-int8']}",
         f"  golden.safetensors  2.5 KB    sha256 {shas['golden.safetensors']}",
         f"  report.json         3 bytes   sha256 {shas['report.json']}",
-    ]
-
-
-def test_a_pipeline_is_listed_and_shown_with_its_steps(run: Run, store: ModelStore) -> None:
-    publish_parts(store.url)
-    publish_graph(store.url)
-    assert ["reader", "-", "1", "version", "1.0.0", "-", "-"] in [
-        line.split() for line in lines(run("models", "list"))
-    ]
-    shown = lines(run("models", "show", "reader"))
-    steps = [line.split() for line in shown[shown.index("steps") + 1 :][:3]]
-    assert steps[1:] == [
-        ["find", "finder@^1", "1.0.0", "-", "-"],
-        ["score", "scorer@^1", "1.0.0", "find.crops", "find.found"],
     ]
 
 
