@@ -28,9 +28,11 @@ __all__ = [
     "AsyncClient",
     "Client",
     "LoadedModel",
+    "Pipeline",
     "PublishError",
     "PublishedVersion",
     "Server",
+    "Step",
     "Tls",
     "__version__",
     "load",
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from flambeau.local.loaded import LoadedModel, load
     from flambeau.local.server import Server, serve
     from flambeau.publishing.errors import PublishError
+    from flambeau.publishing.pipeline import Pipeline, Step
     from flambeau.publishing.publish import publish
     from flambeau.publishing.published import PublishedVersion
 
@@ -53,9 +56,11 @@ else:
         "AsyncClient": "flambeau.client",
         "Client": "flambeau.client",
         "LoadedModel": "flambeau.local.loaded",
+        "Pipeline": "flambeau.publishing.pipeline",
         "PublishError": "flambeau.publishing.errors",
         "PublishedVersion": "flambeau.publishing.published",
         "Server": "flambeau.local.server",
+        "Step": "flambeau.publishing.pipeline",
         "Tls": "flambeau.channel",
         "load": "flambeau.local.loaded",
         "publish": "flambeau.publishing.publish",

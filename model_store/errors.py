@@ -11,6 +11,7 @@ StoreError
 │   └── ManifestFromFutureError    written by a newer flambeau
 ├── DigestMismatchError        bytes that do not match the digest in the manifest
 ├── GoldenMismatchError        golden rows that do not match the signature
+├── PipelinePartError          a pipeline whose parts are missing or do not fit
 ├── CertificateError           a certificate that violates its rules
 ├── SampleError                a payload sample that violates its rules
 ├── CryptographicSignatureError   a version without a valid signature by a trusted key
@@ -71,6 +72,10 @@ class DigestMismatchError(StoreError):
 
 class GoldenMismatchError(StoreError):
     """A golden file that is not safetensors, or whose tensors do not match the signature."""
+
+
+class PipelinePartError(StoreError):
+    """A pipeline names a model that is missing, is a pipeline itself, or does not fit its step."""
 
 
 class CertificateError(StoreError):

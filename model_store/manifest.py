@@ -25,6 +25,7 @@ from model_store.errors import (
 )
 from model_store.gate_figures import GateValues
 from model_store.metric import MeasuredMetric
+from model_store.pipelines.graph import Pipeline
 from model_store.semver.semver import SEMVER_PATTERN, SemanticVersion
 from model_store.slo import Slo
 from model_store.tolerance import Tolerance
@@ -197,6 +198,17 @@ class PythonStep(StrictModel):
     """Outputs of the step: the artifacts' inputs, in order. Its own inputs are the signature's."""
 
 
+class PublishedPipeline(StrictModel):
+    """The graph of a version that runs other models' versions and has no artifacts of its own."""
+
+    graph: Pipeline
+    recorded_with: dict[str, str]
+    """The version that recorded the golden outputs, by the text that names the model: a semantic
+    version, or the number of one without."""
+    tolerance: Tolerance
+    """Limits of the difference from the golden outputs, with versions that answer as those did."""
+
+
 class DataFile(StrictModel):
     """A file that the rows were read from, or a folder of them."""
 
@@ -268,12 +280,15 @@ class Draft(StrictModel):
 
     model: str
     signature: Signature
-    artifacts: tuple[Artifact, ...] = Field(min_length=1)
+    artifacts: tuple[Artifact, ...]
+    """At least one; none of a pipeline."""
     golden: Golden
     lineage: Lineage
     # Omitted from JSON if None, so that older manifests serialize as before.
     python_step: PythonStep | None = Field(default=None, exclude_if=lambda step: step is None)
     """The step that runs on raw inputs first; None if the artifacts take the raw inputs."""
+    pipeline: PublishedPipeline | None = Field(default=None, exclude_if=lambda one: one is None)
+    """The graph of a pipeline; None for a model."""
     slo: Slo | None = Field(default=None, exclude_if=lambda slo: slo is None)
     """Service level objectives; None for the default (`model_store.slo.DEFAULT_SLO`)."""
     metadata: Metadata = Field(default={}, exclude_if=lambda texts: not texts)
@@ -288,6 +303,17 @@ class Draft(StrictModel):
             return check_name(value)
         except BadNameError as error:
             raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _artifacts_or_pipeline(self) -> "Draft":
+        if self.pipeline is None and not self.artifacts:
+            raise ValueError("'artifacts' is empty: give at least 1 of them")
+        if self.pipeline is not None and (self.artifacts or self.python_step is not None):
+            raise ValueError(
+                "a pipeline has no artifacts and no python_step of its own: publish them as a "
+                "model, and name that in a step"
+            )
+        return self
 
     @model_validator(mode="after")
     def _unique_names(self) -> "Draft":

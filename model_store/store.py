@@ -50,6 +50,7 @@ from model_store.manifest import (
     check_name,
     parse_manifest,
 )
+from model_store.pipelines.parts import check_parts
 from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, previous_target
 from model_store.semver import semver_index
 from model_store.semver.compatibility import identity_of
@@ -268,15 +269,16 @@ class ModelStore:
             bump: the bump of the semantic version; None for the smallest that is required.
 
         Raises:
-            BumpTooSmallError: `bump` is smaller than required; nothing is published.
+            BumpTooSmallError: `bump` is smaller than required. Nothing is published, as always.
+            PipelinePartError: it is a pipeline, and a part is missing or does not fit.
             DigestMismatchError: a file in the folder does not match the draft.
-            ManifestError: its manifest would exceed the limits `LARGE`; nothing is published.
-            GoldenMismatchError: the golden rows do not match the signature; nothing is published.
-            StorageError: the folder lacks a file, or the store failed (disk full, no permission);
-                nothing is published.
+            ManifestError: its manifest would exceed the limits `LARGE`.
+            GoldenMismatchError: the golden rows do not match the signature.
+            StorageError: the folder lacks a file, or the store failed (disk full, no permission).
         """
         from model_store.golden import parse_golden  # imports NumPy, which a listing does not use
 
+        check_parts(self, draft)
         golden = parse_golden(_read_drafted(folder, draft.golden.file), draft)
         model = check_name(draft.model)
         listing = self._listing_of(model)
@@ -294,8 +296,7 @@ class ModelStore:
                 if progress:
                     progress(entry.file, entry.size_bytes)
             if sign:
-                signature = sign(manifest.digests(sealed))
-                self.storage.replace(signature_path(draft.model, version), signature)
+                self.storage.replace(signature_path(model, version), sign(manifest.digests(sealed)))
         except StoreError:
             self._discard_files(manifest)
             raise

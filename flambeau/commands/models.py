@@ -210,6 +210,14 @@ def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelS
     except Exception as error:  # the files may have any content
         reason = str(error) if isinstance(error, StoreError) else f"model {model}: {error!r}"
         return ModelSummary(model=model, versions=listing.versions, error=reason)
+    if not manifest.artifacts:
+        return ModelSummary(
+            model=model,
+            versions=listing.versions,
+            aliases=aliases,
+            version_shown=manifest.version,
+            semver_shown=manifest.semver,
+        )
     best = manifest.artifacts_by_speed()[0]
     proof = best.verification
     metric = METRIC if proof.judged_by is None else proof.judged_by.name

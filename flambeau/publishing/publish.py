@@ -11,6 +11,7 @@ from flambeau.local.own_process import OwnProcess, OwnProcessError
 from flambeau.protocol.strict import nearest_name
 from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
 from flambeau.publishing.function_location import located
+from flambeau.publishing.pipeline import Pipeline, stage_pipeline
 from flambeau.publishing.published import PublishedArtifact, PublishedVersion
 from flambeau.publishing.python_files import stage_python_model
 from flambeau.publishing.staging import write_request
@@ -76,7 +77,8 @@ def publish(
 
     Args:
         model: a torch module in evaluation mode on the CPU, or a function of tensors; or a class
-            with a method `infer` or `infer_one`, which becomes a Python model.
+            with a method `infer` or `infer_one`, which becomes a Python model; or a `Pipeline` of
+            models in the store.
         examples: inputs by name, `{"image": array}`, each [rows, ...]; or one array, or a tuple of
             them in the order of the arguments; or a list of such mappings, one for each size that
             inputs may have. From 32 rows on, they also calibrate 8-bit artifacts. Give real rows:
@@ -103,8 +105,11 @@ def publish(
         folder = Path(temporary)
         with _importer(folder) as importer:
             say(f"capturing {name}")
-            stage = stage_python_model if isinstance(model, type) else _stage_network
-            stage(model, examples, folder, about, options)
+            if isinstance(model, Pipeline):
+                stage_pipeline(model, examples, folder, about)
+            else:
+                stage = stage_python_model if isinstance(model, type) else _stage_network
+                stage(model, examples, folder, about, options)
             return importer.run(say)
 
 
@@ -177,7 +182,7 @@ def _check_model(model: Any) -> None:
             f"model is the class {model.__name__}; give an instance, as in {model.__name__}(), or "
             "a class with a method infer or infer_one"
         )
-    if not callable(model):
+    if not (callable(model) or isinstance(model, Pipeline)):
         raise ExampleError(
             f"model is a {type(model).__name__}; give a torch module, a function of tensors, or a "
             "class with a method infer"

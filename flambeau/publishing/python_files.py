@@ -51,7 +51,7 @@ def stage_python_model(
     }
     request = {**about, "source": f"class {cls.__name__} from Python", "python": python}
     several = isinstance(examples, list) and bool(examples) and isinstance(examples[0], Mapping)
-    parts = [_arrays(one) for one in (examples if several else [examples])]
+    parts = [example_arrays(one) for one in (examples if several else [examples])]
     write_request(folder, request, parts, [], None)
 
 
@@ -69,13 +69,17 @@ def _copy_files(files: Sequence[str | os.PathLike[str]], folder: Path) -> list[s
     return names
 
 
-def _arrays(given: Any) -> dict[str, Array]:
-    """Returns one example as arrays; text and bytes become arrays of objects."""
+def example_arrays(given: Any) -> dict[str, Array]:
+    """Returns one example as arrays; text and bytes become arrays of objects.
+
+    Raises:
+        ExampleError: it is no mapping of arrays by input name.
+    """
     import numpy as np
 
     if not isinstance(given, Mapping) or not given:
         raise ExampleError(
-            f"examples of a class are a {type(given).__name__}; give arrays by input name, as in "
+            f"examples are a {type(given).__name__}; give arrays by input name, as in "
             '{"text": ["one row", "another"]}'
         )
     arrays: dict[str, Array] = {}

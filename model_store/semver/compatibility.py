@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from flambeau.protocol.signature import Signature, TensorSpec
 from model_store.manifest import Draft, PythonStep
+from model_store.pipelines.graph import Pipeline
 from model_store.semver.semver import Bump
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Identity:
     network_sha256: str | None
     """See `Lineage.network_sha256`."""
     python_step: PythonStep | None
+    pipeline: Pipeline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ def identity_of(version: Draft) -> Identity:
         weights={name: entry.sha256 for name, entry in files.items() if entry is not None},
         network_sha256=version.lineage.network_sha256,
         python_step=version.python_step,
+        pipeline=None if version.pipeline is None else version.pipeline.graph,
     )
 
 
@@ -61,10 +64,15 @@ def needed_bump(old: Identity, new: Identity) -> Need:
     """Returns the smallest bump that is required from one version to the next."""
     if breaks := _what_breaks(old.signature, new.signature):
         return Need("major", breaks)
+    if (old.pipeline is None) != (new.pipeline is None):
+        kind = "a model" if new.pipeline is None else "a pipeline"
+        return Need("major", f"it becomes {kind}, and pipelines contain models alone")
     if old.network_sha256 != new.network_sha256:
         return Need("minor", "the network changed (model or preprocess of the recipe)")
     if old.python_step != new.python_step:
         return Need("minor", "the python step changed")
+    if old.pipeline != new.pipeline:
+        return Need("minor", "the steps of the pipeline changed")
     if not new.weights or old.weights != new.weights:
         return Need("minor", "the weights changed")
     if new.signature != old.signature and (change := _what_widens(old.signature, new.signature)):

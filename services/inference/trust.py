@@ -45,6 +45,15 @@ class Trust:
                 return True
         assert_never(self.signature_needed_for)
 
+    def check_data(self, store: ModelStore, manifest: Manifest) -> None:
+        """Checks that a version without code may be used, such as a pipeline.
+
+        Raises:
+            CryptographicSignatureError, KeyFileError, StorageError: as `check`.
+        """
+        if self.signature_needed_for == "everything":
+            store.signer(manifest, self._keys())
+
     def check(self, store: ModelStore, manifest: Manifest, artifact: Artifact) -> None:
         """Checks that an artifact may be opened.
 

@@ -35,15 +35,21 @@ class Directory:
         self._missed: set[Lane] = set()
         self._resolved: dict[tuple[str, str], tuple[ServedVersion, Signature]] = {}
         """Cache of `resolve` since the last change; only served names."""
+        self.changes = 0
+        """Number of changes so far: callers that cache what they found look again after one."""
 
     def announce(self, served: ServedVersion) -> None:
         """Adds or replaces a version."""
         self._served.setdefault(served.lane.model, {})[served.lane.version] = served
+        self._changed()
+
+    def _changed(self) -> None:
+        self.changes += 1
         self._resolved.clear()
 
     def withdraw(self, lane: Lane) -> None:
         """Removes a version; no further request reaches it."""
-        self._resolved.clear()
+        self._changed()
         versions = self._served.get(lane.model, {})
         versions.pop(lane.version, None)
         if self._live.get(lane.model) == lane.version:
@@ -60,10 +66,14 @@ class Directory:
         self._missed.discard(lane)
         return missed
 
+    def miss(self, lane: Lane) -> None:
+        """Notes that a request needs a version that was unloaded."""
+        self._missed.add(lane)
+
     def make_live(self, lane: Lane) -> None:
         """Makes a version the target of requests without a version."""
         self._live[lane.model] = lane.version
-        self._resolved.clear()
+        self._changed()
 
     def live_version(self, model: str) -> int | None:
         """Returns the live version, or None while there is none."""
@@ -93,6 +103,10 @@ class Directory:
         """Yields all announced versions, models and versions in order."""
         for _, versions in sorted(self._served.items()):
             yield from (served for _, served in sorted(versions.items()))
+
+    def of_model(self, model: str) -> list[ServedVersion]:
+        """Returns the announced versions of a model, in any state; none if it is unknown."""
+        return list(self._served.get(model, {}).values())
 
     def versions(self, model: str) -> list[int]:
         """Returns the ready versions of a model, ascending.
@@ -150,7 +164,7 @@ class Directory:
         served = self.find(model, version)
         if served.state != "ready" or served.signature is None:
             if served.state == "unloaded":
-                self._missed.add(served.lane)
+                self.miss(served.lane)
             raise ModelNotReadyError(
                 f"model {served.lane} is not ready: {served.reason or served.state}"
             )

@@ -5,6 +5,7 @@ alone, and prints them as `flambeau serve` does. `flambeau.load` runs it.
 """
 
 import sys
+from functools import partial
 
 from model_store.errors import StoreError
 from model_store.store import ModelStore
@@ -12,6 +13,7 @@ from model_store.version_address import find_version
 from services.gateway.front import Listening
 from services.ports import PortError
 from services.process import end_past_held_threads
+from services.queueing.records import Lane
 from services.settings import ConfigError, checked
 from services.standalone.config import ServerConfig
 from services.standalone.server import serve
@@ -31,7 +33,8 @@ def main(url: str, address: str, artifact: str = "") -> int:
             "log_level": "error",
         }
         config = checked(ServerConfig, settings)
-        serve(config, _print_address, {manifest.model: manifest.version})
+        lane = Lane(manifest.model, manifest.version)
+        serve(config, partial(_print_address, lane), {lane.model: lane.version})
     except (StoreError, ConfigError, PortError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -39,14 +42,13 @@ def main(url: str, address: str, artifact: str = "") -> int:
     return 0
 
 
-def _print_address(listening: Listening) -> None:
-    """Prints what is served and where; raises if nothing is."""
-    (served,) = listening.served or (None,)
+def _print_address(lane: Lane, listening: Listening) -> None:
+    """Prints what is served and where; raises if nothing is. Beside a pipeline are its models."""
+    served = next((found for found in listening.served if found.lane == lane), None)
     if served is None or served.state != "ready":
         reason = "it was not loaded" if served is None else served.reason
         raise ConfigError(f"the version cannot be served here: {reason}")
-    lane = served.lane
-    print(f"serving {lane.model} {lane.version} ({served.artifact})")
+    print(f"serving {lane.model} {lane.version} ({served.artifact or served.platform})")
     print(f"REST http://127.0.0.1:{listening.http_port}")
     print(f"gRPC 127.0.0.1:{listening.grpc_port}")
     print(f"metrics http://127.0.0.1:{listening.metrics_port}/metrics", flush=True)

@@ -161,7 +161,9 @@ def test_the_sample_of_the_readme_is_what_is_printed(demo: str, up: tuple[Termin
 TUTORIALS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/tutorials").glob("*.md"))
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/guides/client.md", *TUTORIALS])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/guides/client.md", "docs/guides/pipelines.md", *TUTORIALS]
+)
 def test_every_code_block_runs(clone: Path, up: tuple[Terminal, str], document: str) -> None:
     ports = dict(re.findall(r"(REST|gRPC|metrics) +(?:http://)?127\.0\.0\.1:(\d+)", up[1]))
     blocks = BLOCK.findall((ROOT / document).read_text())

@@ -40,6 +40,7 @@ EFFECTS = {
         key_set.MAX_SET_BYTES kubernetes_api.MAX_ANSWER_BYTES
         kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES loader.MAX_STEP_BYTES
         message_fields.MAX_FIELDS message_fields._MAX_VARINT_BYTES onnx_runtime.MAX_TEXTS
+        pipeline_run.MAX_RESTARTS
         request_pacer.MAX_WAITING
         rest.MAX_NUMBER_DIGITS scheduling_parameters.MAX_TIMEOUT_US sequence_slots.MAX_SEQUENCES
         sequence_steps.MAX_WAITING_STEPS sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES
@@ -62,7 +63,8 @@ EFFECTS = {
     "forgets entries": """
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES
-        needs_memory.MAX_NEEDS port.MAX_KNOWN_BYTES port.MAX_KNOWN_HEADS port.MAX_KNOWN_HEAD_BYTES
+        needs_memory.MAX_NEEDS plan.MAX_KINDS
+        port.MAX_KNOWN_BYTES port.MAX_KNOWN_HEADS port.MAX_KNOWN_HEAD_BYTES
         receiving_lane.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """

@@ -121,10 +121,15 @@ def read_request(folder: Path) -> tuple[ImportRequest, ExampleRows]:
         raise RecipeError(str(error)) from error
     except ValidationError as error:
         raise RecipeError(f"the request: {explain(error, ImportRequest)}") from error
-    return request, _examples(folder / EXAMPLES, request.signature)
+    return request, read_examples(folder / EXAMPLES, request.signature)
 
 
-def _examples(path: Path, signature: Signature | None) -> ExampleRows:
+def read_examples(path: Path, signature: Signature | None) -> ExampleRows:
+    """Reads example rows, with their outputs if there is a signature.
+
+    Raises:
+        DataError: their names are not those of the signature.
+    """
     from safetensors.numpy import load_file
 
     tensors: dict[str, Array] = load_file(path)

@@ -17,6 +17,7 @@ from model_store.errors import StoreError
 from training.errors import TrainingError
 from training.importing.import_model import import_model
 from training.importing.original import Original
+from training.importing.pipelines.request import publish_request, read_pipeline_request
 from training.importing.request import ExampleRows, ImportRequest, read_request
 from training.process.isolated_run import process_context
 from training.process.root_cause import root_cause
@@ -31,6 +32,9 @@ def main(folder: Path, descriptor: int) -> int:
     if not os.read(descriptor, 1):
         return 0
     try:
+        if (pipeline := read_pipeline_request(folder)) is not None:
+            _tell({"published": publish_request(pipeline, folder, _say, _signer())})
+            return 0
         request, examples = read_request(folder)
         with tempfile.TemporaryDirectory(prefix="flambeau-version-", dir=folder) as version:
             imported = import_model(

@@ -89,8 +89,7 @@ def show_lines(manifest: "Manifest", aliases: Sequence[str]) -> list[str]:
         f"{manifest.model} {manifest.version_text}{named}  published {published}",
         *("", f"signature, {_batch_text(manifest.signature)}"),
         *_signature_lines(manifest.signature),
-        *("", "artifacts, fastest first"),
-        *_artifact_lines(manifest.artifacts_by_speed()),
+        *_step_lines(manifest),
         *("", "lineage"),
         *_lineage_lines(manifest),
         *("", "files"),
@@ -99,6 +98,20 @@ def show_lines(manifest: "Manifest", aliases: Sequence[str]) -> list[str]:
             indent="  ",
         ),
     ]
+
+
+def _step_lines(manifest: "Manifest") -> list[str]:
+    """Returns the artifacts, or the steps of a pipeline."""
+    if manifest.pipeline is None:
+        lines = _artifact_lines(manifest.artifacts_by_speed())
+        return ["", "artifacts, fastest first", *lines]
+    recorded = manifest.pipeline.recorded_with
+    rows = [["STEP", "MODEL", "RECORDED WITH", "FOR EACH", "WHERE"]]
+    rows += [
+        [s.name, s.model, recorded[s.model], s.for_each or UNKNOWN, s.where or UNKNOWN]
+        for s in manifest.pipeline.graph.in_order()
+    ]
+    return ["", "steps", *columns(rows, indent="  ")]
 
 
 def history_lines(history: Sequence["Pointers"]) -> list[str]:

@@ -27,7 +27,7 @@ from model_store.certificates.certificate import (
     ReplayResult,
 )
 from model_store.certificates.certificates import manifest_sha256
-from model_store.errors import SignatureMismatchError, StoreError
+from model_store.errors import PipelinePartError, SignatureMismatchError, StoreError
 from model_store.golden import GoldenRows, read_golden
 from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Manifest
@@ -118,8 +118,15 @@ def certify(
 
     Raises:
         GoldenMismatchError: the golden rows do not match the signature.
+        PipelinePartError: it is a pipeline, which has no artifacts.
         StoreError: the golden file is invalid or unavailable.
     """
+    if manifest.pipeline is not None:
+        raise PipelinePartError(
+            f"{manifest.model} {manifest.version} is a pipeline, whose outputs every server "
+            "compares at each load; verify its models: "
+            f"{', '.join(manifest.pipeline.graph.models())}"
+        )
     golden = read_golden(store, manifest)
     case = _Case(store, manifest, golden, options, judge)
     results = []

@@ -100,13 +100,17 @@ class Lanes:
             if not lane.artifact and (not model or lane.model == model)
         ]
 
+    def worker_of(self, lane: Lane) -> Worker | None:
+        """Returns the worker of a lane; None if it is not loaded."""
+        return None if (loaded := self._loaded.get(lane)) is None else loaded.worker
+
     async def load(
-        self, lane: Lane, tasks: asyncio.TaskGroup, *, low_priority: bool = True
+        self, manifest: Manifest, tasks: asyncio.TaskGroup, *, low_priority: bool = True
     ) -> None:
         """Loads a version and starts its worker.
 
         Args:
-            lane: default lane of the version.
+            manifest: manifest of the version.
             tasks: task group of its worker.
             low_priority: True if other models are served meanwhile, which have priority.
 
@@ -114,9 +118,9 @@ class Lanes:
             LoadError: no artifact of it can be served here, or it does not fit.
             StoreError: its files are invalid or unavailable.
         """
+        lane = Lane(manifest.model, manifest.version)
         policy = self._policy.lane_of(lane.model)
         policy = replace(policy, load=replace(policy.load, low_priority=low_priority))
-        manifest = await in_thread(self._store.manifest, lane.model, lane.version)
         log_unknown(manifest, policy.load.keep)
         file_bytes = min(size_bytes(artifact) for artifact in manifest.artifacts)
         await self._once_tried(
@@ -160,8 +164,7 @@ class Lanes:
 
     def next_unchosen(self) -> Lane | None:
         """Returns a version whose artifacts have not been compared by measuring, if any."""
-        waiting = (lane for lane, loaded in self._loaded.items() if not loaded.is_chosen)
-        return next(waiting, None)
+        return next((lane for lane, loaded in self._loaded.items() if not loaded.is_chosen), None)
 
     def set_chosen(self, lane: Lane) -> None:
         """Marks a version as measured until it is loaded again."""
@@ -217,8 +220,7 @@ class Lanes:
 
     def abandon_runs(self) -> None:
         """Abandons all running batches; see `Worker.abandon_runs`."""
-        loaded = [loaded.worker for loaded in self._loaded.values()]
-        for worker in (*loaded, *self._draining.values()):
+        for worker in (*(one.worker for one in self._loaded.values()), *self._draining.values()):
             worker.abandon_runs()
 
     def unload(self, lane: Lane) -> None:
@@ -492,8 +494,6 @@ class Lanes:
         if memory is None:
             limit = self._policy.max_memory_bytes or int(total * SHARE_OF_DEVICE)
             memory = self._memory[device] = MemoryAdmission(limit, used)
-        elif (
-            not self._draining and self._load_turns.is_quiet
-        ):  # a draining lane holds memory that no account has
+        elif not self._draining and self._load_turns.is_quiet:  # no account has a draining lane's
             memory.in_use(used)
         return memory

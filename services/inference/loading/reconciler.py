@@ -9,7 +9,8 @@ One pass, in order:
 4. make the wanted version live, once it is ready;
 5. withdraw the versions that should no longer be served, drain their workers, and unload them;
 6. concurrently, load the further artifacts to keep of the versions that are served;
-7. after the first pass, measure in the background the fastest artifact of each version.
+7. open the pipelines whose parts are loaded by now, and load the versions that the others need;
+8. after the first pass, measure in the background the fastest artifact of each version.
 
 Rules: a version becomes live only when it is ready, and the old one is unloaded only after that, so
 moving a pointer fails no request; a version that failed is announced with its reason and retried
@@ -33,6 +34,7 @@ from services.inference.loading.background_choice import BackgroundChoice
 from services.inference.loading.lanes import Lanes
 from services.inference.loading.loader import LoadError
 from services.inference.loading.model_failure import in_thread, is_expected, reason_of
+from services.inference.loading.pipelines import Pipelines
 from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.unserved_models import missing_models, refusal
 from services.queueing.directory import Directory
@@ -74,6 +76,7 @@ class Reconciler:
     ) -> None:
         self._store = store
         self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
+        self._pipelines = Pipelines(store, queue, directory, metrics, policy, self._lanes.worker_of)
         self._background_choice = BackgroundChoice(store, self._lanes)
         self._choosing: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -116,8 +119,8 @@ class Reconciler:
             for task in (*self._converging.values(), self._choosing, self._keeping):
                 if task is not None:
                     task.cancel()
-            for lane in self._lanes.loaded():
-                self._lanes.unload(lane)
+            for lane in self._served():
+                self._unload(lane)
 
     def abandon_runs(self) -> None:
         """Abandons all running batches: the drain has timed out and every request is answered."""
@@ -136,7 +139,7 @@ class Reconciler:
             if not self.converged_once:
                 self.look = Look(started=False, fault=reason_of(error))
             return
-        if self._lanes.loaded() and not listings:
+        if self._served() and not listings:
             # An unmounted folder looks like an empty one, and a store is not emptied on purpose.
             self._complain(
                 "store", "is empty or deleted; serving the loaded versions", self._store.url
@@ -145,18 +148,57 @@ class Reconciler:
         self._complaints.pop("store", None)
         self._listings = listings
         self._log_unknown(listings)
+        await self._converge_all(tasks)
+        for lane in self._served():
+            if lane.model not in listings or not self._is_wanted(lane.model):
+                self._unload(lane)
+        await self._settle_pipelines(tasks)
+        await self._keep(tasks)
+        self.look = await self._look()
+
+    async def _converge_all(self, tasks: asyncio.TaskGroup) -> None:
+        """Converges every model that is not converging already, and waits a while for them."""
+        listings = self._listings
         for name in self._wanted_models(listings):
             if name in listings and name not in self._converging:
                 task = tasks.create_task(self._converge_alone(name, listings[name], tasks))
                 self._converging[name] = task
                 task.add_done_callback(functools.partial(self._converging.pop, name))
-        for lane in [lane for lane in self._lanes.loaded() if lane.model not in listings]:
-            self._lanes.unload(lane)
         if self._converging:
             # A model that loads for minutes must not delay the others, nor the next pass.
             await asyncio.wait(self._converging.values(), timeout=self._policy.poll_interval_s)
-        await self._keep(tasks)
-        self.look = await self._look()
+
+    async def _settle_pipelines(self, tasks: asyncio.TaskGroup) -> None:
+        """Opens pipelines whose parts are loaded; loads the versions that others need."""
+        if self._pipelines.take_news():
+            await self._converge_all(tasks)
+        for lane in self._pipelines.unsettled():
+            model = self._models[lane.model]
+            if self._pipelines.awaits(lane, self._converging, self._models_here()):
+                continue
+            if missing := self._pipelines.missing_part(lane):
+                if model.reasons.get(lane.version) != missing:
+                    self._announce_failure(model, lane, LoadError(missing))
+                continue
+            if not self._is_due(model, lane):
+                continue
+            try:
+                await self._pipelines.settle(lane)
+            except Exception as error:
+                self._fail(model, lane, error)
+            else:
+                self._succeed(model, lane)
+            self._switch(model, lane.model)
+
+    def _served(self) -> list[Lane]:
+        """Returns the default lanes that accept requests, of models and of pipelines."""
+        return [*self._lanes.loaded(), *self._pipelines.open_lanes()]
+
+    def _unload(self, lane: Lane) -> None:
+        if lane in self._pipelines:
+            self._pipelines.unload(lane)
+        else:
+            self._lanes.unload(lane)
 
     async def _keep(self, tasks: asyncio.TaskGroup) -> None:
         """Starts to load further artifacts; until the first convergence, waits a while for them."""
@@ -164,7 +206,14 @@ class Reconciler:
             self._keeping = tasks.create_task(self._load_kept(tasks), name="kept artifacts")
         if not self.converged_once and not self._converging:
             await asyncio.wait([self._keeping], timeout=self._policy.poll_interval_s)
-            self.converged_once = self._keeping.done() and self._kept >= {*self._lanes.loaded()}
+            self.converged_once = (
+                self._keeping.done()
+                and self._kept >= {*self._lanes.loaded()}
+                and not any(
+                    self._pipelines.awaits(lane, (), self._models_here())
+                    for lane in self._pipelines.unsettled()
+                )
+            )
 
     async def _load_kept(self, tasks: asyncio.TaskGroup) -> None:
         """Loads the further artifacts of every version that is served, one after the other."""
@@ -229,8 +278,16 @@ class Reconciler:
 
     def _wanted_models(self, listings: dict[str, ModelListing]) -> Iterable[str]:
         if self._policy.models:
-            return self._policy.models
+            return dict.fromkeys([*self._policy.models, *self._pipelines.models()])
         return [name for name, one in listings.items() if one.versions or one.unreadable]
+
+    def _models_here(self) -> list[str]:
+        """Returns the wanted models that the store has."""
+        listings = self._listings
+        return [name for name in self._wanted_models(listings) if name in listings]
+
+    def _is_wanted(self, model: str) -> bool:
+        return not self._policy.models or model in self._wanted_models(self._listings)
 
     async def _converge_alone(
         self, name: str, listing: ModelListing, workers: asyncio.TaskGroup
@@ -250,7 +307,7 @@ class Reconciler:
     async def _converge(self, name: str, listing: ModelListing, workers: asyncio.TaskGroup) -> None:
         model = self._models.setdefault(name, _Model())
         await self._read_pointers(model, name, listing)
-        wanted = self._wanted_versions(name, model, listing)
+        wanted = await self._wanted_versions(name, model, listing)
         for version in wanted:
             await self._load(model, Lane(name, version), workers)
         self._switch(model, name)
@@ -258,7 +315,7 @@ class Reconciler:
             lane = served.lane
             live = self._directory.live_version(name)
             if lane.model == name and lane.version not in (*wanted, live):
-                self._lanes.unload(lane)
+                self._unload(lane)
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
         """Reads the newest valid generation, unless it has been read; skips invalid ones."""
@@ -275,32 +332,52 @@ class Reconciler:
         else:
             self._complaints.pop(topic, None)
 
-    def _wanted_versions(self, name: str, model: _Model, listing: ModelListing) -> list[int]:
-        """Returns versions that pointers name, then the newest: production is up soonest."""
-        if (pinned := self._policy.pinned.get(name)) is not None:
-            return [pinned]
+    async def _wanted_versions(self, name: str, model: _Model, listing: ModelListing) -> list[int]:
+        """Returns versions that pointers name, then the newest: production is up soonest.
+
+        Versions that pipelines need come last.
+        """
+        pinned = self._policy.pinned.get(name)
+        live = model.pointers.aliases.get(PRODUCTION) if model.pointers else None
+        live = live if live in listing.versions and pinned is None else pinned
+        needed = await self._pipelines.needed_versions(name, listing.versions, live)
+        if pinned is not None:
+            return list(dict.fromkeys([pinned, *needed]))
         pointed = sorted(model.pointers.aliases.values()) if model.pointers else []
         keep = max(self._policy.newest_versions, 0 if pointed else 1)
         newest = listing.versions[max(len(listing.versions) - keep, 0) :]
-        return [v for v in dict.fromkeys([*pointed, *reversed(newest)]) if v in listing.versions]
+        found = dict.fromkeys([*pointed, *reversed(newest), *needed])
+        return [version for version in found if version in listing.versions]
 
     async def _load(self, model: _Model, lane: Lane, workers: asyncio.TaskGroup) -> None:
-        failed_at = model.failed_at.get(lane.version)
-        retry_due = failed_at is None or (
-            time.monotonic() - failed_at >= self._policy.retry_failed_s
-        )
-        if lane in self._lanes or not retry_due or not self._directory.is_missed(lane):
+        is_here = lane in self._lanes or lane in self._pipelines
+        if is_here or not self._is_due(model, lane) or not self._directory.is_missed(lane):
             return
-        if failed_at is None:
+        if lane.version not in model.failed_at:
             self._directory.announce(ServedVersion(lane=lane, state="loading"))
         try:
-            await self._lanes.load(lane, workers, low_priority=self.converged_once)
+            manifest = await in_thread(self._store.manifest, lane.model, lane.version)
+            if manifest.pipeline is not None:
+                await self._pipelines.read(manifest)
+                return  # it is settled once all models have converged
+            await self._lanes.load(manifest, workers, low_priority=self.converged_once)
         except Exception as error:
-            model.failed_at[lane.version] = time.monotonic()
-            self._announce_failure(model, lane, error)
+            self._fail(model, lane, error)
         else:
-            model.failed_at.pop(lane.version, None)
-            model.reasons.pop(lane.version, None)
+            self._succeed(model, lane)
+
+    def _is_due(self, model: _Model, lane: Lane) -> bool:
+        """Returns True unless a version failed too recently to be tried again."""
+        failed_at = model.failed_at.get(lane.version)
+        return failed_at is None or time.monotonic() - failed_at >= self._policy.retry_failed_s
+
+    def _succeed(self, model: _Model, lane: Lane) -> None:
+        model.failed_at.pop(lane.version, None)
+        model.reasons.pop(lane.version, None)
+
+    def _fail(self, model: _Model, lane: Lane, error: Exception) -> None:
+        model.failed_at[lane.version] = time.monotonic()
+        self._announce_failure(model, lane, error)
 
     def _announce_failure(self, model: _Model, lane: Lane, error: Exception) -> None:
         """Announces that a version is refused; logs it if the reason is new."""
@@ -322,7 +399,7 @@ class Reconciler:
 
     def _switch(self, model: _Model, name: str) -> None:
         """Makes production's version live, or the newest if no pointer names production."""
-        ready = [lane.version for lane in self._lanes.loaded(name)]
+        ready = [lane.version for lane in self._served() if lane.model == name]
         target = model.pointers.aliases.get(PRODUCTION) if model.pointers else None
         if target is None and ready:
             target = max(ready)

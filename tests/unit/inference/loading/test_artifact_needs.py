@@ -57,7 +57,7 @@ class Trying(LoadedLanes):
     async def load(self, model: str) -> str:
         """Loads a model; returns the name of its artifact, or why there is none."""
         try:
-            await self.lanes.load(Lane(model, 1), self.tasks)
+            await self.load_one(Lane(model, 1))
         except LoadError as error:
             return str(error)
         assert await self.serves(Lane(model, 1))

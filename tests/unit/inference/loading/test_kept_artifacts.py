@@ -206,7 +206,7 @@ class Serving(LoadedLanes):
 
     async def load(self, *lanes: Lane) -> None:
         for lane in lanes:
-            await self.lanes.load(lane, self.tasks)
+            await self.load_one(lane)
             await self.lanes.load_kept(lane, self.tasks)
 
     def announced(self, lane: Lane = LANE) -> dict[str, Lane]:

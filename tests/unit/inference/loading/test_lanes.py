@@ -45,7 +45,7 @@ class Serving(LoadedLanes):
 
     async def load(self, *lanes: Lane) -> None:
         for lane in lanes:
-            await self.lanes.load(lane, self.tasks)
+            await self.load_one(lane)
 
     def states(self) -> dict[str, str]:
         return {s.lane.model: s.state for s in self.directory.all_versions()}

@@ -1,0 +1,1 @@
+"""Pipelines: requests that run through several models of this process."""

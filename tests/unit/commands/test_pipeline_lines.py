@@ -1,0 +1,27 @@
+"""`flambeau models` shows a pipeline with its steps."""
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from flambeau.commands.models import models_app
+from tests.fixtures.pipelines import publish_graph, publish_parts
+
+
+def lines(store: str, *arguments: str) -> list[str]:
+    result = CliRunner().invoke(models_app, [*arguments, "--store", store])
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_a_pipeline_is_listed_and_shown_with_its_steps(tmp_path: Path) -> None:
+    publish_parts(str(tmp_path))
+    publish_graph(str(tmp_path))
+    listed = [line.split() for line in lines(str(tmp_path), "list")]
+    assert ["reader", "-", "1", "version", "1.0.0", "-", "-"] in listed
+    shown = lines(str(tmp_path), "show", "reader")
+    steps = [line.split() for line in shown[shown.index("steps") + 1 :][:3]]
+    assert steps[1:] == [
+        ["find", "finder@^1", "1.0.0", "-", "-"],
+        ["score", "scorer@^1", "1.0.0", "find.crops", "find.found"],
+    ]

@@ -1,0 +1,1 @@
+"""Publishes pipelines: reads their graphs, records their golden outputs, writes their versions."""
