@@ -167,10 +167,13 @@ def _check_comparable(manifest: Manifest, signature: Signature, step: Step | Non
 
 def _nearest_to_checkpoint(manifest: Manifest, store_is_local: bool) -> Artifact:
     """Returns the artifact in FP32, or else of the baseline, first; none that is remote code."""
-    allowed = [a for a in manifest.artifacts if store_is_local or not a.is_code]
-    if not allowed:
-        raise _NotComparableError("it has only artifacts that are code, and the store is remote")
     kinds = EXPORT_KINDS
+    exported = [artifact for artifact in manifest.artifacts if artifact.kind in kinds]
+    allowed = [artifact for artifact in exported if store_is_local or not artifact.is_code]
+    if not allowed:
+        raise _NotComparableError(
+            "it is a Python model, or has only artifacts that are code and the store is remote"
+        )
     return min(
         allowed,
         key=lambda a: (a.precision != "fp32", not kinds[a.kind].is_baseline, a.speed_key()),

@@ -1,7 +1,7 @@
 """Kinds of artifact as this server runs them: one record for each kind.
 
 To add a kind: its record here, its backend beside this file, and its records in
-`model_store/artifact_kinds.py` and `training/recipe/kinds/`.
+`model_store/artifact_kinds.py` and, if training makes it, `training/recipe/kinds/`.
 
 A backend is named by its module, which is imported, with its runtime, when first needed. It is
 called with a `VerifiedArtifact` and `OpenOptions`, and returns an open `Backend`.
@@ -32,6 +32,8 @@ class ServedKind:
     """Packages that decide an artifact's outputs and speed, by their names on PyPI."""
     backends: Mapping[DeviceKind, str]
     """Backend on each kind of device that it runs on, as `module:Name`."""
+    takes_bytes: bool = False
+    """True if its inputs and outputs may be BYTES."""
     is_native: bool = False
     """True if a file runs only on processors like the one it was compiled on, and only with the
     same release of torch."""
@@ -74,6 +76,16 @@ SERVED_KINDS: dict[str, ServedKind] = {
             "cpu": f"{_HERE}.torchscript:TorchScriptBackend",
             "cuda": f"{_HERE}.gpu.cuda_torch:CudaTorchBackend",
         },
+    ),
+    "python": ServedKind(
+        package="numpy",
+        extra="serve",
+        distributions=("numpy", "onnxruntime", "onnxruntime-gpu"),
+        backends={
+            "cpu": f"{_HERE}.python_model:PythonModelBackend",
+            "cuda": f"{_HERE}.python_model:PythonModelBackend",
+        },
+        takes_bytes=True,
     ),
 }
 

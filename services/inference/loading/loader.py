@@ -30,9 +30,9 @@ from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions
-from services.inference.backends.verified_artifact import StepCode, VerifiedArtifact
 from services.inference.isolation.probe import ProbeFiles
 from services.inference.loading.artifact_choice import ChoiceRules, choice_key, ranked
+from services.inference.loading.artifact_files import read_artifact
 from services.inference.loading.artifact_needs import ArtifactNeeds, UnprobedError
 from services.inference.loading.choice_memory import ChoiceMemory
 from services.inference.loading.kept_artifacts import is_accurate
@@ -41,12 +41,6 @@ from services.inference.trust import Trust
 from services.low_priority_thread import run_at_low_priority
 
 logger = logging.getLogger("flambeau.loader")
-
-MAX_STEP_BYTES = 2**20
-"""Maximum size of the Python step's source."""
-
-UNSERVABLE_DATATYPES = frozenset({"BF16", "BYTES"})
-"""Datatypes that artifacts cannot accept as NumPy arrays; a preceding Python step can."""
 
 
 class LoadError(Exception):
@@ -270,56 +264,26 @@ def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | No
     return None
 
 
-def read_artifact(
-    store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
-) -> VerifiedArtifact:
-    """Reads the files of an artifact that may be loaded here.
-
-    Raises:
-        StoreError: a required signature is missing, or a file is invalid or unavailable.
-        LoadError, UnfitArtifactError: no backend on this machine can run it.
-    """
-    options.trust.check(store, manifest, artifact)
-    for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
-        if spec.datatype in UNSERVABLE_DATATYPES:
-            raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
-    check_fit(artifact, options.backend.device)
-    return VerifiedArtifact(
-        entry=artifact,
-        signature=manifest.signature,
-        data=store.read_file(manifest, artifact.file),
-        weights=store.read_file(manifest, artifact.weights) if artifact.weights else b"",
-        code=read_step(store, manifest),
-    )
-
-
-def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
-    """Reads the Python step of a version that may be loaded here, and verifies its digest.
-
-    Raises:
-        StoreError: its file is invalid or unavailable.
-    """
-    step = manifest.python_step
-    return (
-        None
-        if step is None
-        else StepCode(step, store.read_file(manifest, step.file, MAX_STEP_BYTES))
-    )
-
-
 def _open(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> Backend:
-    if options.needs is not None and not options.isolate:
+    apart = runs_apart(artifact, options)
+    if options.needs is not None and not apart:
         files = functools.partial(_probe_files, store, manifest, artifact, options)
         options.needs.check(manifest, artifact, options.backend, files)
-    verified = read_artifact(store, manifest, artifact, options)
-    if not options.isolate:
+    verified = read_artifact(store, manifest, artifact, options.backend.device, options.trust)
+    if not apart:
         return open_backend(verified, options.backend)
     from services.inference.isolation.isolated_backend import open_isolated_backend
 
     limit = memory_limit_bytes(artifact, options)
     return open_isolated_backend(verified, options.backend, memory_limit_bytes=limit)
+
+
+def runs_apart(artifact: Artifact, options: LoadOptions) -> bool:
+    """Returns True if an artifact runs in a worker process of its own."""
+    python = artifact.python
+    return options.isolate or (python is not None and python.process == "own")
 
 
 def memory_limit_bytes(artifact: Artifact, options: LoadOptions) -> int:
@@ -334,7 +298,7 @@ def _probe_files(
 ) -> ProbeFiles:
     return ProbeFiles(
         golden=store.read_file(manifest, manifest.golden.file, MAX_GOLDEN_BYTES),
-        artifact=read_artifact(store, manifest, artifact, options),
+        artifact=read_artifact(store, manifest, artifact, options.backend.device, options.trust),
     )
 
 
@@ -347,7 +311,7 @@ def _open_and_verify(
 ) -> _Verified:
     # If a run happens only in the calling thread, that thread may have low priority, and its CPU
     # time is the run's, regardless of other work on the core.
-    alone = options.backend.runs_in_the_calling_thread and not options.isolate
+    alone = options.backend.runs_in_the_calling_thread and not runs_apart(artifact, options)
     clock = time.thread_time if alone else time.monotonic
 
     def open_and_verify() -> _Verified:
