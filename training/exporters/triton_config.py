@@ -22,8 +22,7 @@ def triton_config(model: str, artifacts: Sequence[Artifact], signature: Signatur
         artifacts: the version's.
         signature: of the artifacts themselves, without a Python step.
     """
-    exported = [one for one in artifacts if one.kind in EXPORT_KINDS]
-    runnable = [one for one in exported if EXPORT_KINDS[one.kind].triton_runtime]
+    runnable = [one for one in artifacts if EXPORT_KINDS[one.kind].triton_runtime]
     if not runnable:
         return ""
     best = min(runnable, key=lambda a: (not EXPORT_KINDS[a.kind].is_baseline, a.speed_key()))
