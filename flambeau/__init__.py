@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "AsyncClient",
     "Client",
+    "Context",
     "LoadedModel",
     "PublishError",
     "PublishedVersion",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from flambeau.client import AsyncClient, Client
     from flambeau.local.loaded import LoadedModel, load
     from flambeau.local.server import Server, serve
+    from flambeau.protocol.python_model import Context
     from flambeau.publishing.errors import PublishError
     from flambeau.publishing.publish import publish
     from flambeau.publishing.published import PublishedVersion
@@ -52,6 +54,7 @@ else:
     _MODULES = {
         "AsyncClient": "flambeau.client",
         "Client": "flambeau.client",
+        "Context": "flambeau.protocol.python_model",
         "LoadedModel": "flambeau.local.loaded",
         "PublishError": "flambeau.publishing.errors",
         "PublishedVersion": "flambeau.publishing.published",
