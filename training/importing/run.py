@@ -18,6 +18,7 @@ from training.errors import TrainingError
 from training.importing.import_model import Imported, import_model
 from training.importing.original import Original
 from training.importing.request import ExampleRows, ImportRequest, read_request
+from training.importing.sources.python_source import python_original
 from training.process.isolated_run import process_context
 from training.process.root_cause import root_cause
 
