@@ -32,7 +32,7 @@ class ServedKind:
     """Packages that decide an artifact's outputs and speed, by their names on PyPI."""
     backends: Mapping[DeviceKind, str]
     """Backend on each kind of device that it runs on, as `module:Name`."""
-    takes_bytes: bool = False
+    takes_texts: bool = False
     """True if its inputs and outputs may be BYTES."""
     is_native: bool = False
     """True if a file runs only on processors like the one it was compiled on, and only with the
@@ -85,7 +85,7 @@ SERVED_KINDS: dict[str, ServedKind] = {
             "cpu": f"{_HERE}.python_model:PythonModelBackend",
             "cuda": f"{_HERE}.python_model:PythonModelBackend",
         },
-        takes_bytes=True,
+        takes_texts=True,
     ),
 }
 

@@ -35,7 +35,7 @@ def check_servable(manifest: Manifest, artifact: Artifact, device: Device) -> No
         UnfitArtifactError: this machine lacks something, or no backend takes one of its tensors.
     """
     # NumPy has no BF16, and no text that runtimes read; Python steps and Python models read text.
-    refused = {"BF16"} if SERVED_KINDS[artifact.kind].takes_bytes else {"BF16", "BYTES"}
+    refused = {"BF16"} if SERVED_KINDS[artifact.kind].takes_texts else {"BF16", "BYTES"}
     for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
         if spec.datatype in refused:
             raise UnfitArtifactError(
