@@ -11,10 +11,12 @@ local store, or if signed by a trusted key; an artifact serves only after a repl
 golden rows on this machine agreed with their outputs, within the tolerance in the manifest.
 """
 
+import contextlib
 import functools
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flambeau.protocol.accuracies import Accuracy
@@ -24,7 +26,7 @@ from model_store.errors import StoreError
 from model_store.golden import MAX_GOLDEN_BYTES, GoldenRows, read_golden
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
-from services.errors import BackendError
+from services.errors import BackendError, WorkerProcessDiedError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import CPU
@@ -317,8 +319,9 @@ def _open_and_verify(
     def open_and_verify() -> _Verified:
         backend = _open(store, manifest, artifact, options)
         try:
-            parity = replay_golden(backend, golden, manifest, artifact)
-            latency_s = warm_up(backend, golden, manifest.signature.max_batch_size, clock)
+            with _limited(backend, artifact, options):
+                parity = replay_golden(backend, golden, manifest, artifact)
+                latency_s = warm_up(backend, golden, manifest.signature.max_batch_size, clock)
         except BaseException:
             backend.close()
             raise
@@ -326,6 +329,34 @@ def _open_and_verify(
 
     low_priority = alone and options.low_priority
     return run_at_low_priority(open_and_verify) if low_priority else open_and_verify()
+
+
+@contextlib.contextmanager
+def _limited(backend: Backend, artifact: Artifact, options: LoadOptions) -> Iterator[None]:
+    """Kills a worker process that takes too long; artifacts that run here were probed before."""
+    if options.needs is None or not runs_apart(artifact, options):
+        yield
+        return
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        backend.kill()
+
+    limit_s = options.needs.limit_s
+    timer = threading.Timer(limit_s, end)
+    timer.start()
+    try:
+        yield
+    except WorkerProcessDiedError as error:
+        if not late.is_set():
+            raise
+        raise LoadError(
+            f"running its golden rows takes more than {limit_s:g} s (open_time_limit_s); raise the "
+            "limit, or serve another artifact"
+        ) from error
+    finally:
+        timer.cancel()
 
 
 def replay_golden(
