@@ -77,7 +77,7 @@ class IsolatedBackend(Backend):
         # A process inherits the priority of the thread that starts it, from its first import on.
         self._process, self._channel = run_at_low_priority(start) if low_priority else start()
         self._inputs, self._outputs = TensorWriter(self._channel), TensorReader()
-        self._killed = False
+        self._killed = self._closed = False
 
     @property
     def pid(self) -> int:
@@ -162,7 +162,9 @@ class IsolatedBackend(Backend):
         self._end_group()
 
     def _end_group(self) -> None:
-        """Kills the process and those that it started."""
+        """Kills the process and those that it started; not once it is closed: ids are reused."""
+        if self._closed:
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -185,6 +187,7 @@ class IsolatedBackend(Backend):
         self._channel.close()
         self._wait_for_end()
         self._end_group()
+        self._closed = True
         if self._folder is not None:
             self._folder.remove()
 
