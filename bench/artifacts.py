@@ -18,6 +18,7 @@ from bench.figures.performance_page import with_block
 from bench.figures.results_file import write_results
 from bench.figures.verdicts import Verdict
 from bench.peers.servers.flambeau_peer import ROOT
+from model_store.artifact_kinds import exported_kinds
 from model_store.metric import MeasuredMetric
 from training.datasets import load_splits
 from training.pipeline import run
@@ -94,7 +95,7 @@ def every_export(recipe: Recipe) -> Recipe:
 
 def _all_entries() -> list[Export]:
     """Returns one export of each kind and precision, with default settings."""
-    entries = (entry for kind in EXPORT_KINDS.values() for entry in kind.entries)
+    entries = (entry for name in exported_kinds() for entry in EXPORT_KINDS[name].entries)
     return [entry.model_validate({}) for entry in entries]
 
 

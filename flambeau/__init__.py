@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "AsyncClient",
     "Client",
+    "Context",
     "LoadedModel",
     "Pipeline",
     "PublishError",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from flambeau.client import AsyncClient, Client
     from flambeau.local.loaded import LoadedModel, load
     from flambeau.local.server import Server, serve
+    from flambeau.protocol.python_model import Context
     from flambeau.publishing.errors import PublishError
     from flambeau.publishing.pipeline import Pipeline, Step
     from flambeau.publishing.publish import publish
@@ -55,6 +57,7 @@ else:
     _MODULES = {
         "AsyncClient": "flambeau.client",
         "Client": "flambeau.client",
+        "Context": "flambeau.protocol.python_model",
         "LoadedModel": "flambeau.local.loaded",
         "Pipeline": "flambeau.publishing.pipeline",
         "PublishError": "flambeau.publishing.errors",

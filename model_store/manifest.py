@@ -122,6 +122,29 @@ class MadeWith(StrictModel):
     """Device it was made for, if the kind is for one device only."""
 
 
+class PythonModel(StrictModel):
+    """Class of a Python model, and the files beside its source; see `python_models/`."""
+
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
+    """Name of the class in the artifact's file."""
+    args: dict[str, JsonValue] = Field(default={})
+    """Settings that the class reads from `context.args`."""
+    files: tuple[FileEntry, ...] = Field(default=(), max_length=256)
+    """Its side files: tokenizers, vocabularies, networks, further modules."""
+    process: Literal["own", "shared"] = "own"
+    """Process that runs it unless the server isolates every model: its own, or the server's."""
+
+    @model_validator(mode="after")
+    def _modules_need_a_process(self) -> "PythonModel":
+        modules = [entry.file for entry in self.files if entry.file.endswith(".py")]
+        if modules and self.process == "shared":
+            raise ValueError(
+                f"the side file '{modules[0]}' is a module, which only a process of its own can "
+                "import without harm to other models; write process: own, or one Python file"
+            )
+        return self
+
+
 class Artifact(StrictModel):
     """One executable form of the model, verified against the checkpoint."""
 
@@ -132,6 +155,9 @@ class Artifact(StrictModel):
     file: FileEntry
     weights: FileEntry | None = None
     """The second file of kinds that have two: OpenVINO's `.bin` beside its `.xml`."""
+    # Omitted from JSON if None, so that older manifests serialize as before.
+    python: PythonModel | None = Field(default=None, exclude_if=lambda model: model is None)
+    """Class and side files of kind `python`; None for other kinds."""
     made_with: MadeWith = MadeWith()
     verification: Verification
     latency_ms: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]]
@@ -145,9 +171,19 @@ class Artifact(StrictModel):
         """True if its kind can run code at load."""
         return STORED_KINDS[self.kind].is_code
 
+    @model_validator(mode="after")
+    def _python_has_a_class(self) -> "Artifact":
+        if STORED_KINDS[self.kind].has_class != (self.python is not None):
+            what = "lacks" if self.python is None else "must not have"
+            raise ValueError(
+                f"an artifact of kind {self.kind} {what} 'python', which names a class"
+            )
+        return self
+
     def all_files(self) -> list[FileEntry]:
-        """Returns the file, and the file of its weights if there is one."""
-        return [self.file] if self.weights is None else [self.file, self.weights]
+        """Returns the file, the file of its weights if there is one, and the side files."""
+        weights = [] if self.weights is None else [self.weights]
+        return [self.file, *weights, *(() if self.python is None else self.python.files)]
 
     def check_file(self, data: bytes) -> None:
         """Checks the bytes of its file before a runtime reads them.

@@ -9,17 +9,14 @@ then, perhaps in several processes, with the arrays of each batch. It raises Val
 cannot process, which is the caller's fault; any other exception is a fault of the step.
 """
 
-import hashlib
-import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from flambeau.protocol.signature import TensorSpec
-from flambeau.protocol.strict import nearest_name
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
+from model_store.user_code import UserCodeError, load_name
 
 StepFunction = Callable[[Mapping[str, Array]], dict[str, Array]]
 """Maps raw inputs by name, each [rows, ...], to the model's; ValueError refuses the rows."""
@@ -43,12 +40,12 @@ def open_step(
     Raises:
         PythonStepError: the file does not run or lacks the class, or the class fails.
     """
-    module = _module(source, path)
-    if not hasattr(module, name):
-        public = [known for known in vars(module) if not known.startswith("_")]
-        raise PythonStepError(f"its file has no '{name}'{nearest_name(name, public)}")
     try:
-        step = getattr(module, name)(**args)
+        made = load_name(source, name, path)
+    except UserCodeError as error:
+        raise PythonStepError(str(error)) from error.__cause__
+    try:
+        step = made(**args)
     except Exception as error:  # the code is the user's: it may raise anything
         raise PythonStepError(f"{name}({_text(args)}) fails: {error!r}") from error
     if not callable(step):
@@ -79,22 +76,6 @@ def check_result(found: Mapping[str, Array], specs: tuple[TensorSpec, ...]) -> d
                 f"the model takes {spec.datatype} {list(spec.shape)}"
             )
     return {name: found[name] for name in wanted}
-
-
-def _module(source: bytes, path: str | None) -> ModuleType:
-    # Each file gets its own name in `sys.modules`, where classes look up their module.
-    name = f"flambeau_step_{hashlib.sha256(source).hexdigest()[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    module = ModuleType(name)
-    sys.modules[name] = module
-    try:
-        code = compile(source, path or f"{name}.py", "exec")
-        exec(code, vars(module))  # noqa: S102 - it is trusted
-    except BaseException as error:  # the file may even call `sys.exit`
-        del sys.modules[name]
-        raise PythonStepError(f"its file does not run: {error!r}") from error
-    return module
 
 
 def _checked(name: str, found: object, rows: int) -> dict[str, Array]:

@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 from flambeau.protocol.signature import Signature
+from model_store.artifact_kinds import STORED_KINDS
 from model_store.gate_figures import agreement_of
 from model_store.golden import GoldenRows
 from model_store.manifest import (
@@ -30,6 +31,7 @@ from model_store.semver import semver_index
 from model_store.semver.compatibility import Identity
 from model_store.store import ModelStore, Sign
 from training.errors import NothingProvenError
+from training.exporters.python_model import description_of
 from training.exporters.triton_config import triton_config
 from training.loading.splits import Splits
 from training.loop.loop import Trained
@@ -204,12 +206,14 @@ def artifact_of(proven: ArtifactReport, folder: Path) -> Artifact:
     """
     assert proven.max_abs_difference is not None, "a proven artifact was measured"
     metric = proven.metric
+    has_class = STORED_KINDS[proven.kind].has_class
     artifact = Artifact(
         name=proven.name,
         kind=proven.kind,
         precision=proven.precision,
         file=file_entry(folder, proven.file),
         weights=None if proven.weights_file is None else file_entry(folder, proven.weights_file),
+        python=description_of(folder / proven.file) if has_class else None,
         made_with=proven.made_with,
         verification=Verification(
             max_abs_difference=proven.max_abs_difference,

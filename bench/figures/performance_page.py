@@ -1,4 +1,4 @@
-"""`docs/reference/performance.md`: each benchmark's latest figures, between two marks of its own.
+"""Pages of the documentation with each benchmark's latest figures, between two marks of its own.
 
 In: a benchmark's name and its tables. Out: the page with that block replaced, and nothing else.
 """
@@ -6,13 +6,17 @@ In: a benchmark's name and its tables. Out: the page with that block replaced, a
 from bench.peers.servers.flambeau_peer import ROOT
 
 PAGE = ROOT / "docs/reference/performance.md"
+PYTHON_PAGE = ROOT / "docs/reference/performance-python.md"
+PAGES = {"publish": PYTHON_PAGE, "python": PYTHON_PAGE}
+"""Pages of benchmarks that are not on `PAGE`, by name."""
 
 
 def write_block(name: str, block: str) -> None:
-    """Writes a benchmark's tables into the page."""
-    text = PAGE.read_text() if PAGE.exists() else ""
-    PAGE.write_text(with_block(text, name, block))
-    print(f"wrote {PAGE}")
+    """Writes a benchmark's tables into its page."""
+    page = PAGES.get(name, PAGE)
+    text = page.read_text() if page.exists() else ""
+    page.write_text(with_block(text, name, block))
+    print(f"wrote {page}")
 
 
 def with_block(text: str, name: str, block: str) -> str:

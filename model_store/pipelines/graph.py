@@ -24,8 +24,8 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from flambeau.protocol.signature import TensorName
 from flambeau.protocol.strict import Matching, StrictModel, nearest_name
+from flambeau.protocol.tensor_spec import TensorName
 from model_store.semver.semver import SemverRange, parse_range, parse_semver
 
 MAX_STEPS = 32

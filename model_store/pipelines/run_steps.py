@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from flambeau.protocol.row_form import Run
 from flambeau.protocol.tensors import DATATYPES, Array
-from model_store.arrays.golden_replay import Run
 from model_store.pipelines.graph import INPUT, Pipeline, refs_of, step_of
 from model_store.pipelines.items import (
     Selection,

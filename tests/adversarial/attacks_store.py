@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from model_store.store import ModelStore
 from tests.adversarial.attack import Attack, Target
-from tests.fixtures import hostile_artifacts, onnx_models
+from tests.fixtures import hostile_artifacts, onnx_models, python_models
 from tests.fixtures.hostile_files import change, seal
 
 FILES = ("1/manifest.json", "1/golden.safetensors", "1/model.0.onnx", "pointers/00000001.json")
@@ -117,6 +118,38 @@ def _published_unproven(folder: Path, artifact: bytes) -> None:
     seal(folder / "1", "model.0.onnx")
 
 
+PYTHON_FAULTS = {
+    "ends its process": "os._exit(1)",
+    "crashes": "ctypes.string_at(0)",
+    "leaks": "self.kept = [bytes(2**26) for _ in range(200)]",
+    "floods": "print('x' * 2**20)",
+    "starts processes": "[subprocess.Popen(['sleep', '60']) for _ in range(5)]",
+    "forks": "os.fork()",
+    "answers too much": "return np.broadcast_to(np.float32(0), (1, 2**40))",
+    "recurses": "return self.infer(inputs)",
+    "never answers": "time.sleep(3600)",
+}
+"""Statements of a Python model; each runs for the golden rows, in a process of the model's own."""
+
+
+async def python_fault(target: Target, random: Random) -> None:
+    """Publishes a Python model that does one of `PYTHON_FAULTS` at its golden rows."""
+
+    def make(folder: Path, random: Random) -> None:
+        away = folder.parent.parent / f"away-{folder.name}"
+        fault = PYTHON_FAULTS[random.choice(list(PYTHON_FAULTS))]
+        source = (
+            "import ctypes, os, subprocess, time\nimport numpy as np\nclass Model:\n"
+            f"    def infer(self, inputs):\n        {fault}\n        return 2 * inputs['x']\n"
+        )
+        python_models.publish(str(away), folder.name, source)
+        ModelStore(str(away)).promote(folder.name, 1, why="an attack's")
+        (away / folder.name).rename(folder)
+        shutil.rmtree(away)
+
+    await _beside(target, random, make)
+
+
 async def zip_bomb(target: Target, random: Random) -> None:
     """Publishes a `.pt` of 1.5 MB that inflates to 1.5 GiB."""
 
@@ -139,4 +172,5 @@ ATTACKS = (
     Attack("a store: a file of 10 GB", huge_file),
     Attack("a store: an artifact that takes all", hungry_artifact),
     Attack("a store: an archive that inflates", zip_bomb),
+    Attack("a store: a Python model with a fault", python_fault),
 )

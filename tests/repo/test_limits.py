@@ -38,7 +38,7 @@ EFFECTS = {
         grpc_reflection.MAX_WAITING head.MAX_HEADERS head.MAX_HEAD_BYTES head.MAX_TARGET_BYTES
         headers.MAX_BLOCK_BYTES headers.MAX_FIELDS_BYTES headers._MAX_RESIZES
         key_set.MAX_SET_BYTES kubernetes_api.MAX_ANSWER_BYTES
-        kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES loader.MAX_STEP_BYTES
+        kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES
         message_fields.MAX_FIELDS message_fields._MAX_VARINT_BYTES onnx_runtime.MAX_TEXTS
         pipeline_run.MAX_RESTARTS
         request_pacer.MAX_WAITING

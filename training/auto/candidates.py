@@ -11,7 +11,7 @@ the simpler one first. Candidates known to fail or to be very slow are left out 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from model_store.artifact_kinds import ArtifactKind
+from model_store.artifact_kinds import ArtifactKind, exported_kinds
 from model_store.host.cpu_features import BF16_FEATURES, INT8_FEATURES
 from model_store.host.install_advice import install_command
 from model_store.manifest import Precision
@@ -95,8 +95,8 @@ def candidates(auto: AutoExport, model: ModelContents, machine: Machine) -> list
 
 def possible_entries(auto: AutoExport, model: ModelContents) -> Iterator[Export]:
     """Yields all entries that may suit the model, from simple to complex."""
-    for kind in EXPORT_KINDS.values():
-        for entry in kind.entries:
+    for name in exported_kinds():
+        for entry in EXPORT_KINDS[name].entries:
             trained_for_it = issubclass(entry, QatEntry)
             if trained_for_it and not model.qat:
                 continue

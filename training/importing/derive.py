@@ -18,12 +18,13 @@ from pathlib import Path
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
-from model_store.artifact_kinds import ArtifactKind
+from model_store.artifact_kinds import STORED_KINDS, ArtifactKind
 from model_store.host.cpu_features import cpu_features
 from model_store.host.memory_limit import GIB
 from model_store.manifest import MadeWith
 from training.errors import ExportError, IsolationError
 from training.exporters.export import EXAMPLE_ROWS, Exported
+from training.exporters.python_model import copy_class
 from training.process.isolated_run import run_isolated
 from training.process.library_versions import library_versions
 from training.process.quiet import quiet
@@ -97,6 +98,9 @@ def derive(job: DeriveJob) -> MadeWith:
 
 
 def _copy(job: DeriveJob) -> None:
+    if STORED_KINDS[job.entry.kind].has_class:
+        copy_class(job.source, job.path)
+        return
     shutil.copyfile(job.source, job.path)
     if job.source_weights is not None and job.entry.weights_file is not None:
         shutil.copyfile(job.source_weights, job.folder / job.entry.weights_file)

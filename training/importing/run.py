@@ -19,6 +19,7 @@ from training.importing.import_model import import_model
 from training.importing.original import Original
 from training.importing.pipelines.request import publish_request, read_pipeline_request
 from training.importing.request import ExampleRows, ImportRequest, read_request
+from training.importing.sources.python_source import python_original
 from training.process.isolated_run import process_context
 from training.process.root_cause import root_cause
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import run_in_batches
+from model_store.artifact_kinds import STORED_KINDS
 from model_store.errors import StoreError
 from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Manifest
@@ -167,10 +168,13 @@ def _check_comparable(manifest: Manifest, signature: Signature, step: Step | Non
 
 def _nearest_to_checkpoint(manifest: Manifest, store_is_local: bool) -> Artifact:
     """Returns the artifact in FP32, or else of the baseline, first; none that is remote code."""
-    allowed = [a for a in manifest.artifacts if store_is_local or not a.is_code]
-    if not allowed:
-        raise _NotComparableError("it has only artifacts that are code, and the store is remote")
     kinds = EXPORT_KINDS
+    exported = [a for a in manifest.artifacts if STORED_KINDS[a.kind].is_exported]
+    allowed = [artifact for artifact in exported if store_is_local or not artifact.is_code]
+    if not allowed:
+        raise _NotComparableError(
+            "it is a Python model, or has only artifacts that are code and the store is remote"
+        )
     return min(
         allowed,
         key=lambda a: (a.precision != "fp32", not kinds[a.kind].is_baseline, a.speed_key()),

@@ -20,11 +20,13 @@ class Triton(Peer):
 
     Args:
         wait_ms: time for which the dynamic batcher waits for a batch to fill.
+        service: file of `bench/peers/services` with the model's class.
     """
 
     forms = open_inference.FORMS
 
-    def __init__(self, wait_ms: int) -> None:
+    def __init__(self, wait_ms: int, service: str = "triton_model.py") -> None:
+        self._service = service
         self.name = "triton" if wait_ms else "triton-wait-0"
         self.asked = (
             f"Python backend, one instance, `max_batch_size` {MAX_BATCH}, "
@@ -50,7 +52,7 @@ class Triton(Peer):
         folder = self._environment.folder / f"{self.name}-{model.name}"
         repository = folder / "repository"
         model.write_to(repository / model.name / "1")
-        shutil.copy(SERVICES / "triton_model.py", repository / model.name / "1" / "model.py")
+        shutil.copy(SERVICES / self._service, repository / model.name / "1" / "model.py")
         (repository / model.name / "config.pbtxt").write_text(self._config(model))
         http, grpc = free_addresses(2)
         site_packages = self._environment.site_packages

@@ -1,7 +1,7 @@
 """Kinds of artifact as this server runs them: one record for each kind.
 
 To add a kind: its record here, its backend beside this file, and its records in
-`model_store/artifact_kinds.py` and `training/recipe/kinds/`.
+`model_store/artifact_kinds.py` and, if training makes it, `training/recipe/kinds/`.
 
 A backend is named by its module, which is imported, with its runtime, when first needed. It is
 called with a `VerifiedArtifact` and `OpenOptions`, and returns an open `Backend`.
@@ -32,8 +32,8 @@ class ServedKind:
     """Packages that decide an artifact's outputs and speed, by their names on PyPI."""
     backends: Mapping[DeviceKind, str]
     """Backend on each kind of device that it runs on, as `module:Name`."""
-    takes_texts: bool = False
-    """True if its backend on the CPU takes and gives BYTES."""
+    takes_texts: tuple[DeviceKind, ...] = ()
+    """Kinds of device on which its backends take and give BYTES."""
     takes_optional: bool = False
     """True if its backends run without an optional input."""
     is_native: bool = False
@@ -61,7 +61,7 @@ SERVED_KINDS: dict[str, ServedKind] = {
             "cpu": f"{_HERE}.onnx_runtime:open_session",
             "cuda": f"{_HERE}.gpu.cuda_onnx:CudaOnnxBackend",
         },
-        takes_texts=True,
+        takes_texts=("cpu",),
         takes_optional=True,
     ),
     "openvino": ServedKind(
@@ -80,6 +80,17 @@ SERVED_KINDS: dict[str, ServedKind] = {
             "cpu": f"{_HERE}.torchscript:TorchScriptBackend",
             "cuda": f"{_HERE}.gpu.cuda_torch:CudaTorchBackend",
         },
+        takes_optional=True,
+    ),
+    "python": ServedKind(
+        package="numpy",
+        extra="serve",
+        distributions=("numpy", "onnxruntime", "onnxruntime-gpu"),
+        backends={
+            "cpu": f"{_HERE}.python_model:PythonModelBackend",
+            "cuda": f"{_HERE}.python_model:PythonModelBackend",
+        },
+        takes_texts=("cpu", "cuda"),
         takes_optional=True,
     ),
 }

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from flambeau.protocol.signature import Signature
 from model_store.manifest import Artifact, PythonStep
+from services.inference.backends.files_folder import FilesFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class VerifiedArtifact:
     """Contents of the second file, for kinds that have one."""
     code: StepCode | None = None
     """The version's Python step, which runs before the artifact."""
+    folder: FilesFolder | None = None
+    """Folder with its file and its side files, for a Python model."""
 
     def behind_step(self, code: StepCode) -> "VerifiedArtifact":
         """Returns the artifact without the step: its inputs are the step's outputs."""

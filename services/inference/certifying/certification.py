@@ -33,14 +33,14 @@ from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
 from services.errors import BackendError, DeviceError
-from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
+from services.inference.backends.artifact_fit import UnfitArtifactError
 from services.inference.backends.device import CPU
 from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.environment import environment
 from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
-from services.inference.loading.loader import LoadError, check_tensors, read_step
+from services.inference.loading.artifact_files import check_servable, read_files
 from services.inference.loading.warm_up import warm_up
 from services.inference.trust import Trust
 
@@ -148,9 +148,9 @@ def certify(
 def _certified(case: _Case, artifact: Artifact) -> ArtifactResult:
     """Returns the result of one artifact, whether it passed, failed or was not run."""
     try:
-        data, weights = _files(case, artifact)
+        verified = read_files(case.store, case.manifest, artifact)
         _check_runs_here(case, artifact)
-        backend = _opened(case, artifact, data, weights)
+        backend = _opened(case, verified)
     except _NotRunError as error:
         return _unmeasured(artifact, "not run", str(error))
     except (StoreError, BackendError) as error:
@@ -175,12 +175,6 @@ def _certified(case: _Case, artifact: Artifact) -> ArtifactResult:
         backend.close()
 
 
-def _files(case: _Case, artifact: Artifact) -> tuple[bytes, bytes]:
-    """Reads an artifact's bytes and those of its separate weights; verifies their digests."""
-    data, *rest = (case.store.read_file(case.manifest, e) for e in artifact.all_files())
-    return data, rest[0] if rest else b""
-
-
 def _check_runs_here(case: _Case, artifact: Artifact) -> None:
     """Checks that a server here would open it.
 
@@ -190,23 +184,15 @@ def _check_runs_here(case: _Case, artifact: Artifact) -> None:
     """
     try:
         case.options.trust.check(case.store, case.manifest, artifact)
-        check_fit(artifact, case.options.backend.device)
-        check_tensors(case.manifest, artifact, case.options.backend.device)
+        check_servable(case.manifest, artifact, case.options.backend.device)
     except SignatureMismatchError:
         raise
-    except (StoreError, UnfitArtifactError, LoadError) as error:
+    except (StoreError, UnfitArtifactError) as error:
         raise _NotRunError(str(error)) from error
 
 
-def _opened(case: _Case, artifact: Artifact, data: bytes, weights: bytes) -> IsolatedBackend:
+def _opened(case: _Case, verified: VerifiedArtifact) -> IsolatedBackend:
     options = case.options
-    verified = VerifiedArtifact(
-        entry=artifact,
-        signature=case.manifest.signature,
-        data=data,
-        weights=weights,
-        code=read_step(case.store, case.manifest),
-    )
     try:
         return open_isolated_backend(
             verified,

@@ -11,6 +11,7 @@ Rules:
   error, which runtimes and crash reports write to.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -31,10 +32,13 @@ from services.errors import (
     WorkerProcessDiedError,
 )
 from services.inference.backends.backend import Backend
+from services.inference.backends.files_folder import FilesFolder
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
+from services.inference.isolation.sent_artifact import packed, send_opening
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
+from services.inference.isolation.worker_process import OUT_OF_MEMORY
 from services.low_priority_thread import run_at_low_priority
 from services.resident_memory import resident_bytes
 
@@ -56,27 +60,35 @@ class IsolatedBackend(Backend):
         name: name of the artifact, for messages.
         low_priority: True for a process of permanently low priority.
         module: module of the worker process.
+        folder: folder that the process reads; it is removed with this backend.
     """
 
-    def __init__(self, name: str, *, low_priority: bool = False, module: str = _WORKER) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        low_priority: bool = False,
+        module: str = _WORKER,
+        folder: FilesFolder | None = None,
+    ) -> None:
         self.platform = ""
-        self._name = name
+        self._name, self._folder = name, folder
         start = partial(_start, module)
         # A process inherits the priority of the thread that starts it, from its first import on.
         self._process, self._channel = run_at_low_priority(start) if low_priority else start()
         self._inputs, self._outputs = TensorWriter(self._channel), TensorReader()
-        self._killed = False
+        self._killed = self._closed = False
 
     @property
     def pid(self) -> int:
         """The worker's process id."""
         return self._process.pid
 
-    def open(self, data: bytes, weights: bytes, source: bytes, how: Mapping[str, Any]) -> None:
+    def open(self, how: Mapping[str, Any], files: Sequence[bytes]) -> None:
         """Sends the artifact and the options to open it with; see `open_isolated_backend`."""
         try:
             self._channel.wait_at_most(OPEN_TIMEOUT_S)
-            _send_artifact(self._channel, (data, weights, source), how)
+            send_opening(self._channel, how, files)
             self.platform, self.gives_parts = self._receive("opened")[1]
             self._channel.wait_at_most(None)
         except TimeoutError:
@@ -147,7 +159,14 @@ class IsolatedBackend(Backend):
     def kill(self) -> None:
         """Kills the process at once; any thread may call it, and a run in progress raises."""
         self._killed = True
-        self._process.kill()
+        self._end_group()
+
+    def _end_group(self) -> None:
+        """Kills the process and those that it started; not once it is closed: ids are reused."""
+        if self._closed:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def process_bytes(self) -> int:
         """Returns the resident memory of the worker process in bytes; 0 once it has ended."""
@@ -167,6 +186,10 @@ class IsolatedBackend(Backend):
         """Ends the process and frees its resources; idempotent."""
         self._channel.close()
         self._wait_for_end()
+        self._end_group()
+        self._closed = True
+        if self._folder is not None:
+            self._folder.remove()
 
     def _receive(self, *wanted: str) -> tuple[str, Any]:
         """Returns the next message of some kinds; attaches announced memory before."""
@@ -220,22 +243,19 @@ def open_isolated_backend(
         DeviceError: the device is missing, or opening took longer than `OPEN_TIMEOUT_S`.
         WorkerProcessDiedError: the process ended while it opened the artifact.
     """
-    backend, code = IsolatedBackend(artifact.entry.name, low_priority=low_priority), artifact.code
+    backend = IsolatedBackend(
+        artifact.entry.name, low_priority=low_priority, folder=artifact.folder
+    )
+    described, files = packed(artifact)
     try:
         backend.open(
-            artifact.data,
-            artifact.weights,
-            b"" if code is None else code.source,
             {
-                "data_bytes": len(artifact.data),
-                "weights_bytes": len(artifact.weights),
-                "python_step": None if code is None else code.step.model_dump(mode="json"),
+                "artifact": described,
                 "low_priority": low_priority,
                 "memory_limit_bytes": memory_limit_bytes,
-                "artifact": artifact.entry.model_dump(mode="json"),
-                "signature": artifact.signature.model_dump(mode="json"),
                 "options": options,
             },
+            files,
         )
     except BaseException:
         backend.close()
@@ -251,6 +271,7 @@ def _start(module: str) -> tuple[subprocess.Popen[bytes], Channel]:
             stdin=subprocess.DEVNULL,
             stdout=2,  # a model's output must not mix with the server's
             pass_fds=[theirs.fileno()],
+            process_group=0,  # processes that the model starts end with it
         )
     return process, Channel(ours)
 
@@ -259,19 +280,17 @@ def _error_of(content: Mapping[str, Any]) -> BackendError:
     """Returns the error that the worker process raised, as one of three classes."""
     if content["refused"]:
         return InputRefusedError(content["text"])
-    return (DeviceError if content["device"] else BackendError)(content["text"])
-
-
-def _send_artifact(channel: Channel, files: Sequence[bytes], how: Mapping[str, Any]) -> None:
-    with open(os.memfd_create("flambeau-artifact"), "w+b") as file:
-        file.writelines(files)
-        file.seek(0)  # both processes share one file offset
-        channel.send("open", how, file.fileno())
+    error = (DeviceError if content["device"] else BackendError)(content["text"])
+    if content["trace"]:
+        error.add_note(f"In the worker process:\n{content['trace']}")
+    return error
 
 
 def _how_it_ended(code: int | None, killed: bool) -> str:
     if code is None:
         return "hung up and does not end, not even by SIGKILL"
+    if code == OUT_OF_MEMORY:
+        return "needed more memory than it may allocate, and ended"
     if code >= 0:
         return f"ended with exit code {code}"
     name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")

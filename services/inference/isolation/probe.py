@@ -6,7 +6,6 @@ A process that has imported the runtime forks a child for it (`probe_host.py`): 
 tiny model, whereas a new process takes half a second to several.
 """
 
-import os
 import socket
 import subprocess
 import threading
@@ -24,6 +23,7 @@ from services.inference.backends.served_kinds import SERVED_KINDS
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
 from services.inference.isolation.probe_host import WALL_PER_CPU
+from services.inference.isolation.sent_artifact import packed, send_opening
 
 _HOST = "services.inference.isolation.probe_host"
 START_S = 60.0
@@ -64,13 +64,6 @@ class ProbeFiles:
     golden: bytes
     artifact: VerifiedArtifact
 
-    def parts(self, manifest: Manifest) -> Sequence[bytes]:
-        """Returns the files in the order in which a child reads them."""
-        artifact, code = self.artifact, self.artifact.code
-        source = b"" if code is None else code.source
-        document = manifest.model_dump_json().encode()
-        return document, self.golden, artifact.data, artifact.weights, source
-
 
 class ProbeHosts:
     """The processes that fork probes: one per runtime, started when it is first needed."""
@@ -98,9 +91,10 @@ class ProbeHosts:
         Raises:
             DeviceError: no process can be started, or it does not become ready.
         """
-        artifact, parts = files.artifact.entry, files.parts(manifest)
+        described, contents = packed(files.artifact)
+        parts = [manifest.model_dump_json().encode(), files.golden]
         how = {
-            "artifact": artifact.name,
+            "artifact": described,
             "sizes": [len(part) for part in parts],
             "options": asdict(replace(options, device=CPU, threads=1)),
             "memory_bytes": limits.memory_bytes,
@@ -108,13 +102,14 @@ class ProbeHosts:
             "low_priority": limits.low_priority,
             "runs": options.device == CPU,
         }
-        package = SERVED_KINDS[artifact.kind].package
+        package = SERVED_KINDS[files.artifact.entry.kind].package
         for _ in range(2):  # a host may reach its idle timeout at this moment
             with self._child(package) as channel:
-                outcome = _outcome(channel, how, parts, limits)
+                outcome = _outcome(channel, how, [*parts, *contents], limits)
             if outcome is not None:
                 return outcome
-        raise DeviceError(f"no process to try artifacts of {artifact.kind} becomes ready")
+        kind = files.artifact.entry.kind
+        raise DeviceError(f"no process to try artifacts of {kind} becomes ready")
 
     def close(self) -> None:
         """Ends the processes."""
@@ -177,10 +172,7 @@ def _outcome(
     """Returns the outcome that a child reports; None if there is no child."""
     try:
         channel.wait_at_most(START_S)
-        with open(os.memfd_create("flambeau-probe"), "w+b") as file:
-            file.writelines(parts)
-            file.seek(0)
-            channel.send("open", how, file.fileno())
+        send_opening(channel, how, parts)
         channel.receive()  # begun
     except (ChannelClosedError, TimeoutError):
         return None

@@ -21,7 +21,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import TypeAdapter
 
@@ -34,8 +34,8 @@ from model_store.manifest import parse_manifest
 from services.inference.backends.backend import Backend
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions
-from services.inference.backends.verified_artifact import StepCode, VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
+from services.inference.isolation.sent_artifact import receive_opening, unpacked
 from services.inference.isolation.worker_process import FIRST_TO_KILL, end_with_parent
 from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, lower_priority_below
 
@@ -87,8 +87,7 @@ def _probe_and_end(channel: Channel) -> None:
 
 def _probe(channel: Channel) -> None:
     """Sends `begun`, and then `needs` or `error`."""
-    _, how, descriptor = channel.receive()
-    assert descriptor is not None
+    how, file = receive_opening(channel)
     limit_memory(how["memory_bytes"])
     if how["low_priority"]:
         lower_priority_below(os.getppid(), NICENESS)
@@ -101,7 +100,7 @@ def _probe(channel: Channel) -> None:
     channel.send("begun", None)
     peak, started = PeakMemory(), time.process_time()
     try:
-        grown_bytes = _open_and_run(how, descriptor, peak)
+        grown_bytes = _open_and_run(how, file, peak)
     except BaseException as error:  # a runtime may raise anything on a file it cannot run
         text = str(error) or repr(error)
         memory = isinstance(error, MemoryError) or tells_of_memory(text)
@@ -111,22 +110,13 @@ def _probe(channel: Channel) -> None:
         channel.send("needs", {"peak_bytes": grown_bytes, "cpu_s": seconds})
 
 
-def _open_and_run(how: dict[str, Any], descriptor: int, peak: PeakMemory) -> int:
-    with open(descriptor, "r+b") as file:
-        manifest_bytes, golden_bytes, data, weights, source = (
-            file.read(size) for size in how["sizes"]
-        )
+def _open_and_run(how: dict[str, Any], file: IO[bytes], peak: PeakMemory) -> int:
+    with file:
+        manifest_bytes, golden_bytes = (file.read(size) for size in how["sizes"])
+        artifact = unpacked(how["artifact"], file)
         file.truncate(0)  # the file is memory, too, and has been read
     manifest = parse_manifest(manifest_bytes, "the manifest")
     golden = parse_golden(golden_bytes, manifest)
-    step = manifest.python_step
-    artifact = VerifiedArtifact(
-        entry=next(a for a in manifest.artifacts if a.name == how["artifact"]),
-        signature=manifest.signature,
-        data=data,
-        weights=weights,
-        code=None if step is None else StepCode(step, source),
-    )
     options = TypeAdapter(OpenOptions).validate_python(how["options"])
     backend = open_backend(artifact, options)
     if not how["runs"]:  # the artifact will run on a GPU, which may be many times as fast

@@ -13,28 +13,28 @@ Rules:
 
 import contextlib
 import faulthandler
+import functools
 import os
 import select
 import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from pydantic import TypeAdapter
 
-from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
 from model_store.host.memory_limit import explained, limit_memory
-from model_store.manifest import Artifact, PythonStep
 from services.errors import DeviceError, InputRefusedError
 from services.inference.backends.backend import Backend
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions
-from services.inference.backends.verified_artifact import StepCode, VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
+from services.inference.isolation.sent_artifact import receive_opening, unpacked
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
 from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, lower_priority_below
 
@@ -42,18 +42,25 @@ CLOSE_TIMEOUT_S = 1.0
 """Timeout of closing the backend; the parent waits twice as long before it kills the process."""
 
 _MAX_ERROR_CHARACTERS = 8192
+OUT_OF_MEMORY = 112
+"""Exit code once the model ran out of memory: what it leaked stays until the process ends."""
 FIRST_TO_KILL = "500"
 """`oom_score_adj`: added to a score of at most 1000, so that the OOM killer ends this one first."""
 
 
 def main() -> None:
     """Serves the channel until the parent closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Not SIG_IGN, which commands that the model starts would inherit, and never end.
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
     faulthandler.enable()
     with contextlib.suppress(OSError):  # a container may keep /proc read-only
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    end = socket.socket(fileno=int(sys.argv[1]))
+    end.set_inheritable(False)
+    channel = Channel(end)
+    os.register_at_fork(after_in_child=functools.partial(_leave_the_server, channel))
     closed = threading.Event()
     arguments = (channel.fileno(), closed)
     threading.Thread(target=end_with_parent, args=arguments, daemon=True).start()
@@ -68,6 +75,13 @@ def main() -> None:
     closed.set()
 
 
+def _leave_the_server(channel: Channel) -> None:
+    """Frees a fork of the model's from this process: it must not answer requests, and it ends."""
+    channel.close()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def end_with_parent(descriptor: int, closed: threading.Event) -> None:
     """Ends the process when the parent closes the channel, even if the model never returns.
 
@@ -77,37 +91,27 @@ def end_with_parent(descriptor: int, closed: threading.Event) -> None:
     hung_up.register(descriptor, 0)  # POLLHUP is always reported
     hung_up.poll()
     closed.wait(CLOSE_TIMEOUT_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # with the processes that the model started
     os._exit(0)
 
 
 def _open(channel: Channel) -> tuple[Backend, int] | None:
     """Returns the opened backend and its memory limit in bytes, 0 for none; None if it failed."""
-    _, content, descriptor = channel.receive()
-    assert descriptor is not None
-    limit_bytes = content["memory_limit_bytes"]
+    how, file = receive_opening(channel)
+    limit_bytes: int = how["memory_limit_bytes"]
     if limit_bytes:
         limit_memory(limit_bytes)
-    lower_priority_below(os.getppid(), NICENESS if content["low_priority"] else STEPS_BELOW_LOOP)
+    lower_priority_below(os.getppid(), NICENESS if how["low_priority"] else STEPS_BELOW_LOOP)
     try:
-        with open(descriptor, "rb") as file:
-            artifact = VerifiedArtifact(
-                entry=Artifact.model_validate(content["artifact"]),
-                signature=Signature.model_validate(content["signature"]),
-                data=file.read(content["data_bytes"]),
-                weights=file.read(content["weights_bytes"]),
-                code=_step_code(content["python_step"], file.read()),
-            )
-        options = TypeAdapter(OpenOptions).validate_python(content["options"])
-        backend = open_backend(artifact, options)
+        with file:
+            artifact = unpacked(how["artifact"], file)
+        backend = open_backend(artifact, TypeAdapter(OpenOptions).validate_python(how["options"]))
     except Exception as error:
         _send_error(channel, error, limit_bytes)
         return None
     channel.send("opened", [backend.platform, backend.gives_parts])
     return backend, limit_bytes
-
-
-def _step_code(step: dict[str, Any] | None, source: bytes) -> StepCode | None:
-    return None if step is None else StepCode(PythonStep.model_validate(step), source)
 
 
 def serve(channel: Channel, backend: Backend, limit_bytes: int) -> None:
@@ -135,6 +139,10 @@ def serve(channel: Channel, backend: Backend, limit_bytes: int) -> None:
                 channel.send("outputs", _written(backend.run(arrays), outputs))
         except ChannelClosedError:
             raise
+        except MemoryError:  # what leaked stays until the process ends
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(OUT_OF_MEMORY)
         except Exception as error:
             _send_error(channel, error, limit_bytes)
 
@@ -160,15 +168,20 @@ def _send_error(channel: Channel, error: Exception, limit_bytes: int) -> None:
     text = str(error) or repr(error)
     if limit_bytes:
         text = explained(error, text, limit_bytes)
-    if len(text) > _MAX_ERROR_CHARACTERS:  # the end of a traceback has the error
-        half = _MAX_ERROR_CHARACTERS // 2
-        text = f"{text[:half]}\n...\n{text[-half:]}"
     content = {
-        "text": text,
+        "text": _shortened(text),
         "device": isinstance(error, DeviceError),
         "refused": isinstance(error, InputRefusedError),
+        "trace": _shortened("".join(traceback.format_exception(error))),
     }
     channel.send("error", content)
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _MAX_ERROR_CHARACTERS:
+        return text
+    half = _MAX_ERROR_CHARACTERS // 2  # the end of a traceback has the error
+    return f"{text[:half]}\n...\n{text[-half:]}"
 
 
 if __name__ == "__main__":

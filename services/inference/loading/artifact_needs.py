@@ -96,7 +96,7 @@ class ArtifactNeeds:
 
     def __init__(self, limit_bytes: int, limit_s: float, file: str) -> None:
         self._limit_bytes = limit_bytes
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._memory = NeedsMemory(file)
         self._hosts = ProbeHosts()
         self._total_bytes = device_memory_bytes(CPU).total_bytes
@@ -140,7 +140,7 @@ class ArtifactNeeds:
         if fault is not None and time.monotonic() - at < FAULT_COUNTS_S:
             raise fault
         need = self._memory.recall(key)
-        if need is None or _may_fit_now(need, allowed, self._limit_s):
+        if need is None or _may_fit_now(need, allowed, self.limit_s):
             raise UnprobedError(
                 Case(
                     key=key,
@@ -173,11 +173,11 @@ class ArtifactNeeds:
         used, total = device_memory_bytes(CPU)
         free = max(int((total - used) * SHARE_OF_FREE), MEBIBYTE)
         full = ProbeLimits(
-            memory_bytes=min(case.allowed_bytes, free), cpu_s=self._limit_s, low_priority=True
+            memory_bytes=min(case.allowed_bytes, free), cpu_s=self.limit_s, low_priority=True
         )
         quick = ProbeLimits(
             memory_bytes=min(full.memory_bytes, QUICK_BYTES, free // (2 * self._cores)),
-            cpu_s=min(self._limit_s, QUICK_S),
+            cpu_s=min(self.limit_s, QUICK_S),
         )
         for turns, limits in ((self._side_by_side, quick), (self._one_at_a_time, full)):
             async with turns:

@@ -20,6 +20,7 @@ from model_store.golden import GoldenRows, read_golden
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
 from services.inference.loading.artifact_choice import choose, ranked
+from services.inference.loading.artifact_files import read_artifact
 from services.inference.loading.choice_memory import Choice, ChoiceMemory
 from services.inference.loading.lanes import Lanes
 from services.inference.loading.loader import (
@@ -27,7 +28,6 @@ from services.inference.loading.loader import (
     LoadOptions,
     candidates_of,
     memory_limit_bytes,
-    read_artifact,
     replay_golden,
 )
 from services.inference.loading.model_failure import guarded, reason_of
@@ -163,7 +163,7 @@ def measure(
     from services.inference.isolation.isolated_backend import open_isolated_backend
 
     backend = open_isolated_backend(
-        read_artifact(store, manifest, artifact, options),
+        read_artifact(store, manifest, artifact, options.backend.device, options.trust),
         options.backend,
         low_priority=True,
         memory_limit_bytes=memory_limit_bytes(artifact, options),

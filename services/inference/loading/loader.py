@@ -11,10 +11,12 @@ local store, or if signed by a trusted key; an artifact serves only after a repl
 golden rows on this machine agreed with their outputs, within the tolerance in the manifest.
 """
 
+import contextlib
 import functools
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flambeau.protocol.accuracies import Accuracy
@@ -25,16 +27,15 @@ from model_store.errors import StoreError
 from model_store.golden import MAX_GOLDEN_BYTES, GoldenRows, read_golden
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
-from services.errors import BackendError
+from services.errors import BackendError, WorkerProcessDiedError
 from services.inference.backends.artifact_fit import UnfitArtifactError, check_fit
 from services.inference.backends.backend import Backend
-from services.inference.backends.device import CPU, Device
+from services.inference.backends.device import CPU
 from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions
-from services.inference.backends.served_kinds import SERVED_KINDS
-from services.inference.backends.verified_artifact import StepCode, VerifiedArtifact
 from services.inference.isolation.probe import ProbeFiles
 from services.inference.loading.artifact_choice import ChoiceRules, choice_key, ranked
+from services.inference.loading.artifact_files import read_artifact
 from services.inference.loading.artifact_needs import ArtifactNeeds, UnprobedError
 from services.inference.loading.choice_memory import ChoiceMemory
 from services.inference.loading.kept_artifacts import is_accurate
@@ -43,12 +44,6 @@ from services.inference.trust import Trust
 from services.low_priority_thread import run_at_low_priority
 
 logger = logging.getLogger("flambeau.loader")
-
-MAX_STEP_BYTES = 2**20
-"""Maximum size of the Python step's source."""
-
-UNSERVABLE_DATATYPES = frozenset({"BF16"})
-"""Datatypes that artifacts cannot accept as NumPy arrays; a preceding Python step can."""
 
 
 class LoadError(Exception):
@@ -272,76 +267,26 @@ def _misfit(artifact: Artifact, options: LoadOptions) -> UnfitArtifactError | No
     return None
 
 
-def read_artifact(
-    store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
-) -> VerifiedArtifact:
-    """Reads the files of an artifact that may be loaded here.
-
-    Raises:
-        StoreError: a required signature is missing, or a file is invalid or unavailable.
-        LoadError, UnfitArtifactError: no backend on this machine can run it.
-    """
-    options.trust.check(store, manifest, artifact)
-    check_tensors(manifest, artifact, options.backend.device)
-    check_fit(artifact, options.backend.device)
-    return VerifiedArtifact(
-        entry=artifact,
-        signature=manifest.signature,
-        data=store.read_file(manifest, artifact.file),
-        weights=store.read_file(manifest, artifact.weights) if artifact.weights else b"",
-        code=read_step(store, manifest),
-    )
-
-
-def check_tensors(manifest: Manifest, artifact: Artifact, device: Device) -> None:
-    """Checks that the backend of an artifact takes every tensor of its signature.
-
-    Raises:
-        LoadError: it takes no such datatype, or no optional inputs.
-    """
-    takes_texts = SERVED_KINDS[artifact.kind].takes_texts and device == CPU
-    for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
-        if spec.datatype in UNSERVABLE_DATATYPES:
-            raise LoadError(f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes")
-        if spec.datatype == "BYTES" and not takes_texts:
-            raise LoadError(
-                f"tensor '{spec.name}' is BYTES, which {artifact.kind} on {device} does not take; "
-                "publish the model as ONNX and serve it on the CPU"
-            )
-        if spec.optional and not SERVED_KINDS[artifact.kind].takes_optional:
-            raise LoadError(
-                f"input '{spec.name}' is optional, and {artifact.kind} needs every input; publish "
-                "the model as ONNX or TorchScript"
-            )
-
-
-def read_step(store: ModelStore, manifest: Manifest) -> StepCode | None:
-    """Reads the Python step of a version that may be loaded here, and verifies its digest.
-
-    Raises:
-        StoreError: its file is invalid or unavailable.
-    """
-    step = manifest.python_step
-    return (
-        None
-        if step is None
-        else StepCode(step, store.read_file(manifest, step.file, MAX_STEP_BYTES))
-    )
-
-
 def _open(
     store: ModelStore, manifest: Manifest, artifact: Artifact, options: LoadOptions
 ) -> Backend:
-    if options.needs is not None and not options.isolate:
+    apart = runs_apart(artifact, options)
+    if options.needs is not None and not apart:
         files = functools.partial(_probe_files, store, manifest, artifact, options)
         options.needs.check(manifest, artifact, options.backend, files)
-    verified = read_artifact(store, manifest, artifact, options)
-    if not options.isolate:
+    verified = read_artifact(store, manifest, artifact, options.backend.device, options.trust)
+    if not apart:
         return open_backend(verified, options.backend)
     from services.inference.isolation.isolated_backend import open_isolated_backend
 
     limit = memory_limit_bytes(artifact, options)
     return open_isolated_backend(verified, options.backend, memory_limit_bytes=limit)
+
+
+def runs_apart(artifact: Artifact, options: LoadOptions) -> bool:
+    """Returns True if an artifact runs in a worker process of its own."""
+    python = artifact.python
+    return options.isolate or (python is not None and python.process == "own")
 
 
 def memory_limit_bytes(artifact: Artifact, options: LoadOptions) -> int:
@@ -356,7 +301,7 @@ def _probe_files(
 ) -> ProbeFiles:
     return ProbeFiles(
         golden=store.read_file(manifest, manifest.golden.file, MAX_GOLDEN_BYTES),
-        artifact=read_artifact(store, manifest, artifact, options),
+        artifact=read_artifact(store, manifest, artifact, options.backend.device, options.trust),
     )
 
 
@@ -369,14 +314,15 @@ def _open_and_verify(
 ) -> _Verified:
     # If a run happens only in the calling thread, that thread may have low priority, and its CPU
     # time is the run's, regardless of other work on the core.
-    alone = options.backend.runs_in_the_calling_thread and not options.isolate
+    alone = options.backend.runs_in_the_calling_thread and not runs_apart(artifact, options)
     clock = time.thread_time if alone else time.monotonic
 
     def open_and_verify() -> _Verified:
         backend = _open(store, manifest, artifact, options)
         try:
-            parity = replay_golden(backend, golden, manifest, artifact)
-            latency_s = warm_up(backend, golden, manifest.signature, clock)
+            with _limited(backend, artifact, options):
+                parity = replay_golden(backend, golden, manifest, artifact)
+                latency_s = warm_up(backend, golden, manifest.signature, clock)
         except BaseException:
             backend.close()
             raise
@@ -384,6 +330,34 @@ def _open_and_verify(
 
     low_priority = alone and options.low_priority
     return run_at_low_priority(open_and_verify) if low_priority else open_and_verify()
+
+
+@contextlib.contextmanager
+def _limited(backend: Backend, artifact: Artifact, options: LoadOptions) -> Iterator[None]:
+    """Kills a worker process that takes too long; artifacts that run here were probed before."""
+    if options.needs is None or not runs_apart(artifact, options):
+        yield
+        return
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        backend.kill()
+
+    limit_s = options.needs.limit_s
+    timer = threading.Timer(limit_s, end)
+    timer.start()
+    try:
+        yield
+    except WorkerProcessDiedError as error:
+        if not late.is_set():
+            raise
+        raise LoadError(
+            f"running its golden rows takes more than {limit_s:g} s (open_time_limit_s); raise the "
+            "limit, or serve another artifact"
+        ) from error
+    finally:
+        timer.cancel()
 
 
 def replay_golden(

@@ -15,7 +15,7 @@ from model_store.certificates.certificates import certificates
 from model_store.storage.storage import Storage
 from model_store.store import ModelStore
 from services.inference.backends.artifact_fit import UnfitArtifactError
-from services.inference.certifying import certification
+from services.inference.loading import artifact_files
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
 
 
@@ -72,7 +72,7 @@ def test_a_machine_that_can_run_nothing_proves_nothing(
     store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(store.url, "m", linear(2))
-    monkeypatch.setattr(certification, "check_fit", unfit)
+    monkeypatch.setattr(artifact_files, "check_fit", unfit)
     found = run(store, "verify", "m")
     assert found.exit_code == 1
     assert "not run here: it lacks a processor" in found.stdout
@@ -83,7 +83,7 @@ def test_a_store_that_cannot_be_written_to_fails_after_the_table(
     store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(store.url, "m", linear(2))
-    monkeypatch.setattr(certification, "check_fit", unfit)
+    monkeypatch.setattr(artifact_files, "check_fit", unfit)
 
     def refuse(self: Storage, path: str, data: bytes) -> None:
         with self._failures(f"write '{path}'"):

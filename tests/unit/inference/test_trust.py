@@ -12,7 +12,7 @@ from model_store.errors import (
     StoreError,
     UnsafeOnnxError,
 )
-from model_store.manifest import FileEntry, Manifest
+from model_store.manifest import FileEntry, Manifest, PythonModel
 from model_store.signatures.key_folder import TrustedKey
 from model_store.store import ModelStore
 from services.inference.backends.open_backend import open_backend
@@ -66,7 +66,8 @@ def test_what_must_be_signed(
 ) -> None:
     trust = Trust(signature_needed_for=needed_for)
     for kind, stored in STORED_KINDS.items():
-        artifact = artifact_in(tmp_path, kind=kind)
+        python = PythonModel(name="Model") if stored.has_class else None
+        artifact = artifact_in(tmp_path, kind=kind, python=python)
         is_code = stored.is_code
         for is_local, needed in ((True, code_here), (False, code_elsewhere)):
             assert trust.needs_signature(artifact, is_local) == (needed if is_code else data)

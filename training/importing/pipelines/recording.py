@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from flambeau.protocol.row_form import Run
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
-from model_store.arrays.golden_replay import Run, replay_once, run_in_batches
+from model_store.arrays.golden_replay import replay_once, run_in_batches
 from model_store.gates import Gate
 from model_store.golden import GoldenRows
 from model_store.host.memory_limit import GIB

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 
 from flambeau.protocol.strict import nearest_name
+from model_store.artifact_kinds import STORED_KINDS, exported_kinds
 from training.recipe.kinds.aoti_kind import AOTI
 from training.recipe.kinds.export_kind import ExportKind
 from training.recipe.kinds.onnx_kind import ONNX
 from training.recipe.kinds.openvino_kind import OPENVINO
 from training.recipe.kinds.pt2_kind import PT2
+from training.recipe.kinds.python_kind import PYTHON
 from training.recipe.kinds.torchscript_kind import TORCHSCRIPT
 from training.recipe.parts.export_entries import ExportEntry, QatEntry
 
@@ -25,6 +27,7 @@ EXPORT_KINDS: dict[str, ExportKind] = {
     "pt2": PT2,
     "aoti": AOTI,
     "torchscript": TORCHSCRIPT,
+    "python": PYTHON,
 }
 
 
@@ -44,11 +47,11 @@ def _read_entry(value: object, _: ValidatorFunctionWrapHandler) -> ExportEntry:
     if not isinstance(value, dict):
         raise ValueError("write a mapping, as in {kind: onnx}")
     if "kind" not in value:
-        raise ValueError(f"it has no kind; give one of {', '.join(EXPORT_KINDS)}")
+        raise ValueError(f"it has no kind; give one of {', '.join(exported_kinds())}")
     name, precision = str(value["kind"]), str(value.get("precision", "fp32"))
     kind = EXPORT_KINDS.get(name)
-    if kind is None:
-        raise ValueError(f"no kind '{name}'{nearest_name(name, EXPORT_KINDS)}")
+    if kind is None or not STORED_KINDS[name].is_exported:
+        raise ValueError(f"no kind '{name}'{nearest_name(name, exported_kinds())}")
     if precision not in kind.precisions:
         raise ValueError(
             f"kind {name} has no precision '{precision}'; it has {', '.join(kind.precisions)}"
@@ -63,6 +66,6 @@ def _read_entry(value: object, _: ValidatorFunctionWrapHandler) -> ExportEntry:
 if TYPE_CHECKING:
     Export = ExportEntry
 else:
-    _ENTRIES = [entry for kind in EXPORT_KINDS.values() for entry in kind.entries]
+    _ENTRIES = [entry for name in exported_kinds() for entry in EXPORT_KINDS[name].entries]
     Export = Annotated[functools.reduce(operator.or_, _ENTRIES), WrapValidator(_read_entry)]
     """An entry of the list `export`."""

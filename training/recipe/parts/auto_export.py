@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator
 
 from flambeau.protocol.strict import nearest_name
-from model_store.artifact_kinds import ArtifactKind
+from model_store.artifact_kinds import ExportedArtifactKind
 from training.recipe.kinds.export_kinds import EXPORT_KINDS, Export
 from training.recipe.parts.export_entries import (
     Bf16Tolerance,
@@ -43,7 +43,7 @@ class AutoExport(RecipePart):
     """Seconds for making and verifying all artifacts, the most promising first. Raise it for large
     models, whose attempts take longer; lower it where a run must end soon. The first attempt may
     take up to `export_limits`."""
-    kinds: tuple[ArtifactKind, ...] = Field(
+    kinds: tuple[ExportedArtifactKind, ...] = Field(
         default=tuple(name for name, kind in EXPORT_KINDS.items() if kind.tried_by_default),
         min_length=1,
     )

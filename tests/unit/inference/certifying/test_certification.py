@@ -15,6 +15,7 @@ from services.inference.backends.artifact_fit import UnfitArtifactError
 from services.inference.backends.device import Device
 from services.inference.certifying import certification
 from services.inference.certifying.certification import CertifyOptions, certify
+from services.inference.loading import artifact_files
 from services.inference.loading.loader import LoadOptions, load_version
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.store_versions import entry_in
@@ -77,7 +78,7 @@ def test_one_that_cannot_run_here_has_not_failed(
     def refuse(artifact: Artifact, device: Device) -> None:
         raise UnfitArtifactError("it lacks a processor")
 
-    monkeypatch.setattr(certification, "check_fit", refuse)
+    monkeypatch.setattr(artifact_files, "check_fit", refuse)
     certificate = certified(tmp_path)
     (result,) = certificate.artifacts
     assert (result.outcome, result.reason) == ("not run", "it lacks a processor")

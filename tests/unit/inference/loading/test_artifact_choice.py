@@ -18,7 +18,13 @@ from services.inference.backends.open_backend import open_backend
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.isolated_backend import IsolatedBackend
-from services.inference.loading import artifact_choice, background_choice, choice_memory, loader
+from services.inference.loading import (
+    artifact_choice,
+    artifact_files,
+    background_choice,
+    choice_memory,
+    loader,
+)
 from services.inference.loading.artifact_choice import ChoiceRules, choice_key, choose
 from services.inference.loading.background_choice import find_fastest
 from services.inference.loading.choice_memory import LIMITS, Choice, ChoiceMemory
@@ -172,7 +178,8 @@ def test_what_cannot_run_here_is_not_measured_and_not_served(
         if artifact.name == "onnx-2":
             raise artifact_fit.UnfitArtifactError("pip install 'flambeau[other]'")
 
-    monkeypatch.setattr(loader, "check_fit", fits)
+    for module in (loader, artifact_files):
+        monkeypatch.setattr(module, "check_fit", fits)
     with caplog.at_level(logging.WARNING):
         assert machine.chosen() == "onnx-1"
         assert machine.served() == "onnx-1"

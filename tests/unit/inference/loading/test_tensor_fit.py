@@ -7,8 +7,9 @@ import pytest
 from flambeau.protocol.signature import Signature
 from model_store.artifact_kinds import ArtifactKind
 from model_store.manifest import Manifest
+from services.inference.backends.artifact_fit import UnfitArtifactError
 from services.inference.backends.device import CPU, Device
-from services.inference.loading.loader import LoadError, check_tensors
+from services.inference.loading.artifact_files import check_servable
 from tests.fixtures.shaped_models import BIASED, SCALED, SHOUTING, spec
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in
 
@@ -24,7 +25,7 @@ def check(folder: Path, kind: ArtifactKind, signature: Signature, device: Device
     draft = draft_in(folder).model_copy(update={"signature": signature, "artifacts": (artifact,)})
     fields = {name: getattr(draft, name) for name in type(draft).model_fields}
     manifest = Manifest.model_construct(**fields)
-    check_tensors(manifest, artifact, device)
+    check_servable(manifest, artifact, device)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +42,14 @@ def check(folder: Path, kind: ArtifactKind, signature: Signature, device: Device
 def test_a_kind_that_does_not_take_a_tensor_says_so(
     tmp_path: Path, kind: ArtifactKind, signature: Signature, message: str
 ) -> None:
-    with pytest.raises(LoadError, match=message):
+    with pytest.raises(UnfitArtifactError, match=message):
         check(tmp_path, kind, signature)
 
 
 def test_texts_are_not_taken_on_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="'text' is BYTES, which onnx on cuda:0 does not take"):
+    with pytest.raises(
+        UnfitArtifactError, match="'text' is BYTES, which onnx on cuda:0 does not take"
+    ):
         check(tmp_path, "onnx", SHOUTING, GPU)
 
 

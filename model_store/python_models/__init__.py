@@ -1,0 +1,1 @@
+"""Python models: opens a user's class, calls it and checks its answers."""

@@ -1,0 +1,128 @@
+"""Python models behind a server: text in, errors in one line, and faults that harm no neighbour."""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.golden import GoldenRows
+from tests.e2e.rest_calls import Reply, call, infer, linear_input, tensor
+from tests.fixtures import python_models
+from tests.fixtures.misbehaving_models import WIDTH
+from tests.fixtures.python_models import DOUBLING, signature_of
+from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.triton_client import TritonClient, TritonError
+
+WORDS = """
+class Model:
+    def load(self, context):
+        self.stop = context.files["stop.txt"].read_text().split()
+
+    async def infer_one(self, text):
+        words = text.decode().split()
+        if not words:
+            raise ValueError("the text is empty; send words")
+        if words == ["explode"]:
+            return {}["exploded"]
+        return {"words": len([word for word in words if word not in self.stop])}
+"""
+FAULTY = """
+import os
+
+class Model:
+    def infer(self, inputs):
+        value = int(inputs["x"].max())
+        if value == 21:
+            os._exit(7)
+        if value == 22:
+            while True:
+                pass
+        if value == 23:
+            raise RuntimeError("twenty-three")
+        return {"y": 2 * inputs["x"]}
+"""
+TEXTS = ["the sun", "rain and storm", "ice"]
+EXECUTION_TIMEOUT_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    store = str(tmp_path_factory.mktemp("store"))
+    texts = np.array([text.encode() for text in TEXTS], object)
+    python_models.publish(
+        store,
+        "words",
+        WORDS,
+        signature_of([("text", "BYTES", (-1,))], [("words", "INT64", (-1,))]),
+        GoldenRows({"text": texts}, {"words": np.array([1, 2, 1])}),
+        files={"stop.txt": b"the and"},
+    )
+    python_models.publish(store, "faulty", FAULTY)
+    python_models.publish(store, "neighbour", DOUBLING, process="shared")
+    settings = {"faulty": {"execution_timeout_s": EXECUTION_TIMEOUT_S, "batch_wait_ms": 200}}
+    with running_server(Path(store), model_settings=settings) as server:
+        yield server
+
+
+def ask(server: ServerProcess, model: str, value: float) -> Reply:
+    return infer(server, model, linear_input([value] * WIDTH))
+
+
+def is_doubled(reply: Reply, value: float) -> bool:
+    return bool(reply.outputs() == {"y": [2 * value] * WIDTH})
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_text_is_answered_over_both_protocols(server: ServerProcess, protocol: str) -> None:
+    address = server.http if protocol == "http" else server.grpc
+    with TritonClient(protocol, address) as client:
+        given = np.array([text.encode() for text in TEXTS], object)
+        assert client.infer("words", {"text": given}).outputs["words"].tolist() == [1, 2, 1]
+        with pytest.raises(TritonError, match="the text is empty; send words"):
+            client.infer("words", {"text": np.array([b" "], object)})
+    metadata = call(server, "GET", "/v2/models/words").json()
+    assert metadata["platform"] == "flambeau_python"
+
+
+def test_a_fault_is_one_line_and_the_log_has_the_traceback(server: ServerProcess) -> None:
+    reply = infer(server, "words", tensor("text", "BYTES", [1], ["explode"]), id="boom")
+    assert reply.status == 500
+    assert reply.error() == (
+        "model 'words' version 1 failed on this input: Model.infer_one raised KeyError: "
+        "'exploded' (model.py, line 11)"
+    )
+    line = server.wait_for_log(message="backend failed", request_id="boom")
+    assert """return {}["exploded"]""" in str(line["exception"])
+    refused = infer(server, "words", tensor("text", "BYTES", [1], [""]))
+    assert (refused.status, "send words" in refused.error()) == (400, True)
+
+
+def test_a_bad_row_fails_its_own_request_alone(server: ServerProcess) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        replies: list[Future[Reply]] = [
+            threads.submit(ask, server, "faulty", value) for value in (1.0, 23.0, 2.0)
+        ]
+    good, bad, fine = (reply.result() for reply in replies)
+    assert is_doubled(good, 1.0)
+    assert is_doubled(fine, 2.0)
+    assert (bad.status, "twenty-three" in bad.error()) == (500, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "words"),
+    [(21.0, 503, "ended with exit code 7"), (22.0, 500, "blocked|execution_timeout_s")],
+)
+def test_a_fault_of_its_process_harms_no_neighbour(
+    server: ServerProcess, value: float, status: int, words: str
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        failing = threads.submit(ask, server, "faulty", value)
+        while not failing.done():
+            assert is_doubled(ask(server, "neighbour", 3.0), 3.0)
+        failed = failing.result()
+    assert failed.status == status
+    assert re.search(words, failed.error())
+    assert is_doubled(ask(server, "faulty", 4.0), 4.0)
