@@ -27,7 +27,8 @@ class Model:
             raise ValueError("the text is empty; send words")
         if words == ["explode"]:
             return {}["exploded"]
-        return {"words": len([word for word in words if word not in self.stop])}
+        kept = [word for word in words if word not in self.stop]
+        return {"words": len(kept), "first": kept[0]}
 """
 FAULTY = """
 import os
@@ -56,8 +57,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         store,
         "words",
         WORDS,
-        signature_of([("text", "BYTES", (-1,))], [("words", "INT64", (-1,))]),
-        GoldenRows({"text": texts}, {"words": np.array([1, 2, 1])}),
+        signature_of(
+            [("text", "BYTES", (-1,))], [("words", "INT64", (-1,)), ("first", "BYTES", (-1,))]
+        ),
+        GoldenRows(
+            {"text": texts},
+            {"words": np.array([1, 2, 1]), "first": np.array([b"sun", b"rain", b"ice"], object)},
+        ),
         files={"stop.txt": b"the and"},
     )
     python_models.publish(store, "faulty", FAULTY)
@@ -80,7 +86,9 @@ def test_text_is_answered_over_both_protocols(server: ServerProcess, protocol: s
     address = server.http if protocol == "http" else server.grpc
     with TritonClient(protocol, address) as client:
         given = np.array([text.encode() for text in TEXTS], object)
-        assert client.infer("words", {"text": given}).outputs["words"].tolist() == [1, 2, 1]
+        outputs = client.infer("words", {"text": given}).outputs
+        assert outputs["words"].tolist() == [1, 2, 1]
+        assert outputs["first"].tolist() == [b"sun", b"rain", b"ice"]
         with pytest.raises(TritonError, match="the text is empty; send words"):
             client.infer("words", {"text": np.array([b" "], object)})
     metadata = call(server, "GET", "/v2/models/words").json()

@@ -50,7 +50,8 @@ class Model:
         return {"y": 2 * x}
 
     def case_24(self, x):
-        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        self.child = subprocess.Popen(command, close_fds=False)
         return {"y": np.full_like(x, self.child.pid)}
 
     def case_25(self, x):
