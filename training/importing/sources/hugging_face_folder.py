@@ -8,7 +8,6 @@ Rules: weights are safetensors, or a pickle if the user allows it; a folder whos
 its own (`auto_map`) is refused; weights beyond the memory limit are refused before they are read.
 """
 
-import importlib
 import importlib.util
 import os
 import re
@@ -193,7 +192,8 @@ def _export(
 
 
 def _network(folder: Path, config: Mapping[str, Any], allow_pickle: bool) -> Any:
-    transformers: Any = importlib.import_module("transformers")
+    import transformers
+
     names = config.get("architectures") or []
     name = str(names[0]) if isinstance(names, list) and names else ""
     found = getattr(transformers, name, None) if re.fullmatch(r"[A-Z]\w+", name) else None
