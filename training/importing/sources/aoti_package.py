@@ -18,7 +18,7 @@ from training.errors import SourceError
 from training.importing.original import Original
 from training.importing.sources.apart import call_apart
 from training.importing.sources.archive import check_sizes, member_names, read_member
-from training.importing.sources.examination import Examined, examine
+from training.importing.sources.examination import Examined, examine, model_inputs
 from training.importing.sources.foreign_files import staged_copy
 from training.importing.sources.source_options import SourceOptions
 from training.importing.sources.torch_examination import (
@@ -91,7 +91,8 @@ def _examine(path: Path, where: str, options: SourceOptions) -> Examined:
     assert inputs is not None, "names come from the examples"
     run = torch_run(where, model, names)
     examined = examine(where, run, inputs, options)
-    first = [torch.from_numpy(array[:2].copy()) for array in examined.examples.values()]
+    batch = model_inputs(examined.examples, examined.signature.inputs, 2)
+    first = [torch.from_numpy(array.copy()) for array in batch.values()]
     with torch.inference_mode():
         found = model(*first)
     if not is_in_order(found):

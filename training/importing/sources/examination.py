@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flambeau.protocol.row_form import from_rows, to_rows
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import nearest_name
 from flambeau.protocol.tensors import DATATYPES, Array, TensorError, datatype_of
@@ -26,6 +27,7 @@ from training.importing.sources.read_tensor import (
     UNNAMED,
     Dimension,
     ReadTensor,
+    batch_axes,
     input_specs,
     largest_batch,
     signature_of,
@@ -79,17 +81,35 @@ def examine(
         SourceError: the model does not run, or has a signature that cannot be served.
     """
     specs = input_specs(where, inputs)
+    run = _on_rows(run, specs)
     given = options.examples if options.examples is not None else own_examples
     notes: tuple[str, ...] = ()
+    if all(spec.batch_axis is None for spec in specs):
+        notes = (f"{where} has no batch, so it runs one request at a time",)
     if given is None:
         examples, first = _accepted(where, run, inputs, options)
-        notes = (MADE_UP,)
+        notes += (MADE_UP,)
     else:
         examples = checked_examples(where, specs, given, inputs)
         first = _run(where, run, _rows_of(examples, _rows(examples)))
     outputs = _outputs(where, run, inputs, examples, first)
     signature = signature_of(where, inputs, outputs, options, labels)
     return Examined(signature=signature, examples=examples, made_up=given is None, notes=notes)
+
+
+def _on_rows(run: Run, specs: Sequence[TensorSpec]) -> Run:
+    """Returns a function that takes inputs as rows, and returns outputs in the model's own form.
+
+    The first row's value counts for inputs without a batch.
+    """
+    return lambda batch: run(from_rows(batch, specs))
+
+
+def model_inputs(
+    examples: Mapping[str, Array], specs: Sequence[TensorSpec], rows: int
+) -> dict[str, Array]:
+    """Returns the first rows of examples in the model's own form, repeated if there are fewer."""
+    return from_rows(_rows_of(examples, rows), specs)
 
 
 def checked_examples(
@@ -116,16 +136,36 @@ def checked_examples(
         if spec.name not in given:
             raise SourceError(ask_for(where, inputs, f"the examples lack '{spec.name}'"))
         array = _as(spec.datatype, np.asarray(given[spec.name]))
-        if datatype_of(array) != spec.datatype or not spec.fits(array.shape):
+        own = spec.batch_axis != 0 and _is_own_form(array, spec, given, specs)
+        if datatype_of(array) != spec.datatype or not (own or spec.in_rows().fits(array.shape)):
             raise SourceError(
                 f"the example '{spec.name}' is {array.dtype} {list(array.shape)}, and {where} "
                 f"takes {tensor.text()}"
             )
+        if own:
+            rows = _rows_given(given, specs)
+            array = to_rows({spec.name: array}, [spec], rows)[spec.name]
         found[spec.name] = np.ascontiguousarray(array)
-    rows = {name: len(array) for name, array in found.items()}
-    if len(set(rows.values())) > 1 or not all(rows.values()):
-        raise SourceError(f"examples differ in their number of rows: {rows}; give all the same")
+    counts = {name: len(array) for name, array in found.items()}
+    if len(set(counts.values())) > 1 or not all(counts.values()):
+        raise SourceError(f"examples differ in their number of rows: {counts}; give all the same")
     return found
+
+
+def _rows_given(given: Mapping[str, Array], specs: Sequence[TensorSpec]) -> int:
+    """Returns the rows of the inputs whose batch is the first dimension; 1 without such."""
+    firsts = [s.name for s in specs if s.batch_axis == 0 and s.name in given]
+    return len(np.atleast_1d(given[firsts[0]])) if firsts else 1
+
+
+def _is_own_form(
+    array: Array, spec: TensorSpec, given: Mapping[str, Array], specs: Sequence[TensorSpec]
+) -> bool:
+    """Returns True for an example in the model's form, where its rows would be another array."""
+    if not spec.fits(array.shape):
+        return False
+    is_rows = spec.in_rows().fits(array.shape) and len(array) == _rows_given(given, specs)
+    return not is_rows
 
 
 def _as(datatype: str, array: Array) -> Array:
@@ -184,10 +224,11 @@ def _outputs(
     """Compares runs of other sizes; returns the specs of the outputs, in order."""
     rows = _rows(examples)
     fewer = rows - 1 if rows > 1 else 2
-    others = [(fewer, _run(where, run, _rows_of(examples, fewer)))]
+    has_batch = any(axis is not None for axis in batch_axes(inputs).values())
+    others = [(fewer, _run(where, run, _rows_of(examples, fewer)))] if has_batch else []
     if (resized := _resized(inputs, _rows_of(examples, rows))) is not None:
         others.append((rows, _run(where, run, resized)))
-    return [_output(where, name, array, rows, others) for name, array in first.items()]
+    return [_output(where, name, array, rows, others, has_batch) for name, array in first.items()]
 
 
 def _output(
@@ -196,6 +237,7 @@ def _output(
     array: Array,
     rows: int,
     others: Sequence[tuple[int, Mapping[str, Array]]],
+    has_batch: bool,
 ) -> TensorSpec:
     try:
         datatype = datatype_of(array)
@@ -208,7 +250,8 @@ def _output(
             "inputs; return one with a fixed number of dimensions"
         )
     sizes = [(rows, array.shape), *((n, other[name].shape) for n, other in others)]
-    batch = next((a for a in range(array.ndim) if all(s[a] == n for n, s in sizes)), None)
+    follows = [a for a in range(array.ndim) if all(s[a] == n for n, s in sizes)]
+    batch = follows[0] if follows and has_batch else None
     dims: list[Dimension] = [
         UNNAMED if axis == batch or any(shape[axis] != size for shape in shapes) else size
         for axis, size in enumerate(array.shape)
@@ -224,13 +267,14 @@ def _resized(
 
     Dimensions of one name keep one size.
     """
-    found = dict(examples)
-    for tensor in inputs:
-        for axis, name in enumerate(tensor.dims[1:], start=1):
-            if not isinstance(name, str):
+    found, specs = dict(examples), input_specs("", inputs)
+    for tensor, spec in zip(inputs, specs, strict=True):
+        for place, name in enumerate(tensor.dims):
+            if not isinstance(name, str) or place == spec.batch_axis:
                 continue
+            axis = spec.row_axis(place)
             array = found[tensor.name]
-            low, high = tensor.ranges.get(axis, (1, SIZE * 2))
+            low, high = tensor.ranges.get(place, (1, SIZE * 2))
             size = array.shape[axis]
             other = max(size // 2, low) if size > low else min(size + 1, high)
             found[tensor.name] = np.take(array, np.arange(other) % size, axis=axis)

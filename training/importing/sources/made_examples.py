@@ -76,15 +76,24 @@ def made_examples(
 
 def ask_for(where: str, inputs: Sequence[ReadTensor], reason: str) -> str:
     """Returns the request for examples: names, datatypes and shapes of the arrays to give."""
+    axes = batch_axes(inputs)
     wanted = ", ".join(
         f"{t.name}: {'text' if t.datatype == 'BYTES' else DATATYPES[t.datatype].name} "
-        f"[{', '.join(['rows', *(str(d) if d != UNNAMED else '?' for d in t.dims[1:])])}]"
+        f"[{', '.join(_words(t, axes[t.name]))}]"
         for t in inputs
     )
     return (
         f"{where} needs example inputs, which cannot be made up ({reason}); give --examples x.npz "
         f"with {wanted}"
     )
+
+
+def _words(tensor: ReadTensor, batch_axis: int | None) -> list[str]:
+    """Returns the sizes of the array to give, in the model's own form."""
+    return [
+        "rows" if axis == batch_axis else str(size) if size != UNNAMED else "?"
+        for axis, size in enumerate(tensor.dims)
+    ]
 
 
 def _sizes(inputs: Sequence[ReadTensor]) -> dict[str | tuple[str, int], int]:

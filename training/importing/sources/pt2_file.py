@@ -20,7 +20,7 @@ from training.errors import SourceError
 from training.importing.original import Original
 from training.importing.sources.apart import call_apart
 from training.importing.sources.archive import check_sizes, member_names, read_member
-from training.importing.sources.examination import Examined, examine
+from training.importing.sources.examination import Examined, examine, model_inputs
 from training.importing.sources.foreign_files import staged_copy
 from training.importing.sources.program_safety import check_program
 from training.importing.sources.read_tensor import UNNAMED, Dimension, ReadTensor
@@ -89,7 +89,8 @@ def _examine(path: Path, where: str, options: SourceOptions) -> Examined:
     call, in_order = _in_order(module)
     run = torch_run(where, call, names)
     examined = examine(where, run, inputs, options, own_examples=own)
-    first = [torch.from_numpy(array.copy()) for array in examined.examples.values()]
+    batch = model_inputs(examined.examples, examined.signature.inputs, 2)
+    first = [torch.from_numpy(array.copy()) for array in batch.values()]
     with torch.inference_mode():
         found = call(*first)
     if not (in_order and is_in_order(found)):

@@ -62,14 +62,14 @@ def input_specs(where: str, inputs: Sequence[ReadTensor]) -> tuple[TensorSpec, .
         inputs: its inputs, in order.
 
     Raises:
-        SourceError: an input has no batch axis, or an invalid name.
+        SourceError: an input has an invalid name or shape.
     """
     axes = batch_axes(inputs)
     return tuple(tensor_spec(where, "input", tensor, axes[tensor.name]) for tensor in inputs)
 
 
 def tensor_spec(where: str, what: str, tensor: ReadTensor, batch_axis: int | None) -> TensorSpec:
-    """Returns the spec of one tensor. Only this function knows which batch axes are served.
+    """Returns the spec of one tensor.
 
     Args:
         where: the file, for messages.
@@ -78,28 +78,26 @@ def tensor_spec(where: str, what: str, tensor: ReadTensor, batch_axis: int | Non
         batch_axis: the dimension of the batch; None if it has none.
 
     Raises:
-        SourceError: the batch is not the first dimension.
+        SourceError: its name or shape is not valid.
     """
-    if batch_axis != 0:
-        place = "no batch" if batch_axis is None else f"the batch at dimension {batch_axis}"
-        raise SourceError(
-            f"{what} {tensor.text()} of {where} has {place}; servers join requests along the first "
-            "dimension: export the model with a first dimension that varies"
-        )
     shape = tuple(-1 if isinstance(size, str) else size for size in tensor.dims)
     try:
-        return TensorSpec(name=tensor.name, datatype=tensor.datatype, shape=shape)
+        return TensorSpec(
+            name=tensor.name, datatype=tensor.datatype, shape=shape, batch_axis=batch_axis
+        )
     except ValidationError as error:
         raise SourceError(f"{what} of {where}: {explain(error, TensorSpec)}") from error
 
 
 def largest_batch(where: str, inputs: Sequence[ReadTensor], options: SourceOptions) -> int:
-    """Returns the largest batch in rows.
+    """Returns the largest batch in rows; 1 for a model without a batch.
 
     Raises:
         SourceError: the options ask for more than the file allows.
     """
     axes = batch_axes(inputs)
+    if all(axis is None for axis in axes.values()):
+        return 1
     limits = [
         tensor.ranges[axis][1]
         for tensor in inputs

@@ -11,7 +11,13 @@ from torch.utils import _pytree as pytree
 from flambeau.protocol.tensors import Array
 from flambeau.publishing.recurrent_layers import whole_recurrent_layers
 from training.errors import SourceError
-from training.importing.sources.read_tensor import ReadTensor, batch_axes, largest_batch
+from training.importing.sources.examination import model_inputs
+from training.importing.sources.read_tensor import (
+    ReadTensor,
+    batch_axes,
+    input_specs,
+    largest_batch,
+)
 from training.importing.sources.source_options import SourceOptions
 from training.network.row_dependence import ROUNDING_SHARE
 from training.process.quiet import quiet
@@ -54,9 +60,8 @@ def export_module(
                 varying[axis] = torch.export.Dim.DYNAMIC(min=low, max=high)
         dims.append(varying)
     rows = max(min(len(next(iter(examples.values()))), 4), MIN_ROWS)
-    arguments = tuple(
-        torch.from_numpy(examples[t.name].repeat(MIN_ROWS, axis=0)[:rows].copy()) for t in inputs
-    )
+    batch = model_inputs(examples, input_specs(path.name, inputs), rows)
+    arguments = tuple(torch.from_numpy(array.copy()) for array in batch.values())
     with quiet(loggers=CHATTY_LOGGERS), torch.no_grad(), whole_recurrent_layers():
         try:
             program = torch.export.export(module, arguments, dynamic_shapes=(tuple(dims),))

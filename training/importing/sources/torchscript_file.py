@@ -15,7 +15,7 @@ from training.importing.original import Original
 from training.importing.sources.apart import call_apart
 from training.importing.sources.archive import check_sizes
 from training.importing.sources.declared import Declared
-from training.importing.sources.examination import Examined, examine
+from training.importing.sources.examination import Examined, examine, model_inputs
 from training.importing.sources.foreign_files import staged_copy
 from training.importing.sources.read_tensor import ReadTensor
 from training.importing.sources.source_options import SourceOptions
@@ -93,7 +93,8 @@ def _examine(path: Path, where: str, options: SourceOptions, declared: Declared)
         options = dataclasses.replace(options, examples={t.name: given[t.name] for t in inputs})
     run = torch_run(where, module, [t.name for t in inputs], declared.outputs)
     examined = examine(where, run, inputs, options, labels=declared.labels)
-    first = [torch.from_numpy(array[:2].copy()) for array in examined.examples.values()]
+    batch = model_inputs(examined.examples, examined.signature.inputs, 2)
+    first = [torch.from_numpy(array.copy()) for array in batch.values()]
     with torch.inference_mode():
         found = module(*first)
     if not is_in_order(found):

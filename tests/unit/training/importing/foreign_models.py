@@ -97,6 +97,30 @@ def write_lookup(path: Path, rows: int) -> Path:
     return path
 
 
+def write_stateful(path: Path) -> Path:
+    """Writes `y = x * rate`, `new = state + 1`: a batch at axis 1, and a scalar."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mul", ["x", "rate"], ["y"]),
+            helper.make_node("Add", ["state", "one"], ["new"]),
+        ],
+        "stateful",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4]),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, "batch", 3]),
+            helper.make_tensor_value_info("rate", TensorProto.FLOAT, []),
+        ],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("new", TensorProto.FLOAT, None),
+        ],
+        [numpy_helper.from_array(np.array(1, np.float32), "one")],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
 def write_text_model(path: Path) -> Path:
     """Writes an ONNX model of BYTES `text` [batch]."""
     graph = helper.make_graph(

@@ -13,6 +13,7 @@ from tests.unit.training.importing.foreign_models import (
     point_outside,
     write_lookup,
     write_onnx,
+    write_stateful,
     write_text_model,
 )
 from training.errors import SourceError
@@ -165,3 +166,36 @@ def test_a_graph_that_lies_about_its_output_is_measured(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "net.onnx")
     original = read_here(tmp_path / "net.onnx", tmp_path)
     assert original.signature.outputs[0].shape == (-1, 3)
+
+
+def test_a_batch_at_another_axis_and_a_scalar(tmp_path: Path) -> None:
+    original = read_here(write_stateful(tmp_path / "net.onnx"), tmp_path)
+    axes = {s.name: s.batch_axis for s in (*original.signature.inputs, *original.signature.outputs)}
+    assert axes == {"x": 0, "state": 1, "rate": None, "y": 0, "new": 1}
+    assert original.examples is not None
+    shapes = {name: array.shape for name, array in original.examples.items()}
+    assert shapes == {"x": (8, 4), "state": (8, 2, 3), "rate": (8,)}
+    assert len(set(original.examples["rate"].tolist())) == 1
+
+
+@pytest.mark.parametrize("form", ["own", "rows"])
+def test_examples_are_rows_or_in_the_models_form(tmp_path: Path, form: str) -> None:
+    state = np.arange(30, dtype=np.float32).reshape(5, 2, 3)
+    given = {
+        "x": np.ones((5, 4), np.float32),
+        "state": state.swapaxes(0, 1) if form == "own" else state,
+        "rate": np.float32(2) if form == "own" else np.full(5, 2, np.float32),
+    }
+    original = read_here(write_stateful(tmp_path / "net.onnx"), tmp_path, examples=given)
+    assert original.examples is not None
+    np.testing.assert_array_equal(original.examples["state"], state)
+    np.testing.assert_array_equal(original.examples["rate"], np.full(5, 2, np.float32))
+
+
+def test_a_fixed_batch_runs_one_request_at_a_time(tmp_path: Path) -> None:
+    original = read_here(write_onnx(tmp_path / "net.onnx", dims=(1, 4)), tmp_path)
+    (x,), (y,) = original.signature.inputs, original.signature.outputs
+    assert (x.shape, x.batch_axis) == ((1, 4), None)
+    assert (y.shape, y.batch_axis) == ((1, 3), None)
+    assert original.signature.max_batch_size == 1
+    assert original.notes[0].endswith("runs one request at a time")
