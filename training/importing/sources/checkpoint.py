@@ -25,8 +25,12 @@ from training.importing.sources.archive import ZIP_MAGIC, check_sizes
 from training.importing.sources.examination import Examined, examine
 from training.importing.sources.foreign_files import file_size
 from training.importing.sources.source_options import SourceOptions
-from training.importing.sources.torch_examination import named_by, tensors_of_examples, torch_run
-from training.importing.sources.torch_export import export_module
+from training.importing.sources.torch_programs.torch_examination import (
+    named_by,
+    tensors_of_examples,
+    torch_run,
+)
+from training.importing.sources.torch_programs.torch_export import export_module
 from training.importing.sources.unpickling import load_torch_file
 from training.recipe.targets import call_target, load_target, split_target
 

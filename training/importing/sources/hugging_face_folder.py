@@ -38,11 +38,14 @@ from training.importing.sources.foreign_files import (
     staged_copy,
 )
 from training.importing.sources.made_examples import ROWS
-from training.importing.sources.program_safety import WHAT_CODE_CAN_DO
 from training.importing.sources.read_tensor import BATCH, ReadTensor
 from training.importing.sources.source_options import SourceOptions
-from training.importing.sources.torch_examination import tensors_of_examples, torch_run
-from training.importing.sources.torch_export import export_module
+from training.importing.sources.torch_programs.program_safety import WHAT_CODE_CAN_DO
+from training.importing.sources.torch_programs.torch_examination import (
+    tensors_of_examples,
+    torch_run,
+)
+from training.importing.sources.torch_programs.torch_export import export_module
 from training.process.quiet import quiet
 from training.process.root_cause import root_cause
 

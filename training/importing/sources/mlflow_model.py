@@ -21,14 +21,15 @@ from model_store.errors import DocumentError
 from model_store.yaml_text import YamlError, read_yaml
 from training.errors import SourceError
 from training.importing.original import Original
-from training.importing.sources import onnx_file, pt2_file, torchscript_file
+from training.importing.sources import onnx_file
 from training.importing.sources.apart import call_apart
 from training.importing.sources.archive import check_sizes, member_names
 from training.importing.sources.checkpoint import FILE, export_network
 from training.importing.sources.examination import Examined
 from training.importing.sources.foreign_files import beside, read_text
-from training.importing.sources.program_safety import WHAT_CODE_CAN_DO
 from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
+from training.importing.sources.torch_programs import pt2_file, torchscript_file
+from training.importing.sources.torch_programs.program_safety import WHAT_CODE_CAN_DO
 from training.importing.sources.unpickling import load_torch_file
 
 DESCRIPTION = "MLmodel"

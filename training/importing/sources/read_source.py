@@ -87,17 +87,17 @@ SOURCES = (
     Source(
         words="AOTInductor package (.pt2)",
         recognises=lambda found: any("data/aotinductor/" in name for name in found.members),
-        reader=f"{_HERE}.aoti_package",
+        reader=f"{_HERE}.torch_programs.aoti_package",
     ),
     Source(
         words="exported program (.pt2)",
         recognises=lambda found: "archive_format" in found.members or _ends(found, ".pt2"),
-        reader=f"{_HERE}.pt2_file",
+        reader=f"{_HERE}.torch_programs.pt2_file",
     ),
     Source(
         words="TorchScript (.pt)",
         recognises=lambda found: "constants.pkl" in found.members,
-        reader=f"{_HERE}.torchscript_file",
+        reader=f"{_HERE}.torch_programs.torchscript_file",
     ),
     Source(
         words="OpenVINO (.xml and .bin)",

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from training.errors import SourceError
-from training.importing.sources.program_safety import WHAT_CODE_CAN_DO
+from training.importing.sources.torch_programs.program_safety import WHAT_CODE_CAN_DO
 from training.process.root_cause import root_cause
 
 

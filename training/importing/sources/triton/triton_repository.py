@@ -11,9 +11,10 @@ from pathlib import Path
 from flambeau.protocol.strict import nearest_name
 from training.errors import SourceError
 from training.importing.original import Original
-from training.importing.sources import aoti_package, onnx_file, openvino_file, torchscript_file
+from training.importing.sources import onnx_file, openvino_file
 from training.importing.sources.declared import Declared
 from training.importing.sources.source_options import SourceOptions
+from training.importing.sources.torch_programs import aoti_package, torchscript_file
 from training.importing.sources.triton.pipeline_draft import DraftStep, PipelineDraft
 from training.importing.sources.triton.protobuf_text import Message
 from training.importing.sources.triton.triton_model import (

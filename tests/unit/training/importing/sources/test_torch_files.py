@@ -21,8 +21,8 @@ from tests.unit.training.importing.foreign_models import (
 )
 from training.errors import SourceError
 from training.importing.original import Original
-from training.importing.sources import aoti_package, pt2_file, torchscript_file
 from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
+from training.importing.sources.torch_programs import aoti_package, pt2_file, torchscript_file
 from training.network.runner import callable_runner
 from training.process.quiet import quiet
 

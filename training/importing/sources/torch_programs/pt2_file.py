@@ -22,11 +22,11 @@ from training.importing.sources.apart import call_apart
 from training.importing.sources.archive import check_sizes, member_names, read_member
 from training.importing.sources.examination import Examined, examine, model_inputs
 from training.importing.sources.foreign_files import staged_copy
-from training.importing.sources.program_safety import check_program
 from training.importing.sources.read_tensor import UNNAMED, Dimension, ReadTensor
 from training.importing.sources.source_options import SourceOptions
-from training.importing.sources.torch_examination import is_in_order, torch_run
-from training.importing.sources.torch_export import export_module
+from training.importing.sources.torch_programs.program_safety import check_program
+from training.importing.sources.torch_programs.torch_examination import is_in_order, torch_run
+from training.importing.sources.torch_programs.torch_export import export_module
 from training.process.quiet import quiet
 
 FILE = "model.pt2"

@@ -21,7 +21,7 @@ from training.importing.sources.archive import check_sizes, member_names, read_m
 from training.importing.sources.examination import Examined, examine, model_inputs
 from training.importing.sources.foreign_files import staged_copy
 from training.importing.sources.source_options import SourceOptions
-from training.importing.sources.torch_examination import (
+from training.importing.sources.torch_programs.torch_examination import (
     is_in_order,
     tensors_of_examples,
     torch_run,

@@ -19,7 +19,7 @@ from training.importing.sources.examination import Examined, examine, model_inpu
 from training.importing.sources.foreign_files import staged_copy
 from training.importing.sources.read_tensor import ReadTensor
 from training.importing.sources.source_options import SourceOptions
-from training.importing.sources.torch_examination import (
+from training.importing.sources.torch_programs.torch_examination import (
     is_in_order,
     named_by,
     tensors_of_examples,

@@ -1,0 +1,1 @@
+"""Reads models that run in torch: exported programs, TorchScript and compiled packages."""
