@@ -100,6 +100,15 @@ class _Types:
     def typed(self, step: Step) -> TypedStep:
         """Checks the inputs of a step whose sources are known, and learns its outputs."""
         signature = self._signatures[step.model]
+        if not signature.is_plain:
+            odd = next(
+                s for s in (*signature.inputs, *signature.outputs) if s.batch_axis != 0 or s.optional
+            )
+            raise PipelineTypeError(
+                f"step '{step.name}': '{odd.name}' of {step.model} is optional, or its batch is not "
+                "its first dimension; a step works on rows, so name a model all of whose tensors "
+                "are [rows, ...]"
+            )
         specs = {spec.name: spec for spec in signature.inputs}
         for name in step.inputs:
             if name not in specs:

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from model_store.manifest import Manifest
     from training.importing.import_model import Imported
 
 
@@ -14,6 +15,10 @@ def print_imported(imported: "Imported") -> None:
     from training.reporting.report import print_table
 
     print_table(imported.report, Console())
-    manifest, alias = imported.manifest, imported.request.alias
+    print_version(imported.manifest, imported.request.alias)
+
+
+def print_version(manifest: "Manifest", alias: str | None) -> None:
+    """Prints a published version, and the alias that moved to it."""
     moved = f" → {alias}" if alias else "; no alias moves"
     typer.echo(f"published {manifest.model} {manifest.version_text}{moved}")

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -22,8 +23,11 @@ from model_store.golden import GoldenRows
 from model_store.manifest import Draft, Golden, Lineage, Manifest, PublishedPipeline
 from model_store.pipelines.graph import Pipeline
 from model_store.pipelines.parts import part_versions, typed, version_words
+from model_store.pointers import PRODUCTION
 from model_store.semver.semver import Bump
 from model_store.store import ModelStore, Sign
+from training.errors import RecipeError
+from training.importing.pipelines.pipeline_source import read_pipeline
 from training.importing.pipelines.recording import check_rows, fetch_part, record_outputs
 from training.process.library_versions import library_versions
 from training.publish import GOLDEN, LIBRARIES, file_entry, git_commit
@@ -53,6 +57,30 @@ class PublicationOptions:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ImportedPipeline:
+    """A published pipeline."""
+
+    manifest: Manifest
+    alias: str | None
+    """Alias that moved to it; None if none did."""
+    store: str
+    """URL of its store."""
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the version as values of JSON, with the fields of an imported model's."""
+        return {
+            "model": self.manifest.model,
+            "version": self.manifest.version,
+            "semver": self.manifest.semver,
+            "store": self.store,
+            "artifacts": [],
+            "refused": {},
+            "alias": self.alias,
+            "notes": [],
+        }
+
+
 def publish_pipeline(
     store: ModelStore,
     name: str,
@@ -74,7 +102,7 @@ def publish_pipeline(
     Raises:
         PipelinePartError: a model is missing, or tensors do not fit. Nothing is published.
         DataError: the examples do not fit.
-        GateError: a gate names no output or measure, or is a function.
+        RecipeError: a gate names no output or measure, or is a function.
         NothingProvenError: a step fails on the examples, or the outputs cannot be verified.
         StoreError: the store failed, or the bump is too small.
     """
@@ -111,16 +139,50 @@ def publish_pipeline(
         return store.publish(draft, folder, sign=options.sign, bump=options.bump)
 
 
+def import_pipeline(
+    source: Path | Mapping[str, Any],
+    name: str,
+    store: ModelStore,
+    examples: Mapping[str, Array],
+    options: PublicationOptions,
+    alias: str | None = PRODUCTION,
+    say: Say = lambda _: None,
+) -> ImportedPipeline:
+    """Reads a graph, publishes it, and moves an alias to it.
+
+    Args:
+        source: a YAML file, or its document.
+        name: name to publish under.
+        store: the store, which has the models of the steps.
+        examples: input rows by name, [rows, ...].
+        options: what else is said of it.
+        alias: the alias; None for none.
+        say: called with a line before each phase.
+
+    Raises:
+        TrainingError, StoreError: as `read_pipeline` and `publish_pipeline`; nothing is published.
+    """
+    pipeline = read_pipeline(source, store)
+    manifest = publish_pipeline(store, name, pipeline, examples, options, say)
+    if alias is not None:
+        store.promote(name, manifest.version, alias, why="published")
+    return ImportedPipeline(manifest, alias, store.url)
+
+
 def _checked_gates(told: object, signature: Signature) -> dict[str, Gate]:
     """Returns the gates that a user gave, by output.
 
     Raises:
-        GateError: one is wrong, or is a function.
+        RecipeError: one is wrong, or is a function.
     """
     found: dict[str, Gate] = {}
-    for name, gate in parse_gates(told, signature.outputs).items():
+    try:
+        gates = parse_gates(told, signature.outputs)
+    except GateError as error:
+        raise RecipeError(str(error)) from error
+    for name, gate in gates.items():
         if isinstance(gate, OwnGate):
-            raise GateError(
+            raise RecipeError(
                 f"gates: {gate.function} is a function, which no server can ask; give '{name}' of "
                 'a pipeline a limit, such as {"absolute": 1e-4}'
             )

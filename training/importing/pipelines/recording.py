@@ -28,6 +28,7 @@ from model_store.python_step import check_result, open_step
 from model_store.store import ModelStore
 from model_store.tolerance import Tolerance
 from training.errors import DataError, IsolationError, NothingProvenError
+from training.exporters.python_model import description_path
 from training.process.isolated_run import run_isolated
 from training.recipe.parts.export_entries import (
     Bf16Tolerance,
@@ -158,6 +159,9 @@ def fetch_part(store: ModelStore, manifest: Manifest, folder: Path) -> PartFiles
         if entry == artifact.file:
             artifact.check_file(data)
         (folder / entry.file).write_bytes(data)
+    if artifact.python is not None:
+        description = artifact.python.model_dump_json()
+        description_path(folder / artifact.file.file).write_text(description, encoding="utf-8")
     return PartFiles(
         artifact=artifact,
         precisions=tuple(a.precision for a in manifest.artifacts),

@@ -18,8 +18,7 @@ from model_store.pointers import PRODUCTION
 from model_store.semver.semver import Bump
 from model_store.store import ModelStore, Sign
 from training.errors import RecipeError
-from training.importing.pipelines.pipeline_source import read_pipeline
-from training.importing.pipelines.publication import PublicationOptions, publish_pipeline
+from training.importing.pipelines.publication import PublicationOptions, import_pipeline
 from training.importing.request import EXAMPLES, REQUEST, read_examples
 
 
@@ -64,10 +63,8 @@ def publish_request(
     """Publishes a pipeline. Returns the fields of `flambeau.PublishedVersion`.
 
     Raises:
-        TrainingError, StoreError: as `publish_pipeline`.
+        TrainingError, StoreError: as `import_pipeline`.
     """
-    store = ModelStore(request.store)
-    pipeline = read_pipeline(request.pipeline, store)
     options = PublicationOptions(
         gates=request.gates,
         bump=request.bump,
@@ -75,17 +72,13 @@ def publish_request(
         source="a pipeline from Python",
         metadata=request.metadata,
     )
-    examples = read_examples(folder / EXAMPLES, None).inputs
-    manifest = publish_pipeline(store, request.model, pipeline, examples, options, say)
-    if request.alias is not None:
-        store.promote(request.model, manifest.version, request.alias, why="published")
-    return {
-        "model": manifest.model,
-        "version": manifest.version,
-        "semver": manifest.semver,
-        "store": request.store,
-        "artifacts": [],
-        "refused": {},
-        "alias": request.alias,
-        "notes": [],
-    }
+    imported = import_pipeline(
+        request.pipeline,
+        request.model,
+        ModelStore(request.store),
+        read_examples(folder / EXAMPLES, None).inputs,
+        options,
+        request.alias,
+        say,
+    )
+    return imported.summary()
