@@ -237,11 +237,11 @@ bench-start: $(SERVING) ## Until 1, 16 and 100 models are ready, remembered and 
 
 .PHONY: bench-publish
 bench-publish: $(SERVING) ## From a module in memory to its first verified answer. ARGS="--rounds 1"
-	@$(BIN)/python -m bench.publish $(ARGS)
+	@$(BIN)/python -m bench.importing.publish $(ARGS)
 
 .PHONY: bench-python
 bench-python: $(SERVING) ## An empty Python model beside an ONNX identity and Triton's Python backend. ARGS="--no-triton"
-	@$(BIN)/python -m bench.python_models $(ARGS)
+	@$(BIN)/python -m bench.importing.python_models $(ARGS)
 
 .PHONY: bench-commits
 bench-commits: $(SERVING) ## This checkout beside an earlier commit, in turns. ARGS="--before HEAD~1 --free"

@@ -127,8 +127,7 @@ def publish(
     for name, path in _weights(trained).items():
         shutil.copyfile(path, folder / name)
         files.append(name)
-    golden = GoldenRows(splits.test.golden_inputs(), expected.golden_outputs)
-    (folder / GOLDEN).write_bytes(golden.to_bytes())
+    golden = _write_golden(folder, splits, expected)
     signature = expected.signature
     if step is not None:
         (folder / PYTHON_STEP).write_bytes(step.source)
@@ -140,7 +139,7 @@ def publish(
         model=recipe.publish.model,
         signature=signature,
         artifacts=artifacts,
-        golden=Golden(file=file_entry(folder, GOLDEN), rows=golden.rows),
+        golden=golden,
         python_step=None if step is None else _python_step(step, expected.signature),
         lineage=_lineage(recipe, folder / RECIPE, splits, report, trained),
         slo=recipe.publish.slo,
@@ -150,6 +149,12 @@ def publish(
         draft = with_step_rounding(draft, folder, step, recipe.export_limits)
     replay_files(draft, folder, step, recipe.export_limits)
     return store.publish(draft, folder, sign=sign, bump=recipe.publish.bump)
+
+
+def _write_golden(folder: Path, splits: Splits, expected: Reference) -> Golden:
+    rows = GoldenRows(splits.test.golden_inputs(), expected.golden_outputs)
+    (folder / GOLDEN).write_bytes(rows.to_bytes())
+    return Golden(file=file_entry(folder, GOLDEN), rows=rows.rows)
 
 
 def _weights(trained: Trained) -> dict[str, Path]:

@@ -102,7 +102,9 @@ class _Types:
         signature = self._signatures[step.model]
         if not signature.is_plain:
             odd = next(
-                s for s in (*signature.inputs, *signature.outputs) if s.batch_axis != 0 or s.optional
+                s
+                for s in (*signature.inputs, *signature.outputs)
+                if s.batch_axis != 0 or s.optional
             )
             raise PipelineTypeError(
                 f"step '{step.name}': '{odd.name}' of {step.model} is optional, or its batch is not "

@@ -4,7 +4,7 @@ In: two models that double their input, on workers in this process. Out: CPU tim
 for each request, and requests a second, with 1 and 16 callers. No store and no wire: what both ways
 have in common beyond the queue is left out.
 
-    python -m bench.pipelines
+    python -m bench.importing.pipelines
 """
 
 import argparse
@@ -116,7 +116,9 @@ class Served:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(prog="python -m bench.pipelines", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.importing.pipelines", description=__doc__
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     uvloop.run(_measure_all(parser.parse_args().rounds))
 

@@ -87,7 +87,9 @@ class Figure:
 def main() -> None:
     """Measures, prints, and writes."""
     end_with_exception()
-    parser = argparse.ArgumentParser(prog="python -m bench.python_models", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.importing.python_models", description=__doc__
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--no-triton", action="store_true", help="leave out Triton")

@@ -22,7 +22,7 @@ from typing import Any
 from bench.figures.results_file import write_results
 from bench.figures.verdicts import Verdict, table
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MAX_READY_S, MAX_OURS_S, MAX_GROWTH_MB = 15.0, 2.0, 50.0
 """Targets: the whole, the longest step that is not conversion, the caller's memory."""
 CONVERSION = ("making ", "capturing ")
@@ -59,7 +59,7 @@ print(json.dumps({"steps": steps, "published_s": published, "answered_s": answer
 
 def main() -> None:
     """Measures, prints, and writes."""
-    parser = argparse.ArgumentParser(prog="python -m bench.publish", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.importing.publish", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = [_publish() for _ in range(parser.parse_args().rounds)]
     seconds = list(map(_seconds, rounds))

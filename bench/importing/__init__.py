@@ -1,0 +1,1 @@
+"""Benchmarks of models that were trained elsewhere: publishing, Python models, pipelines."""
