@@ -16,7 +16,6 @@ from model_store.host.install_advice import needing
 
 if TYPE_CHECKING:
     from flambeau.protocol.tensors import Array
-    from model_store.store import Sign
 
 MAX_EXAMPLE_BYTES = 2**31
 """Limit on the examples, which are read into memory."""
@@ -173,31 +172,11 @@ def _import(
 
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None
-        if wanted["files"][0].endswith((".yaml", ".yml")):
-            return [_import_pipeline(wanted, sign, shown)]
         for imported in import_files(FileImport(**wanted), _say, sign):
             found.append(imported.summary())
             if shown:
                 print_imported(imported)
     return found
-
-
-def _import_pipeline(wanted: dict[str, Any], sign: "Sign | None", shown: bool) -> dict[str, Any]:
-    """Publishes a pipeline from a YAML file, prints the version, and returns its summary."""
-    from flambeau.commands.text.imported import print_version
-    from model_store.store import ModelStore
-    from training.importing.pipelines.publication import PublicationOptions, import_pipeline
-
-    path, examples = Path(wanted["files"][0]), wanted.get("examples")
-    for option, value in (("--name", wanted["name"]), ("--examples", examples)):
-        if not value:
-            raise typer.BadParameter("a pipeline needs it; give it", param_hint=option)
-    options = PublicationOptions(gates=wanted.get("gates"), sign=sign, source=path.name)
-    store, alias = ModelStore(wanted["store"]), wanted["alias"]
-    imported = import_pipeline(path, wanted["name"], store, examples, options, alias, _say)
-    if shown:
-        print_version(imported.manifest, imported.alias)
-    return imported.summary()
 
 
 def read_examples(path: Path) -> "dict[str, Array]":

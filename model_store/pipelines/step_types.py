@@ -107,8 +107,8 @@ class _Types:
                 if s.batch_axis != 0 or s.optional
             )
             raise PipelineTypeError(
-                f"step '{step.name}': '{odd.name}' of {step.model} is optional, or its batch is not "
-                "its first dimension; a step works on rows, so name a model all of whose tensors "
+                f"step '{step.name}': '{odd.name}' of {step.model} is optional, or its batch is "
+                "not its first dimension; a step works on rows, so name a model all of whose tensors "
                 "are [rows, ...]"
             )
         specs = {spec.name: spec for spec in signature.inputs}

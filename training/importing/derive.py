@@ -12,9 +12,10 @@ Every original is also published as it is, in its own kind.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
@@ -31,6 +32,9 @@ from training.process.quiet import quiet
 from training.recipe.kinds.export_kinds import EXPORT_KINDS, Export
 from training.recipe.kinds.onnx_kind import OnnxExport, OnnxInt8Export
 from training.recipe.recipe import ExportLimits
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +176,30 @@ def program_to_onnx(program: Path, signature: Signature, path: Path) -> None:
             raise
     document = onnx.load(path)
     strip_metadata(document)
+    free_output_names(document)
     onnx.save(document, path)
+
+
+def free_output_names(document: "ModelProto") -> None:
+    """Renames values of a graph that have the name of an output and are another one.
+
+    torch's exporter names values after the network's own, and outputs as it is told, so a network
+    whose output `embedding` follows a layer of that name would get an invalid graph.
+    """
+    outputs = {value.name for value in document.graph.output}
+    made = [name for node in document.graph.node for name in node.output]
+    for name in {name for name in outputs if made.count(name) > 1}:
+        last = max(i for i, node in enumerate(document.graph.node) if name in node.output)
+        for node in document.graph.node[:last]:
+            _rename(node.output, name)
+        for node in document.graph.node[: last + 1]:
+            _rename(node.input, name)
+
+
+def _rename(names: MutableSequence[str], name: str) -> None:
+    for place, one in enumerate(names):
+        if one == name:
+            names[place] = f"{name}.inner"
 
 
 def _openvino(job: DeriveJob) -> None:

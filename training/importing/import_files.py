@@ -1,18 +1,23 @@
 """Imports models from files: reads them, and imports each; used by `flambeau import`."""
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flambeau.protocol.tensors import Array
 from model_store.manifest import check_name
-from model_store.store import Sign
+from model_store.store import ModelStore, Sign
 from training.errors import DataError, RecipeError
 from training.importing.derived_entries import Wish
 from training.importing.import_model import Imported, Say, import_model
 from training.importing.original import Original
+from training.importing.pipelines.publication import (
+    ImportedPipeline,
+    PublicationOptions,
+    import_pipeline,
+)
 from training.importing.request import ExampleRows, ImportRequest
 from training.importing.sources.python_source import python_original
 from training.importing.sources.read_source import read_source
@@ -48,8 +53,10 @@ class FileImport:
     alias: str | None = None
 
 
-def import_files(wanted: FileImport, say: Say, sign: Sign | None = None) -> Iterator[Imported]:
-    """Imports the model, or each model of a repository.
+def import_files(
+    wanted: FileImport, say: Say, sign: Sign | None = None
+) -> Iterator[Imported | ImportedPipeline]:
+    """Imports the model, or each model of a repository and then its pipelines; or a pipeline.
 
     Args:
         wanted: the files.
@@ -63,8 +70,12 @@ def import_files(wanted: FileImport, say: Say, sign: Sign | None = None) -> Iter
     """
     if wanted.name:
         check_name(wanted.name)
+    if wanted.files[0].endswith((".yaml", ".yml")):
+        path = Path(wanted.files[0])
+        yield _pipeline(wanted, path, wanted.name, wanted.examples, path.name, say, sign)
+        return
     with tempfile.TemporaryDirectory(prefix="flambeau-import-") as staging:
-        originals = _read(wanted, Path(staging), say)
+        originals, drafts = _read(wanted, Path(staging), say)
         if len(originals) > 1 and wanted.name:
             names = ", ".join(one.name for one in originals)
             raise RecipeError(
@@ -83,9 +94,72 @@ def import_files(wanted: FileImport, say: Say, sign: Sign | None = None) -> Iter
                     say,
                     sign,
                 )
+        for draft in drafts:
+            for note in draft.notes:
+                say(f"note: {note}")
+            rows = wanted.examples or _rows_of_parts(draft, originals)
+            graph, name = pipeline_document(draft), wanted.name or draft.name
+            yield _pipeline(wanted, graph, name, rows, draft.source, say, sign)
 
 
-def _read(wanted: FileImport, staging: Path, say: Say) -> list[Original]:
+def _pipeline(
+    wanted: FileImport,
+    graph: Path | Mapping[str, Any],
+    name: str,
+    examples: Mapping[str, Array] | None,
+    source: str,
+    say: Say,
+    sign: Sign | None,
+) -> ImportedPipeline:
+    if not name:
+        raise RecipeError(f"{source} has no name of its own; give --name")
+    if not examples:
+        raise DataError(
+            f"{source} needs example inputs, which its steps run on; give --examples rows.npz"
+        )
+    options = PublicationOptions(gates=wanted.gates, sign=sign, source=source)
+    store = ModelStore(wanted.store)
+    return import_pipeline(graph, check_name(name), store, examples, options, wanted.alias, say)
+
+
+def _rows_of_parts(draft: PipelineDraft, originals: Sequence[Original]) -> dict[str, Array]:
+    """Returns rows for the inputs of a pipeline: those of the parts that read them."""
+    by_name = {one.name: one.examples or {} for one in originals}
+    return {
+        tensor: by_name[step.model][name]
+        for step in draft.steps
+        for name, tensor in step.input_map.items()
+        if tensor in draft.inputs and name in by_name.get(step.model, {})
+    }
+
+
+def pipeline_document(draft: PipelineDraft) -> dict[str, Any]:
+    """Returns a graph of a foreign repository as a document of ours."""
+    names = [
+        step.model
+        if [one.model for one in draft.steps].count(step.model) == 1
+        else f"{step.model}-{place}"
+        for place, step in enumerate(draft.steps, start=1)
+    ]
+    made = {tensor: f"input.{tensor}" for tensor in draft.inputs} | {
+        tensor: f"{name}.{output}"
+        for name, step in zip(names, draft.steps, strict=True)
+        for output, tensor in step.output_map.items()
+    }
+    steps = [
+        {
+            "name": name,
+            "model": step.model,
+            "inputs": {given: made[tensor] for given, tensor in step.input_map.items()},
+        }
+        for name, step in zip(names, draft.steps, strict=True)
+    ]
+    return {"steps": steps, "outputs": {tensor: made[tensor] for tensor in draft.outputs}}
+
+
+def _read(
+    wanted: FileImport, staging: Path, say: Say
+) -> tuple[list[Original], list[PipelineDraft]]:
     first, *others = wanted.files
     path, _, class_name = first.rpartition(":")
     if path.endswith(".py"):
@@ -93,11 +167,10 @@ def _read(wanted: FileImport, staging: Path, say: Say) -> list[Original]:
             raise DataError("a Python model needs example inputs; give --examples rows.npz")
         files = {file.name: file for file in wanted.side_files}
         say(f"recording the outputs of {first}")
-        return [
-            python_original(
-                Path(path), class_name, wanted.args, files, dict(wanted.examples), staging
-            )
-        ]
+        original = python_original(
+            Path(path), class_name, wanted.args, files, dict(wanted.examples), staging
+        )
+        return [original], []
     if first.endswith(".py"):
         raise RecipeError(f"'{first}' names no class; write {first}:Model")
     main = Path(first)
@@ -118,11 +191,8 @@ def _read(wanted: FileImport, staging: Path, say: Say) -> list[Original]:
         dynamic=wanted.dynamic,
     )
     found = read_source(main, options, staging)
-    for draft in found:
-        if isinstance(draft, PipelineDraft):
-            parts = ", ".join(step.model for step in draft.steps)
-            say(f"note: {draft.source} is a pipeline of {parts}, which is not published")
-    return [one for one in found if isinstance(one, Original)]
+    originals = [one for one in found if isinstance(one, Original)]
+    return originals, [one for one in found if isinstance(one, PipelineDraft)]
 
 
 def _examples(original: Original) -> ExampleRows:

@@ -9,6 +9,7 @@ artifact that is no faster than the FP32 one is not kept.
 
 import hashlib
 import platform
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +59,13 @@ class Imported:
     manifest: Manifest
     report: Report
     request: ImportRequest
+    notes: tuple[str, ...] = ()
+    """Facts about the model that were found on the way."""
+
+    @property
+    def alias(self) -> str | None:
+        """Alias that moved to it; None if none did."""
+        return self.request.alias
 
     def summary(self) -> dict[str, Any]:
         """Returns the version and the figures of its artifacts, as values of JSON."""
@@ -80,7 +88,7 @@ class Imported:
             ],
             "refused": lost | refused,
             "alias": self.request.alias,
-            "notes": [],
+            "notes": list(self.notes),
         }
 
 
@@ -135,7 +143,8 @@ def import_model(
     manifest = _publish(report, request, first, expected, folder, store, say, sign)
     if request.alias is not None:
         store.promote(request.model, manifest.version, request.alias, f"imported {first.source}")
-    return Imported(manifest=manifest, report=report, request=request)
+    notes = tuple(note for one in originals for note in one.notes)
+    return Imported(manifest=manifest, report=report, request=request, notes=notes)
 
 
 def _make(
@@ -236,6 +245,9 @@ def _publish(
     artifacts = tuple(artifact_of(proven, folder) for proven in report.published())
     text = triton_config(request.model, artifacts, expected.signature)
     files = [REPORT, REPORT_PAGE, IMPORT, *write_triton_config(folder, text)]
+    for path in original.side_files:
+        shutil.copyfile(path, folder / path.name)
+        files.append(path.name)
     draft = Draft(
         model=request.model,
         signature=expected.signature,
