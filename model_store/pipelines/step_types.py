@@ -108,8 +108,8 @@ class _Types:
             )
             raise PipelineTypeError(
                 f"step '{step.name}': '{odd.name}' of {step.model} is optional, or its batch is "
-                "not its first dimension; a step works on rows, so name a model all of whose tensors "
-                "are [rows, ...]"
+                "not its first dimension; a step works on rows, so name a model all of whose "
+                "tensors are [rows, ...]"
             )
         specs = {spec.name: spec for spec in signature.inputs}
         for name in step.inputs:
