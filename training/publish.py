@@ -123,20 +123,17 @@ def publish(
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
     check_any_proven(recipe.publish.model, report, folder / REPORT)
     (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
-    files = [REPORT, REPORT_PAGE, RECIPE]
-    for name, path in _weights(trained).items():
-        shutil.copyfile(path, folder / name)
-        files.append(name)
+    files = [REPORT, REPORT_PAGE, RECIPE, *_copy_weights(trained, folder)]
     golden = _write_golden(folder, splits, expected)
     signature = expected.signature
     if step is not None:
         (folder / PYTHON_STEP).write_bytes(step.source)
         signature = served_signature(signature, splits)
     artifacts = tuple(artifact_of(proven, folder) for proven in report.published())
-    text = triton_config(recipe.publish.model, artifacts, expected.signature)
-    files += write_triton_config(folder, text)
+    model = recipe.publish.model
+    files += write_triton_config(folder, triton_config(model, artifacts, expected.signature))
     draft = Draft(
-        model=recipe.publish.model,
+        model=model,
         signature=signature,
         artifacts=artifacts,
         golden=golden,
@@ -149,6 +146,14 @@ def publish(
         draft = with_step_rounding(draft, folder, step, recipe.export_limits)
     replay_files(draft, folder, step, recipe.export_limits)
     return store.publish(draft, folder, sign=sign, bump=recipe.publish.bump)
+
+
+def _copy_weights(trained: Trained, folder: Path) -> list[str]:
+    """Copies the files of weights; returns their names."""
+    weights = _weights(trained)
+    for name, path in weights.items():
+        shutil.copyfile(path, folder / name)
+    return list(weights)
 
 
 def _write_golden(folder: Path, splits: Splits, expected: Reference) -> Golden:
