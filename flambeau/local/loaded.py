@@ -45,6 +45,11 @@ class LoadedModel:
     def __repr__(self) -> str:
         return f"<flambeau model {self.name} {self.version} ({self.artifact})>"
 
+    @property
+    def pid(self) -> int:
+        """The number of the process that runs it."""
+        return self._server.pid
+
     def __call__(self, inputs: Inputs | None = None, /, **named: Value) -> Any:
         """Returns the only output as an array, or a dict of arrays by name; see `infer`."""
         return single_or_all(self.infer(named if inputs is None else inputs))

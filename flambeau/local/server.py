@@ -40,6 +40,11 @@ class Server:
         return f"<flambeau server: REST {self.url}, gRPC {self.addresses.grpc}>"
 
     @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
+    @property
     def url(self) -> str:
         """The address of REST: `http://127.0.0.1:8000`."""
         return f"http://{self.addresses.http}"
