@@ -343,7 +343,7 @@ class Draft(StrictModel):
     @model_validator(mode="after")
     def _artifacts_or_pipeline(self) -> "Draft":
         if self.pipeline is None and not self.artifacts:
-            raise ValueError("'artifacts' is empty: give at least 1 of them")
+            raise ValueError("'artifacts' is []: give at least 1 of them")
         if self.pipeline is not None and (self.artifacts or self.python_step is not None):
             raise ValueError(
                 "a pipeline has no artifacts and no python_step of its own: publish them as a "

@@ -101,26 +101,23 @@ class _Types:
         """Checks the inputs of a step whose sources are known, and learns its outputs."""
         signature = self._signatures[step.model]
         if not signature.is_plain:
-            odd = next(
-                s
-                for s in (*signature.inputs, *signature.outputs)
-                if s.batch_axis != 0 or s.optional
-            )
+            specs = (*signature.inputs, *signature.outputs)
+            odd = next(spec for spec in specs if spec.batch_axis != 0 or spec.optional)
             raise PipelineTypeError(
                 f"step '{step.name}': '{odd.name}' of {step.model} is optional, or its batch is "
-                "not its first dimension; a step works on rows, so name a model all of whose "
-                "tensors are [rows, ...]"
+                "not its first dimension; a step works on rows, so name a model whose tensors are "
+                "all [rows, ...]"
             )
-        specs = {spec.name: spec for spec in signature.inputs}
+        known = {spec.name: spec for spec in signature.inputs}
         for name in step.inputs:
-            if name not in specs:
+            if name not in known:
                 raise PipelineTypeError(
                     f"step '{step.name}': {step.model} has no input '{name}'"
-                    f"{nearest_name(name, specs)}"
+                    f"{nearest_name(name, known)}"
                 )
-        items = self._items(step, specs)
+        items = self._items(step, known)
         by_item = frozenset(
-            name for name, spec in specs.items() if self._fits(step, spec, items is not None)
+            name for name, spec in known.items() if self._fits(step, spec, items is not None)
         )
         self._check_where(step, items)
         for spec in signature.outputs:

@@ -16,7 +16,16 @@ import pytest
 from tests.e2e.grpc_calls import error_of, outputs, raw_request
 from tests.e2e.rest_calls import call, infer, lookup_inputs, post, tensor
 from tests.fixtures.onnx_models import publish, slow_lookup
-from tests.fixtures.pipelines import ROWS, publish_graph, publish_parts, right
+from tests.fixtures.pipelines import (
+    ROWS,
+    TEXT_GRAPH,
+    TEXT_SCORES,
+    TEXTS,
+    publish_graph,
+    publish_parts,
+    publish_words,
+    right,
+)
 from tests.fixtures.redis_servers import RedisProcess, redis_process
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import running_gateway, running_split, running_worker
@@ -45,6 +54,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("pipelines")
     publish_parts(str(store), max_batch_size=64)
     publish_graph(str(store))
+    publish_words(str(store))
+    found = {"scores": np.array(TEXT_SCORES, np.float32)[..., None]}
+    publish_graph(str(store), "texts", TEXT_GRAPH, TEXTS, found)
     publish(str(store), "lookup", slow_lookup())
     rows = {"work": np.zeros(2, np.int64), "index": np.array([1, 2])}
     publish_graph(str(store), "lookups", LOOKUPS, rows)
@@ -136,6 +148,16 @@ def test_a_bad_request_fails_alone(server: ServerProcess) -> None:
             )
         )
     assert Counter(found) == {200: 56, 500: 8}
+
+
+def test_a_python_model_is_a_step(server: ServerProcess) -> None:
+    texts = [text.decode() for text in TEXTS["text"]]
+    reply = infer(server, "texts", tensor("text", "BYTES", [3], texts))
+    assert reply.outputs() == {"scores": [score for row in TEXT_SCORES for score in row]}
+    reply = infer(server, "texts", tensor("text", "BYTES", [1], ["one two three four five"]))
+    assert reply.status == 400
+    assert "step 'split'" in reply.error()
+    assert "the text has 5 words" in reply.error()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
     """Returns the arguments of the command, for a pipeline whose models are in the store."""
     publish_parts(str(tmp_path / "store"))
     (tmp_path / "reader.yaml").write_text(yaml.safe_dump(READER))
-    np.savez(tmp_path / "rows.npz", **ROWS)  # type: ignore[arg-type]
+    np.savez(tmp_path / "rows.npz", x=ROWS["x"])
     return {
         "": tmp_path / "reader.yaml",
         "--name": "reader",

@@ -256,6 +256,14 @@ def test_the_mask_of_a_padded_model_may_be_left_out() -> None:
     check_types(graph(step("a", "input.x"), y="a.y"), {"m@^1": padded})
 
 
+@pytest.mark.parametrize("field", [{"batch_axis": 1}, {"optional": True}])
+def test_a_model_whose_tensors_are_not_rows_is_no_step(field: dict[str, Any]) -> None:
+    odd = TensorSpec.model_validate({"name": "z", "datatype": "FP32", "shape": (-1, -1), **field})
+    signature = Signature(inputs=(tensor("x", 1), odd), outputs=(tensor("y", 1),), max_batch_size=4)
+    with pytest.raises(PipelineTypeError, match=r"step .a.: .z. of m@.*a step works on rows"):
+        check_types(graph(step("a", "input.x"), y="a.y"), {"m@^1": signature})
+
+
 def test_signatures_are_alike_whatever_the_order_of_their_tensors() -> None:
     one = Signature(
         inputs=(tensor("x", 1), tensor("z", 2)), outputs=(tensor("y"),), max_batch_size=4

@@ -14,7 +14,17 @@ from model_store.errors import PipelinePartError, StoreError
 from model_store.golden import read_golden
 from model_store.store import ModelStore
 from tests.fixtures.onnx_models import batch_rows, lookup, publish
-from tests.fixtures.pipelines import READER, ROWS, publish_graph, publish_parts, right
+from tests.fixtures.pipelines import (
+    READER,
+    ROWS,
+    TEXT_GRAPH,
+    TEXT_SCORES,
+    TEXTS,
+    publish_graph,
+    publish_parts,
+    publish_words,
+    right,
+)
 from training.errors import DataError, NothingProvenError, RecipeError
 from training.importing.pipelines.pipeline_source import read_pipeline
 from training.importing.pipelines.publication import PublicationOptions, publish_pipeline
@@ -83,6 +93,13 @@ def test_a_pipeline_in_python_is_staged_and_published(store: ModelStore, tmp_pat
     pointers = store.pointers("reader")
     assert pointers is not None
     assert pointers.aliases == {"canary": 1}
+
+
+def test_a_python_model_is_a_step(store: ModelStore) -> None:
+    publish_words(store.url)
+    manifest = publish_pipeline(store, "texts", read_pipeline(TEXT_GRAPH, store), TEXTS)
+    outputs = read_golden(store, manifest).outputs
+    assert outputs["scores"][..., 0].tolist() == TEXT_SCORES
 
 
 def test_a_request_about_a_model_is_none_about_a_pipeline(tmp_path: Path) -> None:
