@@ -240,8 +240,9 @@ bench-publish: $(SERVING) ## From a module in memory to its first verified answe
 	@$(BIN)/python -m bench.importing.publish $(ARGS)
 
 .PHONY: bench-python
-bench-python: $(SERVING) ## An empty Python model beside an ONNX identity and Triton's Python backend. ARGS="--no-triton"
+bench-python: $(SERVING) ## An empty Python model beside Triton's Python backend, a pipeline beside bare calls. ARGS="--no-triton"
 	@$(BIN)/python -m bench.importing.python_models $(ARGS)
+	@$(BIN)/python -m bench.importing.pipelines
 
 .PHONY: bench-commits
 bench-commits: $(SERVING) ## This checkout beside an earlier commit, in turns. ARGS="--before HEAD~1 --free"
