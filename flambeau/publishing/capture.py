@@ -10,7 +10,7 @@ random outputs, layers in training mode, rows that depend on each other, inputs 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,24 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
+from flambeau.protocol.row_form import to_rows
 from flambeau.protocol.signature import Signature, TensorSpec
-from flambeau.protocol.tensors import Array, TensorError, datatype_of
+from flambeau.protocol.tensors import Array, datatype_of
+from flambeau.publishing.batch_axes import BatchAxes, find_batch_axes, repeated, row_count, rows_of
 from flambeau.publishing.errors import CaptureError, ExampleError
-from flambeau.publishing.examples import Examples
+from flambeau.publishing.examples import Examples, Sizes
 from flambeau.publishing.forked import (
     ForkedCallError,
     ForkUnavailableError,
     call_in_fork,
     innermost_line,
 )
-from flambeau.publishing.network_outputs import OutputError, OutputsInOrder, named_outputs
+from flambeau.publishing.model_run import CalledByName, Model, check_finite, run_model
+from flambeau.publishing.network_outputs import OutputsInOrder
 from flambeau.publishing.recurrent_layers import whole_recurrent_layers
 
 PROGRAM, SCRIPT = "program.pt2", "module.torchscript.pt"
 """Files of the captured model."""
-ROUNDING_SHARE = 1e-4
-"""Share of the largest output: a smaller difference is FP32 rounding in another batch size."""
 MIN_EXPORT_ROWS = 2
 """Exporters specialise on 0 and 1 rows."""
 _RANDOM_LAYERS = (
@@ -44,7 +45,8 @@ _RANDOM_LAYERS = (
     nn.modules.instancenorm._InstanceNorm,
 )
 
-Model = nn.Module | Callable[..., Any]
+Rows = tuple[dict[str, Array], dict[str, Array]]
+"""Inputs and outputs by name, each [rows, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,10 @@ class Captured:
     refusals: dict[str, str]
     """Reason by kind that could not be captured."""
     signature: Signature
-    outputs: dict[str, Array]
-    """Outputs for the examples, [rows, ...]."""
-    others: list[dict[str, Array]] = field(default_factory=list)
-    """Outputs for the examples at other sizes."""
+    rows: list[Rows]
+    """Inputs and outputs of the examples, [rows, ...]: of the first size, and of each other."""
+    notes: tuple[str, ...] = ()
+    """Facts about the model, for the user."""
 
 
 def capture(
@@ -89,19 +91,22 @@ def capture(
     """
     _check_mode(model)
     _check_device(model)
-    found = _run(model, outputs, examples.inputs, max_batch_size)
-    names = list(found)
-    _check_repeats(found, _run(model, names, examples.inputs, max_batch_size))
-    _check_rows(model, examples.inputs, found)
-    others = [_run(model, names, other, max_batch_size) for other in examples.others]
-    signature = _signature(examples, found, others, labels or {}, max_batch_size)
-    flat = OutputsInOrder(model, names)
+    call = CalledByName(model, examples.names) if examples.by_name else model
+    axes = find_batch_axes(call, examples.inputs, outputs, examples.batch_axes, max_batch_size)
+    if not axes.has_batch:
+        max_batch_size = 1
+    dynamic = examples.sizes(axes.inputs)
+    alike, others = examples.by_size(axes.inputs)
+    found = _run(call, axes, alike, max_batch_size)
+    sized = [_run(call, axes, [other], max_batch_size) for other in others]
+    signature = _signature(examples, axes, found, sized, dynamic, labels or {}, max_batch_size)
+    flat = OutputsInOrder(call, list(axes.outputs))
     flat.training = False  # the model's own modules stay as they are
     files, refusals = _capture_files(flat, examples, signature, folder, script)
     if not files:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in refusals.items())
         raise CaptureError(f"torch cannot capture the model: {reasons}")
-    return Captured(files, refusals, signature, found, others)
+    return Captured(files, refusals, signature, [found, *sized], axes.notes() + examples.notes())
 
 
 def _check_mode(model: Model) -> None:
@@ -132,124 +137,64 @@ def _check_device(model: Model) -> None:
 
 
 def _run(
-    model: Model, names: Sequence[str] | None, inputs: Mapping[str, Tensor], max_batch_size: int
-) -> dict[str, Array]:
-    """Runs all rows in batches; returns the outputs by name, [rows, ...]."""
-    rows = _row_count(inputs)
-    parts = [
-        _run_once(
-            model, names, {key: t[start : start + max_batch_size] for key, t in inputs.items()}
-        )
-        for start in range(0, rows, max_batch_size)
-    ]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    model: Model,
+    axes: BatchAxes,
+    examples: Sequence[Mapping[str, Tensor]],
+    max_batch_size: int,
+) -> Rows:
+    """Runs all rows of the examples in batches; returns the inputs and outputs as rows."""
+    inputs: list[dict[str, Array]] = []
+    outputs: list[dict[str, Array]] = []
+    for example in examples:
+        rows = row_count(example, axes.inputs)
+        for start in range(0, rows, max_batch_size):
+            batch = rows_of(example, axes.inputs, start, max_batch_size)
+            count = row_count(batch, axes.inputs)
+            found = run_model(model, list(axes.outputs), batch)
+            check_finite(found)
+            arrays = {name: tensor.numpy() for name, tensor in batch.items()}
+            inputs.append(to_rows(arrays, _row_specs(arrays, axes.inputs), count))
+            outputs.append(to_rows(found, _row_specs(found, axes.outputs), count))
+    return _joined(inputs), _joined(outputs)
 
 
-def _run_once(
-    model: Model, names: Sequence[str] | None, inputs: Mapping[str, Tensor]
-) -> dict[str, Array]:
-    shapes = ", ".join(f"'{name}' {list(tensor.shape)}" for name, tensor in inputs.items())
+def _row_specs(arrays: Mapping[str, Array], axes: Mapping[str, int | None]) -> list[TensorSpec]:
+    return [_spec(name, array, axes[name], set()) for name, array in arrays.items()]
+
+
+def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     try:
-        with torch.inference_mode():
-            found = named_outputs(model(*(t.clone() for t in inputs.values())), names)
-    except OutputError as error:
-        raise CaptureError(str(error)) from error
-    except Exception as error:  # the caller's code may raise anything
-        lines = str(error).strip().splitlines()
-        raise ExampleError(
-            f"the model fails on the examples {shapes}: {type(error).__name__}: "
-            f"{lines[0] if lines else ''}"
-        ) from error
-    arrays = {name: _array(name, tensor) for name, tensor in found.items()}
-    rows = _row_count(inputs)
-    for name, array in arrays.items():
-        if array.ndim == 0 or len(array) != rows:
-            raise CaptureError(
-                f"output '{name}' is {list(array.shape)} for {rows} rows; return a row for each "
-                "row of the inputs, [rows, ...]"
-            )
-    return arrays
-
-
-def _row_count(inputs: Mapping[str, Tensor]) -> int:
-    rows = {name: tensor.shape[0] if tensor.ndim else 0 for name, tensor in inputs.items()}
-    if len(set(rows.values())) > 1 or not all(rows.values()):
-        raise ExampleError(f"examples differ in their number of rows: {rows}; give all the same")
-    return next(iter(rows.values()))
-
-
-def _array(name: str, tensor: Tensor) -> Array:
-    try:
-        array: Array = tensor.detach().cpu().numpy()
-        datatype_of(array)
-    except (TensorError, TypeError, RuntimeError) as error:
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    except ValueError as error:
         raise CaptureError(
-            f"output '{name}' is {tensor.dtype}, which servers cannot answer with; return "
-            "y.float(), or another type of numbers"
+            f"examples of equal sizes give outputs of different sizes ({error}); let the sizes of "
+            "outputs depend on those of inputs only"
         ) from error
-    return array
-
-
-def _check_repeats(first: Mapping[str, Array], second: Mapping[str, Array]) -> None:
-    for name, one in first.items():
-        if (gap := _gap(one, second[name])) is not None:
-            raise CaptureError(
-                f"the model gives different outputs for the same rows (output '{name}' {gap}); "
-                "remove what is random, such as dropout that stays on in evaluation"
-            )
-        if one.dtype.kind == "f" and not np.isfinite(one).all():
-            place = [int(index) for index in np.argwhere(~np.isfinite(one))[0]]
-            raise CaptureError(
-                f"output '{name}' is {one[tuple(place)]} at {place} for the examples; give "
-                "examples whose outputs are finite numbers"
-            )
-
-
-def _check_rows(model: Model, inputs: Mapping[str, Tensor], together: Mapping[str, Array]) -> None:
-    alone = _run_once(model, list(together), {name: tensor[:1] for name, tensor in inputs.items()})
-    for name, one in alone.items():
-        if (gap := _gap(together[name][:1], one)) is not None:
-            raise CaptureError(
-                f"the answer to a row depends on the other rows of its batch (output '{name}' "
-                f"{gap}), and servers make batches of any requests; let the model compute each row "
-                "by itself"
-            )
-
-
-def _gap(one: Array, other: Array) -> str | None:
-    """Describes the difference of two results for the same rows; None for rounding at most."""
-    if one.shape != other.shape:
-        return f"is {list(one.shape)}, then {list(other.shape)}"
-    if one.dtype.kind != "f":
-        return None if np.array_equal(one, other) else "has other values"
-    right, found = one.astype(np.float64), other.astype(np.float64)
-    largest = float(np.abs(right[np.isfinite(right)]).max(initial=0.0))
-    if np.allclose(right, found, rtol=0.0, atol=ROUNDING_SHARE * largest, equal_nan=True):
-        return None
-    with np.errstate(invalid="ignore"):
-        gap = np.abs(right - found)
-    return f"differs by up to {gap[np.isfinite(gap)].max(initial=0.0):.3g}"
 
 
 def _signature(
     examples: Examples,
-    found: Mapping[str, Array],
-    others: Sequence[Mapping[str, Array]],
+    axes: BatchAxes,
+    found: Rows,
+    sized: Sequence[Rows],
+    dynamic: Sizes,
     labels: Mapping[str, Sequence[str]],
     max_batch_size: int,
 ) -> Signature:
+    first = examples.inputs
+    others = [outputs for _, outputs in sized]
     try:
         return Signature(
             inputs=tuple(
-                _spec(name, tensor.numpy(), set(examples.dynamic.get(name, {})))
-                for name, tensor in examples.inputs.items()
+                _spec(name, tensor.numpy(), axes.inputs[name], set(dynamic.get(name, {})))
+                for name, tensor in first.items()
             ),
             outputs=tuple(
-                _spec(name, array, _varying_axes(array, [other[name] for other in others]))
-                for name, array in found.items()
+                _output_spec(name, array, axes.outputs[name], [other[name] for other in others])
+                for name, array in found[1].items()
             ),
             max_batch_size=max_batch_size,
-            dynamic=examples.dynamic,
+            dynamic=dynamic,
             labels={name: tuple(map(str, names)) for name, names in labels.items()},
         )
     except ValueError as error:
@@ -257,26 +202,33 @@ def _signature(
         raise ExampleError(f"the examples give no valid signature: {' '.join(text)}") from error
 
 
-def _varying_axes(array: Array, others: Sequence[Array]) -> set[int]:
-    return {
-        axis
-        for other in others
-        for axis in range(1, array.ndim)
-        if other.shape[axis] != array.shape[axis]
-    }
+def _output_spec(
+    name: str, rows: Array, batch_axis: int | None, others: Sequence[Array]
+) -> TensorSpec:
+    """Returns the spec of an output, from its values as rows at each size."""
+    shape = [
+        -1 if any(other.shape[axis] != rows.shape[axis] for other in others) else rows.shape[axis]
+        for axis in range(1, rows.ndim)
+    ]
+    if batch_axis is not None:
+        shape.insert(batch_axis, -1)
+    return TensorSpec(
+        name=name, datatype=datatype_of(rows), shape=tuple(shape), batch_axis=batch_axis
+    )
 
 
-def _spec(name: str, array: Array, varying: set[int]) -> TensorSpec:
-    shape = (-1 if axis in varying | {0} else size for axis, size in enumerate(array.shape))
-    return TensorSpec(name=name, datatype=datatype_of(array), shape=tuple(shape))
+def _spec(name: str, array: Array, batch_axis: int | None, varying: set[int]) -> TensorSpec:
+    changing = varying if batch_axis is None else varying | {batch_axis}
+    shape = tuple(-1 if axis in changing else size for axis, size in enumerate(array.shape))
+    return TensorSpec(name=name, datatype=datatype_of(array), shape=shape, batch_axis=batch_axis)
 
 
 def _capture_files(
     flat: OutputsInOrder, examples: Examples, signature: Signature, folder: Path, script: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Writes the files; returns them and the refusals, both by kind."""
-    rows = {name: _export_rows(tensor) for name, tensor in examples.inputs.items()}
-    arguments = tuple(rows.values())
+    axes = {spec.name: spec.batch_axis for spec in signature.inputs}
+    arguments = tuple(repeated(examples.inputs, axes, MIN_EXPORT_ROWS).values())
     files: dict[str, str] = {}
     refusals: dict[str, str] = {}
     unused: list[str] = []
@@ -328,22 +280,16 @@ def _quietly(call: Callable[[], Any]) -> Any:
         return call()
 
 
-def _export_rows(tensor: Tensor) -> Tensor:
-    rows = tensor[:MIN_EXPORT_ROWS]
-    missing = MIN_EXPORT_ROWS - len(rows)
-    return torch.cat([rows, rows[:missing]]) if missing else rows
-
-
 def _export(
     flat: OutputsInOrder, arguments: tuple[Tensor, ...], signature: Signature, path: Path
 ) -> list[str]:
     """Writes the exported program; returns the names of inputs that nothing uses."""
     batch = torch.export.Dim("batch", min=1, max=max(signature.max_batch_size, 2))
     axes: list[dict[int, Any]] = []
-    for number, spec in enumerate(signature.inputs):
-        varying: dict[int, Any] = {0: batch}
+    for spec in signature.inputs:
+        varying: dict[int, Any] = {} if spec.batch_axis is None else {spec.batch_axis: batch}
         for axis, (low, high) in signature.dynamic.get(spec.name, {}).items():
-            varying[axis] = torch.export.Dim(f"size_{number}_{axis}", min=low, max=high)
+            varying[axis] = torch.export.Dim.DYNAMIC(min=low, max=high)
         axes.append(varying)
     with torch.no_grad(), whole_recurrent_layers() if signature.dynamic else nullcontext():
         program = torch.export.export(flat, arguments, dynamic_shapes=(tuple(axes),))
@@ -355,7 +301,7 @@ def _export(
 
 def _to_torchscript(flat: OutputsInOrder, arguments: tuple[Tensor, ...], path: Path) -> None:
     """Writes the model as TorchScript: compiled if its code allows that, else traced."""
-    model = flat.network
+    model: Any = flat.network
     if isinstance(model, torch.jit.ScriptModule):
         torch.jit.save(model, str(path))
         return

@@ -3,12 +3,12 @@
 In: a mapping from names to arrays or tensors; one array or a tuple in the order of the arguments;
 or a list of mappings, one for each size that inputs may have. Out: `Examples`.
 
-Rules: each input has a row for each row of the batch; an axis whose size differs between examples
-varies between the smallest and the largest of them.
+Rules: an axis whose size differs between examples varies between the smallest and the largest of
+them, unless it is the batch. Arguments that have a default may be left out.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,20 +36,73 @@ class Examples:
     others: list[dict[str, Tensor]] = field(default_factory=list)
     """Further examples at other sizes."""
     dynamic: Sizes = field(default_factory=dict)
+    """Sizes that the caller says, beside those that the examples show."""
+    batch_axes: dict[str, int | None] = field(default_factory=dict)
+    """Batch axes that the caller says."""
+    by_name: bool = False
+    """True if inputs are passed by name: an argument before a given one is left out."""
+    left_out: tuple[str, ...] = ()
+    """Optional arguments of the model that the examples leave out."""
 
     @property
     def names(self) -> list[str]:
         """The names of the inputs, in order."""
         return list(self.inputs)
 
-    def all(self) -> Iterator[dict[str, Tensor]]:
-        """Yields all examples."""
-        yield self.inputs
-        yield from self.others
+    def notes(self) -> tuple[str, ...]:
+        """Returns a line for the user about arguments that are left out."""
+        if not self.left_out:
+            return ()
+        return (f"the version has no input {', '.join(self.left_out)}: the examples leave it out",)
+
+    def by_size(
+        self, batch_axes: Mapping[str, int | None]
+    ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+        """Returns the examples of the first one's size, and those of other sizes.
+
+        Args:
+            batch_axes: batch axis by input; sizes along it do not count.
+        """
+        alike = [self.inputs]
+        others: list[dict[str, Tensor]] = []
+        for one in self.others:
+            is_alike = all(
+                _without(one[name], axis) == _without(self.inputs[name], axis)
+                for name, axis in batch_axes.items()
+            )
+            (alike if is_alike else others).append(one)
+        return alike, others
+
+    def sizes(self, batch_axes: Mapping[str, int | None]) -> Sizes:
+        """Returns the smallest and largest size of axes that vary.
+
+        Args:
+            batch_axes: batch axis by input, which is not among them.
+
+        Raises:
+            ExampleError: the caller says sizes of a batch axis.
+        """
+        found: Sizes = {}
+        for name, axis in batch_axes.items():
+            shapes = [one[name].shape for one in (self.inputs, *self.others)]
+            for place, sizes in enumerate(zip(*shapes, strict=True)):
+                if place != axis and min(sizes) < max(sizes):
+                    found.setdefault(name, {})[place] = (min(sizes), max(sizes))
+            for place, told in self.dynamic.get(name, {}).items():
+                if place == axis:
+                    raise ExampleError(
+                        f"dynamic['{name}'] names axis {place}, which is the batch; leave it out, "
+                        "and limit the batch by max_batch_size"
+                    )
+                found.setdefault(name, {})[place] = told
+        return found
 
 
 def read_examples(
-    call: Callable[..., Any], given: Any, dynamic: Mapping[str, Mapping[int, Any]] | None = None
+    call: Callable[..., Any],
+    given: Any,
+    dynamic: Mapping[str, Mapping[int, Any]] | None = None,
+    batch_axes: Mapping[str, int | None] | None = None,
 ) -> Examples:
     """Converts the caller's examples.
 
@@ -57,6 +110,7 @@ def read_examples(
         call: the model, for the names and the order of its arguments.
         given: the examples; see the head of this module.
         dynamic: smallest and largest size by input and axis, beside those that examples show.
+        batch_axes: batch axis by input, where the caller says it; None for no batch.
 
     Raises:
         ExampleError: a value is no array, has no rows, or contradicts another.
@@ -66,13 +120,22 @@ def read_examples(
     first, others = parts[0], parts[1:]
     for other in others:
         _check_alike(first, other)
-    sizes = _varying(parts)
+    sizes: Sizes = {}
     for name, axes in (dynamic or {}).items():
         if name not in first:
             raise ExampleError(f"dynamic names input '{name}'{nearest_name(name, first)}")
         for axis, range_ in axes.items():
             sizes.setdefault(name, {})[axis] = _size_range(name, axis, range_, first[name])
-    return Examples(first, others, sizes)
+    parameters, in_order = _parameters(call), _parameters(call, keywords=False)
+    is_named = set(first) <= set(parameters)
+    return Examples(
+        first,
+        others,
+        sizes,
+        dict(batch_axes or {}),
+        by_name=is_named and in_order[: len(first)] != list(first),
+        left_out=tuple(name for name in parameters if name not in first) if is_named else (),
+    )
 
 
 def _ordered(call: Callable[..., Any], given: Any) -> dict[str, Tensor]:
@@ -97,14 +160,19 @@ def _ordered(call: Callable[..., Any], given: Any) -> dict[str, Tensor]:
     return tensors
 
 
-def _parameters(call: Callable[..., Any]) -> list[str]:
+def _parameters(call: Callable[..., Any], keywords: bool = True) -> list[str]:
+    """Returns the names of arguments; without keywords, of those that can be passed in order."""
     function = call.forward if isinstance(call, torch.nn.Module) else call
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin
         return ["input"]
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [each.name for each in parameters if each.kind in kinds] or ["input"]
+    in_order = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [
+        each.name
+        for each in parameters
+        if each.kind in in_order or (keywords and each.kind is inspect.Parameter.KEYWORD_ONLY)
+    ] or ["input"]
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -114,7 +182,7 @@ def _tensor(name: str, value: Any) -> Tensor:
         ExampleError: it is no array of numbers.
     """
     if isinstance(value, Tensor):
-        tensor = value.detach().cpu()
+        tensor = _on_cpu(name, value)
     else:
         try:
             array = np.asarray(value)
@@ -128,6 +196,25 @@ def _tensor(name: str, value: Any) -> Tensor:
         if array.dtype == np.float64 and not isinstance(value, np.ndarray):
             tensor = tensor.float()  # numbers of Python have no precision of their own
     return tensor.contiguous()
+
+
+def _on_cpu(name: str, value: Tensor) -> Tensor:
+    """Returns a tensor of the caller's on the CPU.
+
+    Raises:
+        ExampleError: it has no values, or numbers that servers do not take.
+    """
+    if value.is_meta:
+        raise ExampleError(f"examples['{name}'] is on the device meta, without values; give values")
+    tensor = value.detach().cpu()
+    try:
+        datatype_of(tensor.numpy())
+    except (TensorError, TypeError, RuntimeError) as error:
+        raise ExampleError(
+            f"examples['{name}'] is {value.dtype}, which servers do not take; give x.float(), or "
+            "another type of numbers"
+        ) from error
+    return tensor
 
 
 def _check_rows(tensors: Mapping[str, Tensor]) -> None:
@@ -151,14 +238,9 @@ def _check_alike(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> No
             )
 
 
-def _varying(parts: Sequence[Mapping[str, Tensor]]) -> Sizes:
-    found: Sizes = {}
-    for name, tensor in parts[0].items():
-        for axis in range(1, tensor.ndim):
-            sizes = [part[name].shape[axis] for part in parts]
-            if min(sizes) < max(sizes):
-                found.setdefault(name, {})[axis] = (min(sizes), max(sizes))
-    return found
+def _without(tensor: Tensor, axis: int | None) -> list[int]:
+    """Returns the sizes of all axes but one."""
+    return [size for place, size in enumerate(tensor.shape) if place != axis]
 
 
 def _size_range(name: str, axis: int, given: Any, example: Tensor) -> tuple[int, int]:
@@ -171,10 +253,10 @@ def _size_range(name: str, axis: int, given: Any, example: Tensor) -> tuple[int,
             f"dynamic['{name}'][{axis}] is {given!r}; give the smallest and a larger size, "
             "as in (8, 64)"
         )
-    if not 1 <= axis < example.ndim:
+    if not 0 <= axis < example.ndim:
         raise ExampleError(
             f"dynamic['{name}'] names axis {axis}, and the input is {list(example.shape)}; "
-            f"name an axis from 1 to {example.ndim - 1}"
+            "name one of its axes"
         )
     if not low <= example.shape[axis] <= high:
         raise ExampleError(

@@ -50,6 +50,9 @@ class PublishOptions(TypedDict, total=False):
     dynamic: Mapping[str, Mapping[int, tuple[int, int]]]
     """Smallest and largest size of axes that vary, by input and axis, such as
     `{"image": {2: (8, 64), 3: (8, 64)}}`; sizes of several examples are added."""
+    batch_axes: Mapping[str, int | None]
+    """Batch axis of inputs where it is not the first, such as `{"state": 1, "rate": None}` (None
+    for an input that all rows share); inputs that are not named are found by running the model."""
     max_batch_size: int
     """Largest batch of a server in rows, 32 unless given."""
     args: Mapping[str, Any]
@@ -80,14 +83,16 @@ def publish(
             with a method `infer` or `infer_one`, which becomes a Python model; or a `Pipeline` of
             models in the store.
         examples: inputs by name, `{"image": array}`, each [rows, ...]; or one array, or a tuple of
-            them in the order of the arguments; or a list of such mappings, one for each size that
-            inputs may have. From 32 rows on, they also calibrate 8-bit artifacts. Give real rows:
-            the verification is as good as they are.
+            them in the order of the arguments; or a list of such mappings: for each size that
+            inputs may have, or each value of an input without a batch. Arguments with a default
+            may be left out, and the version does not have them. From 32 rows on, they also
+            calibrate 8-bit artifacts. Give real rows: the verification is as good as they are.
         name: name of the model in the store.
         to: the store: a folder, or `s3://bucket/prefix`.
         progress: False to print nothing; or a function that receives the name of each step.
         options: `outputs`, `targets`, `metric`, `artifacts`, `gates`, `alias`, `labels`,
-            `metadata`, `dynamic`, `max_batch_size`, `args`, `files`, `bump`: see `PublishOptions`.
+            `metadata`, `dynamic`, `batch_axes`, `max_batch_size`, `args`, `files`, `bump`: see
+            `PublishOptions`.
 
     Raises:
         TypeError: an option is unknown.
@@ -134,7 +139,7 @@ def _stage_network(
     from flambeau.publishing.capture import capture
     from flambeau.publishing.examples import read_examples
 
-    given = read_examples(model, examples, options.get("dynamic"))
+    given = read_examples(model, examples, options.get("dynamic"), options.get("batch_axes"))
     wanted = about["artifacts"]
     captured = capture(
         model,
@@ -145,21 +150,17 @@ def _stage_network(
         max_batch_size=options.get("max_batch_size", DEFAULT_MAX_BATCH_SIZE),
         script=wanted != "auto" and "torchscript" in wanted,
     )
-    rows = next(iter(given.inputs.values())).shape[0]
+    inputs, outputs = zip(*captured.rows, strict=True)
     request = {
         **about,
         "source": f"{type(model).__name__} from Python",
         "originals": [{"kind": kind, "file": file} for kind, file in captured.files.items()],
         "refusals": captured.refusals,
         "signature": captured.signature.model_dump(mode="json"),
+        "notes": captured.notes,
     }
-    write_request(
-        folder,
-        request,
-        [{key: tensor.numpy() for key, tensor in one.items()} for one in given.all()],
-        [captured.outputs, *captured.others],
-        _targets(options.get("targets"), rows),
-    )
+    rows = len(next(iter(inputs[0].values())))
+    write_request(folder, request, inputs, outputs, _targets(options.get("targets"), rows))
 
 
 def _check_options(model: Any, options: PublishOptions) -> None:

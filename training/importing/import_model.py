@@ -88,7 +88,7 @@ class Imported:
             ],
             "refused": lost | refused,
             "alias": self.request.alias,
-            "notes": list(self.notes),
+            "notes": [*self.notes, *self.request.notes],
         }
 
 

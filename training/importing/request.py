@@ -67,6 +67,8 @@ class ImportRequest(StrictModel):
     python: PythonFiles | None = None
     refusals: dict[str, str] = Field(default={})
     """Reason by kind in which it could not be captured."""
+    notes: tuple[str, ...] = ()
+    """Facts about the model that were found when it was captured, for the user."""
     signature: Signature | None = None
     """None for a Python model, which is run to learn it."""
     artifacts: Literal["auto"] | tuple[str, ...] = "auto"

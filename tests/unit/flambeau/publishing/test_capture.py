@@ -57,7 +57,7 @@ def test_a_module_is_captured_with_its_outputs(tmp_path: Path) -> None:
     with torch.inference_mode():
         right = model(rows).numpy()
         (served,) = program(rows[:7])
-    np.testing.assert_allclose(found.outputs["logits"], right, atol=1e-5)
+    np.testing.assert_allclose(found.rows[0][1]["logits"], right, atol=1e-5)
     np.testing.assert_allclose(served.numpy(), right[:7], atol=1e-5)
     assert found.signature.outputs[0].shape == (-1, 4)
     assert model.training, "the caller's module stays as it was"
@@ -71,7 +71,7 @@ def test_outputs_of_a_dictionary_have_its_names_and_lengths_vary(tmp_path: Path)
     assert (list(found.files), found.refusals) == (["pt2"], {})
     assert [spec.name for spec in found.signature.outputs] == ["last", "mean"]
     assert found.signature.dynamic == {"steps": {1: (5, 9)}}
-    assert [len(other["last"]) for other in found.others] == [2]
+    assert [len(outputs["last"]) for _, outputs in found.rows] == [4, 2]
 
 
 def test_a_function_of_tensors_is_captured(tmp_path: Path) -> None:
@@ -129,8 +129,11 @@ def test_an_input_without_effect_is_named(tmp_path: Path) -> None:
 
 
 def test_inputs_of_different_rows_are_refused(tmp_path: Path) -> None:
+    examples = read_examples(
+        lambda a, b: a + b, (torch.ones(4, 2), torch.ones(3, 2)), None, {"a": 0, "b": 0}
+    )
     with pytest.raises(ExampleError, match="differ in their number of rows"):
-        captured(lambda a, b: a, (torch.ones(4, 2), torch.ones(3, 2)), tmp_path)
+        capture(lambda a, b: a + b, examples, folder=tmp_path)
 
 
 def test_capturing_imports_no_compiler_here(tmp_path: Path) -> None:

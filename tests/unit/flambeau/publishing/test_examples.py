@@ -36,7 +36,7 @@ def test_every_form_gives_the_arguments_in_order(given: Any) -> None:
 
     assert examples.names == ["left", "right"]
     assert all(tensor.shape == (4, 3) for tensor in examples.inputs.values())
-    assert examples.dynamic == {}
+    assert examples.sizes({"left": 0, "right": 0}) == {}
 
 
 def test_a_single_array_has_the_name_of_the_argument() -> None:
@@ -59,8 +59,33 @@ def test_axes_that_differ_between_examples_vary() -> None:
 
     examples = read_examples(lambda x: x, parts, {"x": {2: (4, 8)}})
 
-    assert examples.dynamic == {"x": {1: (3, 9), 2: (4, 8)}}
+    assert examples.sizes({"x": 0}) == {"x": {1: (3, 9), 2: (4, 8)}}
     assert len(examples.others) == 2
+
+
+def test_sizes_of_the_batch_axis_do_not_vary() -> None:
+    parts = [{"x": np.ones((5, rows), np.float32)} for rows in (2, 3)]
+
+    examples = read_examples(Pair(), parts)
+
+    assert examples.sizes({"x": 1}) == {}
+    assert examples.sizes({"x": None}) == {"x": {1: (2, 3)}}
+    assert [len(part) for part in examples.by_size({"x": 1})] == [2, 0]
+    assert [len(part) for part in examples.by_size({"x": None})] == [1, 1]
+    with pytest.raises(ExampleError, match="names axis 1, which is the batch"):
+        read_examples(Pair(), parts, {"x": {1: (1, 4)}}).sizes({"x": 1})
+
+
+def test_arguments_that_are_left_out_are_told() -> None:
+    def call(x: Tensor, mask: Tensor | None = None, *, scale: Tensor | None = None) -> Tensor:
+        return x
+
+    in_order = read_examples(call, {"x": ROWS})
+    by_name = read_examples(call, {"x": ROWS, "scale": ROWS})
+
+    assert (in_order.by_name, by_name.by_name) == (False, True)
+    assert "no input mask, scale" in in_order.notes()[0]
+    assert "no input mask:" in by_name.notes()[0]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +100,10 @@ def test_axes_that_differ_between_examples_vary() -> None:
         ({"left": ROWS, "right": ROWS}, {"lift": {1: (1, 3)}}, "did you mean 'left'"),
         ({"left": ROWS, "right": ROWS}, {"left": {1: (5, 2)}}, "the smallest and a larger size"),
         ({"left": ROWS, "right": ROWS}, {"left": {1: (4, 9)}}, "the example has size 3"),
-        ({"left": ROWS, "right": ROWS}, {"left": {0: (1, 9)}}, "names axis 0"),
+        ({"left": ROWS, "right": ROWS}, {"left": {2: (1, 9)}}, "names axis 2"),
+        ({"left": torch.ones(2, dtype=torch.cfloat)}, None, "examples['left'] is torch.complex64"),
+        ({"left": torch.ones(2, dtype=torch.bfloat16)}, None, "is torch.bfloat16"),
+        ({"left": torch.ones(2, device="meta")}, None, "on the device meta"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(given: Any, dynamic: Any, words: str) -> None:
