@@ -5,7 +5,7 @@ axis is moved to the front, and a tensor without one is repeated for each row. S
 outputs belongs to row i of the inputs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -83,6 +83,22 @@ def in_rows(run: Run, signature: Signature) -> Run:
     return run_rows
 
 
+def batches_of(
+    inputs: Mapping[str, Array], signature: Signature, size: int
+) -> Iterator[dict[str, Array]]:
+    """Yields rows as batches in the model's form.
+
+    Args:
+        inputs: by name, each [rows, ...].
+        signature: the batch axes.
+        size: most rows of a batch.
+    """
+    for first, stop in _runs(inputs, signature):
+        for start in range(first, stop, size):
+            batch = {n: array[start : min(start + size, stop)] for n, array in inputs.items()}
+            yield batch if signature.is_plain else from_rows(batch, signature.inputs)
+
+
 def batch_of(inputs: Mapping[str, Array], signature: Signature, rows: int) -> dict[str, Array]:
     """Returns a batch in the model's form: the first rows, repeated to fill it.
 
@@ -115,6 +131,8 @@ def _runs(inputs: Mapping[str, Array], signature: Signature) -> list[tuple[int, 
         for spec in signature.inputs
         if spec.batch_axis is None and spec.name in inputs
     ]
+    if not shared:
+        return [(0, rows)]
     found, start = [], 0
     before: list[bytes] | None = None
     for row in range(rows):

@@ -128,14 +128,17 @@ def row_count(inputs: Mapping[str, Tensor], axes: Mapping[str, int | None]) -> i
 
 
 def repeated(inputs: Mapping[str, Tensor], axes: Mapping[str, int | None], rows: int) -> Tensors:
-    """Returns a batch of so many rows: the first ones, repeated where there are fewer."""
+    """Returns a batch of so many rows: the first ones, repeated where there are fewer.
+
+    Its tensors are contiguous, because torch.export takes strides for constants.
+    """
     found = rows_of(inputs, axes, 0, rows)
     have = row_count(found, axes)
     for name, axis in axes.items():
         if axis is not None and have < rows:
             places = torch.arange(rows) % have
             found[name] = found[name].index_select(axis, places)
-    return found
+    return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
 def _has_batch(axes: Mapping[str, int | None]) -> bool:

@@ -24,7 +24,7 @@ from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import Array, datatype_of
 from flambeau.publishing.batch_axes import BatchAxes, find_batch_axes, repeated, row_count, rows_of
 from flambeau.publishing.errors import CaptureError, ExampleError
-from flambeau.publishing.examples import Examples, Sizes
+from flambeau.publishing.examples import Examples, Sizes, independent
 from flambeau.publishing.forked import (
     ForkedCallError,
     ForkUnavailableError,
@@ -102,7 +102,7 @@ def capture(
     signature = _signature(examples, axes, found, sized, dynamic, labels or {}, max_batch_size)
     flat = OutputsInOrder(call, list(axes.outputs))
     flat.training = False  # the model's own modules stay as they are
-    files, refusals = _capture_files(flat, examples, signature, folder, script)
+    files, refusals = _capture_files(flat, examples, signature, dynamic, folder, script)
     if not files:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in refusals.items())
         raise CaptureError(f"torch cannot capture the model: {reasons}")
@@ -194,7 +194,7 @@ def _signature(
                 for name, array in found[1].items()
             ),
             max_batch_size=max_batch_size,
-            dynamic=dynamic,
+            dynamic=independent(dynamic),
             labels={name: tuple(map(str, names)) for name, names in labels.items()},
         )
     except ValueError as error:
@@ -224,7 +224,12 @@ def _spec(name: str, array: Array, batch_axis: int | None, varying: set[int]) ->
 
 
 def _capture_files(
-    flat: OutputsInOrder, examples: Examples, signature: Signature, folder: Path, script: bool
+    flat: OutputsInOrder,
+    examples: Examples,
+    signature: Signature,
+    dynamic: Sizes,
+    folder: Path,
+    script: bool,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Writes the files; returns them and the refusals, both by kind."""
     axes = {spec.name: spec.batch_axis for spec in signature.inputs}
@@ -233,7 +238,7 @@ def _capture_files(
     refusals: dict[str, str] = {}
     unused: list[str] = []
     try:
-        unused = _call(lambda: _export(flat, arguments, signature, folder / PROGRAM))
+        unused = _call(lambda: _export(flat, arguments, signature, dynamic, folder / PROGRAM))
         files["pt2"] = PROGRAM
     except ForkedCallError as error:
         refusals["pt2"] = f"torch.export: {error}"
@@ -281,17 +286,21 @@ def _quietly(call: Callable[[], Any]) -> Any:
 
 
 def _export(
-    flat: OutputsInOrder, arguments: tuple[Tensor, ...], signature: Signature, path: Path
+    flat: OutputsInOrder,
+    arguments: tuple[Tensor, ...],
+    signature: Signature,
+    dynamic: Sizes,
+    path: Path,
 ) -> list[str]:
     """Writes the exported program; returns the names of inputs that nothing uses."""
     batch = torch.export.Dim("batch", min=1, max=max(signature.max_batch_size, 2))
     axes: list[dict[int, Any]] = []
     for spec in signature.inputs:
         varying: dict[int, Any] = {} if spec.batch_axis is None else {spec.batch_axis: batch}
-        for axis, (low, high) in signature.dynamic.get(spec.name, {}).items():
+        for axis, (low, high) in dynamic.get(spec.name, {}).items():
             varying[axis] = torch.export.Dim.DYNAMIC(min=low, max=high)
         axes.append(varying)
-    with torch.no_grad(), whole_recurrent_layers() if signature.dynamic else nullcontext():
+    with torch.no_grad(), whole_recurrent_layers() if dynamic else nullcontext():
         program = torch.export.export(flat, arguments, dynamic_shapes=(tuple(axes),))
     torch.export.save(program, path)
     used = {node.name for node in program.graph.nodes if node.users}

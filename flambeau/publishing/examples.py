@@ -98,6 +98,23 @@ class Examples:
         return found
 
 
+def independent(sizes: Sizes) -> Sizes:
+    """Returns the axes that vary by themselves.
+
+    Axes of different inputs with the same limits, such as the length of tokens and of their mask,
+    count as one size: a signature, whose limits hold for each axis by itself, has none for them.
+    """
+    owners: dict[tuple[int, int], set[str]] = {}
+    for name, axes in sizes.items():
+        for limits in axes.values():
+            owners.setdefault(limits, set()).add(name)
+    found = {
+        name: {axis: limits for axis, limits in axes.items() if len(owners[limits]) == 1}
+        for name, axes in sizes.items()
+    }
+    return {name: axes for name, axes in found.items() if axes}
+
+
 def read_examples(
     call: Callable[..., Any],
     given: Any,

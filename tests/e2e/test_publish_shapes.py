@@ -73,6 +73,11 @@ def published(
     return version, flambeau.load("mine", store=store)
 
 
+def faults(version: flambeau.PublishedVersion) -> list[str]:
+    """Returns the reasons of artifacts that could not be made or verified."""
+    return [text for text in version.refused.values() if not text.startswith("dominated")]
+
+
 def run(model: nn.Module, *inputs: Array) -> list[Array]:
     with torch.inference_mode():
         found = model(*map(torch.from_numpy, inputs))
@@ -89,7 +94,7 @@ def test_a_state_and_a_scalar(tmp_path: Path) -> None:
 
     version, mine = published(net, examples, tmp_path, artifacts=["onnx", "pt2"])
 
-    assert {one.name for one in version.artifacts} == {"onnx", "pt2"}
+    assert faults(version) == []
     assert "input 'sr' has no batch axis" in " ".join(version.notes)
     given = [np.ones((3, 8), np.float32), np.ones((2, 3, 6), np.float32), np.array(8000)]
     with mine:
@@ -103,9 +108,9 @@ def test_images_of_several_sizes_without_a_batch(tmp_path: Path) -> None:
     net = Photo().eval()
     examples = [{"image": torch.randn(3, size, size)} for size in (8, 8, 16)]
 
-    version, mine = published(net, examples, tmp_path, artifacts=["onnx", "openvino"])
+    version, mine = published(net, examples, tmp_path, artifacts=["onnx", "onnx-int8", "openvino"])
 
-    assert {one.name for one in version.artifacts} == {"onnx", "openvino"}
+    assert faults(version) == []
     image = np.ones((3, 9, 12), np.float32)
     with mine:
         found = mine(image=image)

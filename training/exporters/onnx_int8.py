@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
 from training.errors import ExportError
 from training.process.quiet import quiet
@@ -26,7 +27,11 @@ by 1.35 instead of 0.08. With 7-bit weights nothing overflows: one file is right
 
 
 def export_onnx_static_int8(
-    source: Path, calibration: Mapping[str, Array], op_types: tuple[str, ...], path: Path
+    source: Path,
+    calibration: Mapping[str, Array],
+    op_types: tuple[str, ...],
+    path: Path,
+    signature: Signature | None = None,
 ) -> None:
     """Quantizes an exported ONNX file with ranges measured on calibration rows.
 
@@ -35,6 +40,7 @@ def export_onnx_static_int8(
         calibration: rows of training data by input name, each [rows, ...].
         op_types: operators to quantize.
         path: output file.
+        signature: batch axes of the model; None if all are the first.
 
     Raises:
         Exception: any exception of ONNX Runtime for an unsupported graph.
@@ -52,7 +58,7 @@ def export_onnx_static_int8(
         """Gives the calibration rows to ONNX Runtime, one batch per call, then None."""
 
         def __init__(self) -> None:
-            self._batches = calibration_batches(calibration)
+            self._batches = calibration_batches(calibration, signature)
 
         def get_next(self) -> dict[str, Array] | None:
             return next(self._batches, None)

@@ -164,7 +164,7 @@ def _narrow(
         mode = nncf.CompressWeightsMode.INT8_ASYM
         return nncf.compress_weights(model, mode=mode, ignored_scope=ignored)
     named = {spec.name: calibration[spec.name] for spec in signature.inputs}
-    rows = list(calibration_batches(named))
+    rows = list(calibration_batches(named, signature))
     return nncf.quantize(
         model,
         nncf.Dataset(rows),

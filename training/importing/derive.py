@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from flambeau.protocol.row_form import batch_of
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
 from model_store.artifact_kinds import STORED_KINDS, ArtifactKind
@@ -120,7 +123,7 @@ def _onnx(job: DeriveJob) -> None:
         return
     if entry.method == "static" and _has_convolutions(graph):
         rows = _rows(job.inputs, entry.calibration_rows)
-        export_onnx_static_int8(graph, rows, entry.op_types, job.path)
+        export_onnx_static_int8(graph, rows, entry.op_types, job.path, job.signature)
     else:
         export_onnx_dynamic_int8(graph, ("Gemm", "MatMul"), job.path)
 
@@ -233,7 +236,9 @@ def _from_program(job: DeriveJob) -> None:
     if job.source_kind != "pt2":
         raise ExportError(f"{job.entry.name} cannot be made from {job.source_kind}")
     module = torch.export.load(job.source).module()
-    example = tuple(torch.from_numpy(a[:EXAMPLE_ROWS]) for a in job.inputs.values())
+    rows = EXAMPLE_ROWS if job.signature.has_batch else 1
+    batch = batch_of(job.inputs, job.signature, rows)
+    example = tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in batch.values())
     entry = job.entry
     if getattr(entry, "method", "") == "weights":
         program = weights_program(module, example, job.signature)

@@ -116,9 +116,7 @@ def import_model(
     """
     first = originals[0]
     store = ModelStore(request.store)  # a store that cannot be opened fails before the work
-    entries = derived_entries(
-        [one.kind for one in originals], request.artifacts, examples.rows, examples.made_up
-    )
+    entries = _entries(originals, request, examples)
     inputs = check_examples(first, examples.inputs)
     outputs = examples.outputs
     if outputs is None:
@@ -145,6 +143,18 @@ def import_model(
         store.promote(request.model, manifest.version, request.alias, f"imported {first.source}")
     notes = tuple(note for one in originals for note in one.notes)
     return Imported(manifest=manifest, report=report, request=request, notes=notes)
+
+
+def _entries(
+    originals: Sequence[Original], request: ImportRequest, examples: ExampleRows
+) -> list[Export]:
+    """Returns the artifacts to make; an error also says what torch could not capture."""
+    kinds = [one.kind for one in originals]
+    try:
+        return derived_entries(kinds, request.artifacts, examples.rows, examples.made_up)
+    except RecipeError as error:
+        lost = "".join(f"; no {kind}: {reason}" for kind, reason in request.refusals.items())
+        raise RecipeError(f"{error}{lost}") from error
 
 
 def _make(

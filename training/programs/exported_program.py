@@ -149,7 +149,7 @@ def _quantized(module: nn.Module, signature: Signature, rows: Mapping[str, Array
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     prepared = prepare_pt2e(module, x86_quantizer())
-    for batch in calibration_batches(rows, signature.max_batch_size):
+    for batch in calibration_batches(rows, signature, signature.max_batch_size):
         prepared(*(torch.from_numpy(batch[spec.name]) for spec in signature.inputs))
     converted: nn.Module = convert_pt2e(prepared)
     return converted

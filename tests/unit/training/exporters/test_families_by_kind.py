@@ -90,6 +90,6 @@ def test_what_openvino_cannot_narrow_is_refused_with_what_can(
 def test_calibration_rows_come_in_batches_that_the_model_takes() -> None:
     rows = {"x": np.arange(70)}
     assert [len(batch["x"]) for batch in calibration_batches(rows)] == [64, 6]
-    found = list(calibration_batches(rows, 32))
+    found = list(calibration_batches(rows, largest=32))
     assert np.concatenate([batch["x"] for batch in found]).tolist() == list(range(70))
     assert [len(batch["x"]) for batch in found] == [32, 32, 6]
