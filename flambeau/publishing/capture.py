@@ -129,6 +129,11 @@ def _check_device(model: Model) -> None:
     if not isinstance(model, nn.Module):
         return
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_meta:
+            raise CaptureError(
+                f"the model's '{name}' is on the device meta, without values; load its weights "
+                "(model.to_empty(device='cpu'), then load_state_dict)"
+            )
         if tensor.device.type != "cpu":
             raise CaptureError(
                 f"the model's '{name}' is on {tensor.device}, and artifacts are verified on the "

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -281,7 +282,7 @@ def _importer(folder: Path) -> Iterator[_Importer]:
 
 @contextmanager
 def _progress(shown: bool | Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Shows the current step: in a terminal or a notebook as a status, else line by line."""
+    """Shows the current step: as a status in a terminal or with widgets, else line by line."""
     if not isinstance(shown, bool):
         yield shown
         return
@@ -291,7 +292,8 @@ def _progress(shown: bool | Callable[[str], None]) -> Iterator[Callable[[str], N
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
+    has_widgets = console.is_jupyter and find_spec("ipywidgets") is not None
+    if not (console.is_terminal or has_widgets):
         yield lambda text: console.print(text, soft_wrap=True, highlight=False, markup=False)
         return
     with console.status("publishing") as status:

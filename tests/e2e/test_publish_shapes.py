@@ -36,7 +36,8 @@ class Photo(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Takes [3, height, width]; returns [4]."""
-        return self.layers(image.unsqueeze(0)).flatten()
+        found: Tensor = self.layers(image.unsqueeze(0))
+        return found.flatten()
 
 
 @dataclass
@@ -78,7 +79,7 @@ def faults(version: flambeau.PublishedVersion) -> list[str]:
     return [text for text in version.refused.values() if not text.startswith("dominated")]
 
 
-def run(model: nn.Module, *inputs: Array) -> list[Array]:
+def run(model: nn.Module, *inputs: Array) -> list[Any]:
     with torch.inference_mode():
         found = model(*map(torch.from_numpy, inputs))
     return [t.numpy() for t in (found if isinstance(found, tuple) else (found,))]

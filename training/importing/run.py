@@ -7,6 +7,7 @@ for each step, then `{"published": {...}}` or `{"error": text}`.
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,8 @@ FILES = "files"
 
 def main(folder: Path, descriptor: int) -> int:
     """Imports the model in the folder. Returns the exit code."""
+    # The caller's end comes as SIGTERM: processes at work end with this one, and files are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     process_context()  # its server imports torch and the exporters
     if not os.read(descriptor, 1):
         return 0

@@ -147,12 +147,20 @@ def _answer(
 ) -> None:
     """Runs in the other process: sends the return value, or the cause of the failure."""
     enter_isolation(log, memory_limit_bytes)
+    threading.Thread(target=_end_with_caller, args=(connection,), daemon=True).start()
     answer: tuple[Any, str | None]
     try:
         answer = call(*arguments), None
     except Exception as error:  # exporters and runtimes raise any exception
         answer = None, explained(error, root_cause(error), memory_limit_bytes)
     connection.send(answer)
+
+
+def _end_with_caller(connection: Connection) -> None:
+    """Ends this process and its children when the caller has died, which sends nothing here."""
+    with contextlib.suppress(OSError, EOFError):
+        connection.poll(None)
+    os.killpg(0, signal.SIGKILL)
 
 
 def enter_isolation(log: str, memory_limit_bytes: int) -> None:

@@ -33,7 +33,8 @@ class Photo(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Takes [3, height, width]; returns [4]."""
-        return self.layers(image.unsqueeze(0)).flatten()
+        found: Tensor = self.layers(image.unsqueeze(0))
+        return found.flatten()
 
 
 def inputs(*shapes: tuple[int, ...]) -> dict[str, Tensor]:

@@ -104,7 +104,7 @@ def on_another_device() -> nn.Module:
     ("make", "words"),
     [
         (with_dropout, "in training mode, in which its layer '1' (Dropout)"),
-        (on_another_device, "'weight' is on meta"),
+        (on_another_device, "'weight' is on the device meta, without values"),
         (lambda: lambda x: x + torch.rand_like(x), "different outputs for the same rows"),
         (lambda: lambda x: x - x.mean(0), "depends on the other rows of its batch"),
         (lambda: lambda x: x.mean(), "output 'output' is [] for 4 rows"),

@@ -1,0 +1,158 @@
+"""Publishing that is cut off: nothing is half published, no process and no folder is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import flambeau
+from flambeau.publishing.errors import PublishError
+
+PROGRAM = """
+import os, sys
+import torch
+from torch import nn
+import flambeau
+
+store, step = sys.argv[1:3]
+def progress(text):
+    if text.startswith(step):
+        print(text, flush=True)
+net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)).eval()
+try:
+    flambeau.publish(net, torch.randn(8, 64), name="mine", to=store, progress=progress)
+except (flambeau.PublishError, KeyboardInterrupt) as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+IMPORTER = "training.importing.run"
+END_TIMEOUT_S = 20.0
+
+
+class Run:
+    """A program that publishes, and all its processes, known by a mark in their environment."""
+
+    def __init__(self, folder: Path, step: str) -> None:
+        self.store, self.temporary = folder / "store", folder / "tmp"
+        self.temporary.mkdir()
+        self.mark = f"FLAMBEAU_TEST_MARK={uuid.uuid4()}"
+        name, _, value = self.mark.partition("=")
+        self.program = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(self.store), step],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, name: value, "TMPDIR": str(self.temporary)},
+        )
+
+    def line(self) -> str:
+        """Returns the next line of the program."""
+        assert self.program.stdout is not None
+        return self.program.stdout.readline().strip()
+
+    def processes(self) -> list[int]:
+        """Returns the running processes."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:  # it has ended
+                continue
+        return found
+
+    def importer(self) -> int:
+        """Returns the process that imports."""
+        named = [
+            pid
+            for pid in self.processes()
+            if IMPORTER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        assert len(named) == 1
+        return named[0]
+
+    def end(self) -> None:
+        """Waits for the program and for all its processes."""
+        self.program.communicate(timeout=60)
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while (left := self.processes()) and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+        assert left == []
+
+    def check_nothing_is_left(self) -> None:
+        """Waits for the end of all processes; then neither a version nor a folder is there."""
+        self.end()
+        assert list(self.store.glob("mine/*")) == []
+        assert [path.name for path in self.temporary.iterdir() if "pymp" not in path.name] == []
+
+
+@pytest.mark.parametrize("step", ["capturing", "making", "verifying"])
+def test_ctrl_c_leaves_nothing(step: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, step)
+    assert run.line().startswith(step)
+
+    run.program.send_signal(signal.SIGINT)
+
+    assert run.line().startswith("KeyboardInterrupt")
+    run.check_nothing_is_left()
+
+
+def test_a_killed_importer_is_told_and_leaves_no_process(tmp_path: Path) -> None:
+    run = Run(tmp_path, "making")
+    assert run.line() == "making onnx"
+
+    os.kill(run.importer(), signal.SIGKILL)
+
+    assert run.line() == "RefusedError: nothing was published: our process ended with SIGKILL"
+    run.check_nothing_is_left()
+
+
+def test_a_killed_caller_leaves_no_process(tmp_path: Path) -> None:
+    run = Run(tmp_path, "making")
+    assert run.line() == "making onnx"
+
+    run.program.kill()
+
+    run.end()
+    assert list(run.store.glob("mine/*")) == []
+
+
+def test_two_publishes_at_once_get_two_numbers(tmp_path: Path) -> None:
+    found: list[int] = []
+
+    def publish(seed: int) -> None:
+        torch.manual_seed(seed)
+        net = nn.Linear(4, 3).eval()
+        version = flambeau.publish(net, torch.randn(4, 4), name="mine", to=tmp_path, progress=False)
+        found.append(version.version)
+
+    threads = [threading.Thread(target=publish, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(200)
+
+    assert sorted(found) == [1, 2]
+
+
+def test_a_store_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+
+    with pytest.raises(PublishError) as refused:
+        flambeau.publish(
+            nn.Linear(4, 3).eval(),
+            torch.randn(4, 4),
+            name="mine",
+            to=tmp_path / "file" / "store",
+            progress=False,
+        )
+
+    assert "nothing was published" in str(refused.value)
+    assert str(tmp_path / "file") in str(refused.value)
+    assert "\n" not in str(refused.value)
