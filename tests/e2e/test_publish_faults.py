@@ -34,6 +34,8 @@ except (flambeau.PublishError, KeyboardInterrupt) as error:
 """
 IMPORTER = "training.importing.run"
 END_TIMEOUT_S = 20.0
+OF_TORCH = "torchinductor_"
+"""The folder of torch's own cache."""
 
 
 class Run:
@@ -89,7 +91,7 @@ class Run:
         """Waits for the end of all processes; then neither a version nor a folder is there."""
         self.end()
         assert list(self.store.glob("mine/*")) == []
-        assert [path.name for path in self.temporary.iterdir() if "pymp" not in path.name] == []
+        assert [p.name for p in self.temporary.iterdir() if not p.name.startswith(OF_TORCH)] == []
 
 
 @pytest.mark.parametrize("step", ["capturing", "making", "verifying"])
