@@ -41,4 +41,4 @@ def test_each_script_has_a_test_and_a_line_in_the_index() -> None:
     assert scripts == {"demo", *SCRIPTS, *SLOW}
     index = (ROOT / "examples/README.md").read_text()
     for name in scripts:
-        assert f"({name}.py)" in index, name
+        assert f"`{name}.py`" in index, name
