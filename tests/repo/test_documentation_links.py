@@ -13,7 +13,11 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 INDEX = DOCS / "index.md"
 PAGES = sorted(DOCS.rglob("*.md"))
-DOCUMENTS = [*PAGES, *ROOT.glob("*.md"), ROOT / "deploy/README.md", ROOT / "k8s/README.md"]
+DOCUMENTS = [
+    *PAGES,
+    *ROOT.glob("*.md"),
+    *(ROOT / f"{name}/README.md" for name in ("deploy", "examples", "k8s")),
+]
 IN_FOLDERS = {DOCS / "adr", DOCS / "runbooks"}
 """Folders whose pages docs/conf.py adds to the navigation without being told of each."""
 MAX_PAGE_LINES = 450

@@ -13,7 +13,7 @@ TOP_LEVEL = {
     *PACKAGES,
     ".ci", ".dockerignore", ".gitignore", ".pre-commit-config.yaml", "ARCHITECTURE.md",
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "bench",
-    "deploy", "docs", "k8s", "pyproject.toml", "tests",
+    "deploy", "docs", "examples", "k8s", "pyproject.toml", "tests",
 }  # fmt: skip
 
 
