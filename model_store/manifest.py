@@ -66,7 +66,7 @@ def check_name(name: str, what: str = "model name") -> str:
     """
     if not is_name(name):
         raise BadNameError(
-            f"{what} {name!r} is not allowed; use 1 to 128 letters, digits, '.', '_' or '-', "
+            f"{what} {name[:200]!r} is not allowed; use 1 to 128 letters, digits, '.', '_' or '-', "
             "starting with a letter or digit"
         )
     return name

@@ -7,6 +7,7 @@ Rule: a copy is made in slices of `SLICE_BYTES`, as the generators here are resu
 event loop can do other work in between; whatever is selected completely is not copied at all.
 """
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -79,22 +80,35 @@ def select(rows: int, for_each: Array | None, where: Array | None) -> Selection:
         raise ItemsError(f"for_each has {len(for_each)} rows, and the request has {rows}")
     positions: Positions | None = None
     if where is not None:
-        mask = where
-        if items is not None and where.dtype != np.bool_:
-            mask = np.less(np.arange(items), where[:, None])
-        wanted = (rows,) if items is None else (rows, items)
-        if mask.shape != wanted:
+        is_counts = items is not None and where.dtype != np.bool_
+        wanted = (rows,) if items is None or is_counts else (rows, items)
+        if where.shape != wanted:
             raise ItemsError(f"where has shape {list(where.shape)}, and {list(wanted)} is needed")
-        positions = np.flatnonzero(mask)
-        if len(positions) == mask.size:
+        positions = _first_items(rows, items or 0, where) if is_counts else np.flatnonzero(where)
+        if len(positions) == rows * (1 if items is None else items):
             positions = None
     found = Selection(rows, items, positions)
-    if found.count > MAX_ITEMS:
-        raise TooManyItemsError(
-            f"the request has {found.count:,} items, and a step runs for {MAX_ITEMS:,} of one "
-            "request at most; send fewer rows, or have the model find fewer items"
-        )
+    _check_count(found.count)
     return found
+
+
+def _first_items(rows: int, items: int, counts: Array) -> Positions:
+    """Returns the positions of the first items of each row.
+
+    No mask is made: a tensor [rows, items, 0] has no bytes, and any number of items.
+    """
+    kept = np.clip(counts.astype(np.int64), 0, items)
+    _check_count(sum(kept.tolist()))
+    before = np.cumsum(kept) - kept
+    return np.arange(kept.sum()) + np.repeat(np.arange(rows) * items - before, kept)
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_ITEMS:
+        raise TooManyItemsError(
+            f"the request has {count:,} items, and a step runs for {MAX_ITEMS:,} of one request "
+            "at most; send fewer rows, or have the model find fewer items"
+        )
 
 
 def taken(array: Array, selection: Selection, by_item: bool) -> Sliced[Array]:
@@ -225,7 +239,7 @@ def _empty(shape: Sequence[int], datatype: np.dtype[np.generic]) -> Array:
     Raises:
         TooManyItemsError: it would be too large.
     """
-    size = int(np.prod(shape, dtype=np.int64)) * datatype.itemsize
+    size = math.prod(shape) * datatype.itemsize
     if size > MAX_COPIED_BYTES:
         raise TooManyItemsError(
             f"an input or output of {size:,} bytes would be copied, and the limit for one request "

@@ -10,8 +10,10 @@ the pipeline has the type of the inputs that read it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from flambeau.protocol.signature import Labels, Signature, TensorSpec
-from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.strict import explain, nearest_name
 from model_store.pipelines.graph import INPUT, Pipeline, Step, refs_of, step_of
 
 COUNTS = ("INT32", "INT64")
@@ -122,9 +124,8 @@ class _Types:
         self._check_where(step, items)
         for spec in signature.outputs:
             shape = spec.shape if items is None else (-1, items, *spec.shape[1:])
-            self._known[f"{step.name}.{spec.name}"] = TensorSpec(
-                name=spec.name, datatype=spec.datatype, shape=shape
-            )
+            ref = f"{step.name}.{spec.name}"
+            self._known[ref] = _spec(f"'{ref}'", spec.name, spec.datatype, shape)
         read = self._read_outputs(step.name)
         outputs = tuple(spec.name for spec in signature.outputs if spec.name in read)
         return TypedStep(step, signature, by_item, outputs)
@@ -207,8 +208,7 @@ class _Types:
                 f"{_text(known)}; give the pipeline two inputs"
             )
         name = ref.partition(".")[2]
-        spec = TensorSpec(name=name, datatype=datatype, shape=merged)
-        self._known[ref] = self.inputs[name] = spec
+        self._known[ref] = self.inputs[name] = _spec(reader, name, datatype, merged)
 
     def _check_where(self, step: Step, items: int | None) -> None:
         ref = step.where
@@ -245,6 +245,13 @@ class _Types:
         refs = [ref for step in self._pipeline.steps for ref in step.refs()]
         refs += [ref for source in self._pipeline.outputs.values() for ref in refs_of(source)]
         return {ref.partition(".")[2] for ref in refs if step_of(ref) == name}
+
+
+def _spec(where: str, name: str, datatype: str, shape: tuple[int, ...]) -> TensorSpec:
+    try:
+        return TensorSpec(name=name, datatype=datatype, shape=shape)
+    except ValidationError as error:  # the axis of items may be one dimension too many
+        raise PipelineTypeError(f"{where}: {explain(error, TensorSpec)}") from None
 
 
 def _merged(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -3,13 +3,12 @@
 Rule: sizes are checked before a member is inflated; nothing is unpickled.
 """
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
 from model_store.document import LARGE, parse_document
 from model_store.errors import DocumentError
-from model_store.safety.archive_sizes import check_archive
+from model_store.safety.archive_sizes import check_archive, opened_archive
 from training.errors import SourceError
 from training.importing.sources.foreign_files import MAX_FILES, file_size
 
@@ -28,7 +27,7 @@ def member_names(path: Path) -> list[str]:
         if file.read(len(ZIP_MAGIC)) != ZIP_MAGIC:
             return []
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened_archive(path) as archive:
             names = archive.namelist()
     except Exception as error:  # `zipfile` raises many types
         raise SourceError(
@@ -57,7 +56,7 @@ def read_member(path: Path, name: str) -> bytes:
         SourceError: it is missing, too large or damaged.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened_archive(path) as archive:
             for member in archive.infolist():
                 if member.filename.partition("/")[2] == name:
                     if member.file_size > MAX_MEMBER_BYTES:

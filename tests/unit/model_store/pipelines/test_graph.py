@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from flambeau.protocol.signature import Padding, Signature, TensorSpec
 from flambeau.protocol.strict import explain
+from flambeau.protocol.tensor_spec import MAX_RANK
 from model_store.pipelines.graph import MAX_STEPS, Pipeline, parse_part, refs_of, step_of
 from model_store.pipelines.step_types import PipelineTypeError, are_alike, check_types
 from tests.fixtures.signatures import one_to_one
@@ -213,6 +214,21 @@ def test_tensors_that_do_not_fit_are_refused_with_their_step(
     with pytest.raises(PipelineTypeError) as caught:
         check_types(graph(FIND_STEP, read_step(**fields), **outputs), SIGNATURES)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("ref", ["input.x", "first.y"])
+def test_the_axis_of_items_is_within_the_rank_of_a_tensor(ref: str) -> None:
+    flat, deep = [1] * (MAX_RANK - 2), [1] * (MAX_RANK - 1)
+    item = deep if ref == "input.x" else flat
+    first, each = (
+        Signature(inputs=(tensor("x", *x),), outputs=(tensor("y", *deep),), max_batch_size=4)
+        for x in (deep, item)
+    )
+    steps = [{"name": "first", "model": "a@^1", "inputs": {"x": "input.z"}}]
+    steps += [{"name": "each", "model": "b@^1", "for_each": ref, "inputs": {"x": ref}}]
+    pipeline = graph(*steps, y="each.y", z="first.y")
+    with pytest.raises(PipelineTypeError, match=f"at most {MAX_RANK} of them"):
+        check_types(pipeline, {"a@^1": first, "b@^1": each})
 
 
 def test_an_input_has_the_type_of_all_its_readers() -> None:

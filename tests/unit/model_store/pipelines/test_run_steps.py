@@ -127,6 +127,19 @@ def test_too_many_items_are_refused() -> None:
     assert select(1, np.zeros((1, MAX_ITEMS + 1, 1)), few).count == 1
 
 
+@pytest.mark.parametrize("count", [MAX_ITEMS + 1, 2**40, -(2**40)])
+def test_a_tensor_without_bytes_has_any_number_of_items(count: int) -> None:
+    items = np.zeros((2, 2**40, 0), np.float32)  # a mask of it would have 2 TiB
+    counts = np.array([count, 3])
+    if count < 0:
+        selection = select(2, items, counts)
+        assert selection.positions is not None
+        assert selection.positions.tolist() == [2**40, 2**40 + 1, 2**40 + 2]
+        return
+    with pytest.raises(TooManyItemsError, match=f"{count + 3:,} items"):
+        select(2, items, counts)
+
+
 def test_too_many_bytes_are_refused_before_they_are_copied() -> None:
     image = np.zeros((1, MAX_COPIED_BYTES // MAX_ITEMS + 1), np.uint8)
     selection = select(1, np.zeros((1, MAX_ITEMS, 1)), None)

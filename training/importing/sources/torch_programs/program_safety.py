@@ -46,6 +46,8 @@ _TARGETS = re.compile(
     r"|torch\.sym_(int|float|max|min|not|ite|sum|sqrt|constrain_range_for_size)"
     r"|torch\._sym_sqrt|torch\.utils\._sympy\.[\w.]+)"
 )
+_WITH_FILES = re.compile(r"torch\.ops\.\w+\.(from_file|save|rpc_\w+)(\.\w+)?")
+"""Operators of torch that open a file by its name, to write it too, or call other machines."""
 
 
 def check_program(path: Path, allow_pickle: bool) -> Any:
@@ -101,8 +103,10 @@ def _code(path: Path, names: list[str], document: Any) -> Iterator[str]:
 
 
 def _is_operator(target: str) -> bool:
-    has_code = target.startswith(("torch", "_operator", "math", "#"))
-    return not has_code or (_TARGETS.fullmatch(target) is not None and "__" not in target)
+    if not target.startswith(("torch", "_operator", "math", "#")):
+        return True
+    is_known = _TARGETS.fullmatch(target) is not None and "__" not in target
+    return is_known and _WITH_FILES.fullmatch(target) is None
 
 
 def _is_arithmetic(text: str) -> bool:

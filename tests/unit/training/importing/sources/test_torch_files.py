@@ -163,6 +163,15 @@ def test_code_in_a_program_does_not_run(tmp_path: Path, kind: str) -> None:
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("operator", ["from_file.default", "from_file.out", "save.default"])
+def test_operators_that_open_files_are_code(tmp_path: Path, operator: str) -> None:
+    path = write_program(tmp_path / "net.pt2", nn.Linear(4, 3), (torch.from_numpy(ROWS),))
+    text = member(path, "models/model.json")
+    changed = text.replace(b"torch.ops.aten.linear.default", f"torch.ops.aten.{operator}".encode())
+    with pytest.raises(SourceError, match=f"contains code: the operator .*{operator}"):
+        program(rewrite(path, {"models/model.json": changed}), tmp_path)
+
+
 def test_the_hostile_programs_are_hostile(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     path = hostile(tmp_path, "weights", marker)
