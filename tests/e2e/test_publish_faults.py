@@ -112,7 +112,9 @@ def test_a_killed_importer_is_told_and_leaves_no_process(tmp_path: Path) -> None
     os.kill(run.importer(), signal.SIGKILL)
 
     assert run.line() == "RefusedError: nothing was published: our process ended with SIGKILL"
-    run.check_nothing_is_left()
+    run.end()
+    assert list(run.store.glob("mine/*")) == []
+    assert list(run.temporary.glob("flambeau-publish-*")) == []  # what it held open stays
 
 
 def test_a_killed_caller_leaves_no_process(tmp_path: Path) -> None:
