@@ -13,6 +13,7 @@ from flambeau.commands.options.keys import KeysFolder
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.text.failures import failing_with
 from model_store.host.install_advice import needing
+from model_store.safety.archive_sizes import opened_archive
 
 if TYPE_CHECKING:
     from flambeau.protocol.tensors import Array
@@ -195,9 +196,15 @@ def read_examples(path: Path) -> "dict[str, Array]":
             param_hint="--examples",
         )
     try:
-        found = np.load(path, allow_pickle=False)
-        return {"": found} if isinstance(found, np.ndarray) else dict(found.items())
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        if zipfile.is_zipfile(path):
+            with opened_archive(path) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            if size > MAX_EXAMPLE_BYTES:
+                raise ValueError(f"it inflates to {size:,} bytes, of {MAX_EXAMPLE_BYTES:,} allowed")
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            return {"": found} if isinstance(found, np.ndarray) else dict(found.items())
+    except Exception as error:  # damaged files raise many types
         raise typer.BadParameter(
             f"{path} is no .npz or .npy file of numbers or fixed-size text ({error}); write it by "
             "numpy.savez(path, name=array)",

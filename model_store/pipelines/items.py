@@ -100,8 +100,8 @@ def _first_items(rows: int, items: int, counts: Array) -> Positions:
     kept = np.clip(counts.astype(np.int64), 0, items)
     _check_count(sum(kept.tolist()))
     before = np.cumsum(kept) - kept
-    first: Positions = np.arange(kept.sum()) + np.repeat(np.arange(rows) * items - before, kept)
-    return first
+    found: Positions = np.arange(kept.sum()) + np.repeat(np.arange(rows) * items - before, kept)
+    return found
 
 
 def _check_count(count: int) -> None:

@@ -1,7 +1,7 @@
 """Responses that are much larger than their requests: read, left unread, or aborted.
 
 The model `typed` returns its inputs: 60 MiB sent as 60 KiB of gzip, over REST as JSON of 300 MB or
-as binary data, over gRPC raw or as typed contents.
+as binary data, over gRPC raw or as typed contents. The model `verbose` makes texts of any length.
 """
 
 import asyncio
@@ -131,7 +131,35 @@ async def over_grpc(target: Target, random: Random) -> None:
         await asyncio.gather(*(_take(target, peer, window > 0) for peer in peers))
 
 
+LENGTHS = (0, 2**16, 2**20, 2**22, 2**24, 2**40, -1)
+"""Bytes that a Python model is asked for: also more than a response, or a process, holds."""
+
+
+async def of_python(target: Target, random: Random) -> None:
+    """Asks a Python model for texts of megabytes: read, left unread, or more than it can make."""
+    rows = random.choice((1, 1, 8))
+    counts = [random.choice(LENGTHS) for _ in range(rows)]
+    asked = {
+        "inputs": [{"name": "count", "datatype": "INT64", "shape": [rows, 1], "data": counts}],
+        "outputs": [{"name": "text", "parameters": {"binary_data": random.choice((True, False))}}],
+    }
+    body = json.dumps(asked).encode()
+    head = f"POST /v2/models/verbose/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+    async with target.connection(target.http_port) as peer:
+        await peer.send(f"{head}\r\n\r\n".encode() + body)
+        if random.random() < 0.3:
+            await _take(target, peer, is_read=False)
+            return
+        status, answer = await peer.answer()
+        target.count(status)
+        if status == "200" and len(answer) < sum(max(count, 0) for count in counts):
+            target.wrong(f"texts of {counts} bytes came back in {len(answer)} bytes")
+        if status == "no answer":
+            target.wrong(f"texts of {counts} bytes were never answered")
+
+
 ATTACKS = (
     Attack("answers: larger than the questions, over REST", over_rest),
     Attack("answers: larger than the questions, over gRPC", over_grpc),
+    Attack("answers: texts of a Python model", of_python),
 )

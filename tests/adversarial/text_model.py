@@ -1,4 +1,8 @@
-"""A model of BYTES: returns the number of texts in each row, and of their bytes."""
+"""Models of BYTES.
+
+`texts` returns the number of texts in each row, and of their bytes. `verbose`, a Python model in a
+process of its own, returns texts of as many bytes as a request names.
+"""
 
 import tempfile
 from pathlib import Path
@@ -10,6 +14,7 @@ from flambeau.protocol.tensors import object_array
 from model_store.golden import GoldenRows
 from model_store.manifest import Golden, PythonStep
 from model_store.store import ModelStore
+from tests.fixtures import python_models
 from tests.fixtures.onnx_models import linear
 from tests.fixtures.store_versions import draft_in, entry_in
 
@@ -61,3 +66,25 @@ def publish_texts(store_url: str) -> None:
             ),
         )
         ModelStore(store_url).publish(draft, folder)
+
+
+_VERBOSE = """
+import numpy as np
+
+class Model:
+    def infer(self, inputs):
+        text = np.empty((len(inputs["count"]), 1), object)
+        text[:, 0] = [b"a" * int(count) for count in inputs["count"][:, 0]]
+        return {"text": text}
+"""
+
+
+def publish_verbose(store_url: str) -> None:
+    """Publishes `verbose`: `count`, INT64 [-1, 1], to `text`, BYTES [-1, 1], of so many bytes."""
+    signature = python_models.signature_of(
+        [("count", "INT64", (-1, 1))], [("text", "BYTES", (-1, 1))]
+    )
+    golden = GoldenRows(
+        {"count": np.array([[0], [2]])}, {"text": object_array([b"", b"aa"]).reshape(2, 1)}
+    )
+    python_models.publish(store_url, "verbose", _VERBOSE, signature, golden)

@@ -11,8 +11,8 @@ from services.settings import checked
 from services.standalone.config import ServerConfig
 from services.trainer.edges.rest_port import LEAST_BUFFERED_BYTES
 from tests.adversarial.attack import VictimName
-from tests.adversarial.text_model import publish_texts
-from tests.fixtures import onnx_models, shaped_models
+from tests.adversarial.text_model import publish_texts, publish_verbose
+from tests.fixtures import onnx_models, pipelines, shaped_models
 from tests.fixtures.certificates import Authority
 from tests.fixtures.peak_memory import forget_peak, major_faults, peak_bytes
 from tests.fixtures.servers import ServerProcess, running_server
@@ -76,10 +76,15 @@ def budget_bytes(name: VictimName) -> int:
 
 def make_store(store: Path) -> None:
     """Creates a store of `linear`, y = 2 * x; `typed`, its own inputs; `texts`, their sizes; and
-    models of unusual shapes."""
+    models of unusual shapes; the pipelines `reader` and `each`; and
+    `verbose`, a Python model of long answers."""
     onnx_models.publish(str(store), "linear", onnx_models.linear(2.0))
     onnx_models.publish(str(store), "typed", onnx_models.echo(*TYPED))
     publish_texts(str(store))
+    pipelines.publish_parts(str(store))
+    pipelines.publish_graph(str(store))
+    pipelines.publish_each(str(store))
+    publish_verbose(str(store))
     for name in ("scaled", "shared", "shouting"):
         shaped_models.publish(str(store), name)
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from flambeau.protocol.tensors import Array
 from model_store.document import DocumentLimits, parse_document
-from model_store.errors import DocumentError
 from model_store.yaml_text import YamlError, read_yaml
 from training.errors import SourceError
 from training.importing.original import Original
@@ -149,7 +148,7 @@ def _examples(
         found = parse_document(read_text(file).encode(), str(file), EXAMPLE_LIMITS)
         types = _datatypes(document)
         arrays = _arrays(found, types)
-    except (DocumentError, TypeError, ValueError, KeyError) as error:
+    except Exception as error:  # the folder may say anything, and NumPy raises many types
         return None, (f"the input example in {file.name} was not understood ({error})",)
     return arrays, (f"the example inputs are those in {file.name}",)
 
@@ -183,7 +182,10 @@ def _arrays(found: Any, types: Mapping[str, str]) -> dict[str, Array]:
 
 
 def _array(value: Any, dtype: str | None) -> Array:
-    array = np.asarray(value, np.dtype(dtype) if dtype else None)
+    wanted = np.dtype(dtype) if dtype else None
+    if wanted is not None and wanted.kind not in "fiub":  # it may be text of any length
+        raise ValueError(f"it holds {dtype[:80] if dtype else ''}")
+    array = np.asarray(value, wanted)
     if array.dtype.kind not in "fiub" or array.ndim == 0:
         raise ValueError(f"it holds {array.dtype} {list(array.shape)}")
     return array.astype(np.float32) if dtype is None and array.dtype == np.float64 else array

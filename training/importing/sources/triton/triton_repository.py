@@ -58,7 +58,9 @@ def read(path: Path, options: SourceOptions, staging: Path) -> list[Original | P
             f"examples were given for {len(plain)} models ({', '.join(m.name for m in plain[:5])});"
             " import them one by one, by naming the folder of each"
         )
-    found: list[Original | PipelineDraft] = [_original(m, options, staging) for m in plain]
+    found: list[Original | PipelineDraft] = [
+        _original(one, options, staging / f"{place}") for place, one in enumerate(plain)
+    ]
     found += [_draft(model, by_name) for model in models if model.kind == "ensemble"]
     if left_out:
         found[0] = dataclasses.replace(
@@ -94,8 +96,8 @@ def _needed(model: TritonModel, by_name: dict[str, TritonModel]) -> list[TritonM
     return list(found.values())
 
 
-def _original(model: TritonModel, options: SourceOptions, staging: Path) -> Original:
-    file, place = model_file(model), staging / model.name
+def _original(model: TritonModel, options: SourceOptions, place: Path) -> Original:
+    file = model_file(model)
     if "/" in model.name or model.name.startswith("."):
         raise SourceError(f"{model.folder / CONFIG}: '{model.name[:80]}' is no name of a model")
     own = dataclasses.replace(

@@ -117,6 +117,20 @@ def test_hostile_folders_are_refused(tmp_path: Path, flavour: str, message: str)
         read_here(tmp_path / "m", tmp_path)
 
 
+@pytest.mark.parametrize(
+    "inputs",
+    ["[1, 2]", "[" * 20_000, '[{"type": "tensor", "tensor-spec": {"dtype": "U500000000"}}]',
+     '[{"type": "tensor", "tensor-spec": {"dtype": "(1000000000,)f4"}}]'],
+)  # fmt: skip
+def test_a_hostile_signature_is_not_understood(tmp_path: Path, inputs: str) -> None:
+    more = "saved_input_example_info: {artifact_path: input_example.json}\nsignature:\n"
+    describe(tmp_path / "m", "onnx: {data: model.onnx}", f"{more}  inputs: '{inputs}'\n")
+    write_onnx(tmp_path / "m" / "model.onnx")
+    original = read_here(tmp_path / "m", tmp_path)
+    assert original.made_up
+    assert any("was not understood" in note for note in original.notes)
+
+
 def test_an_example_outside_the_folder_is_refused(tmp_path: Path) -> None:
     info = "saved_input_example_info: {artifact_path: /etc/passwd}"
     describe(tmp_path / "m", "onnx: {data: model.onnx}", info)

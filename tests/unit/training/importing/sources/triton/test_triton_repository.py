@@ -159,3 +159,10 @@ def test_a_version_that_is_missing_is_named(repository: Path, tmp_path: Path) ->
     (repository / "net" / "1" / "model.onnx").unlink()
     with pytest.raises(SourceError, match=r"model\.onnx"):
         read_here(repository, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a\\0b", "\\ud800", "a" * 400])
+def test_a_name_is_no_part_of_a_path(repository: Path, tmp_path: Path, name: str) -> None:
+    config = NET.replace('"net"', f'"{name}"')
+    (repository / "net" / "config.pbtxt").write_text(config)
+    assert only(read_here(repository, tmp_path)).file.is_file()
