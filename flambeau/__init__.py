@@ -31,6 +31,7 @@ __all__ = [
     "LoadedModel",
     "Pipeline",
     "PublishError",
+    "PublishOptions",
     "PublishedVersion",
     "Server",
     "Step",
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from flambeau.protocol.python_model import Context
     from flambeau.publishing.errors import PublishError
     from flambeau.publishing.pipeline import Pipeline, Step
-    from flambeau.publishing.publish import publish
+    from flambeau.publishing.publish import PublishOptions, publish
     from flambeau.publishing.published import PublishedVersion
 
     __version__: str
@@ -61,6 +62,7 @@ else:
         "LoadedModel": "flambeau.local.loaded",
         "Pipeline": "flambeau.publishing.pipeline",
         "PublishError": "flambeau.publishing.errors",
+        "PublishOptions": "flambeau.publishing.publish",
         "PublishedVersion": "flambeau.publishing.published",
         "Server": "flambeau.local.server",
         "Step": "flambeau.publishing.pipeline",

@@ -1,6 +1,5 @@
 """`flambeau import`: publishes a model that was trained elsewhere, from its files."""
 
-import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ Name = Annotated[
         "--name",
         metavar="MODEL",
         help="Name of the model in the store.",
-        show_default="of a repository: its own names",
+        show_default="that of the file, or those of the repository",
     ),
 ]
 Examples = Annotated[
@@ -149,10 +148,7 @@ def import_for_serving(files: Sequence[str], store: str) -> None:
         files: its file or folder, and files beside it.
         store: the folder of the store.
     """
-    path = files[0].rpartition(":")[0] if ".py:" in files[0] else files[0]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).absolute().stem).strip("-._") or "model"
-    wanted = {"files": tuple(files), "name": name, "store": store, "alias": "production"}
-    _import(wanted, "", "")
+    _import({"files": tuple(files), "name": "", "store": store, "alias": "production"}, "", "")
 
 
 def _import(

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from flambeau.calling.classes import Classified
 from flambeau.calling.input_values import Inputs, Value, as_arrays
 from flambeau.local.server import DEFAULT_STORE, Server, start
 from flambeau.wire import Array, single_or_all
@@ -78,6 +79,10 @@ class LoadedModel:
             for at in range(0, rows, size)
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def classify(self, inputs: Inputs, *, top: int = 1) -> list[list[Classified]]:
+        """Returns the best classes of each row with their labels; see `Model.classify`."""
+        return self._model.classify(inputs, top=top)
 
     def close(self) -> None:
         """Ends the process."""

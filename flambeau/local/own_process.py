@@ -151,6 +151,8 @@ class OwnProcess:
             return
         self._errors.seek(max(self._errors.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES, 0))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        if lines and lines[-1].startswith("error: "):
+            raise OwnProcessError(lines[-1].removeprefix("error: "))
         how = signal.Signals(-code).name if code < 0 else f"status {code}"
         raise OwnProcessError(
             f"our process ended with {how}{f': {lines[-1][:300]}' if lines else ''}"

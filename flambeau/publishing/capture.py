@@ -16,14 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
 from flambeau.protocol.row_form import to_rows
 from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array, datatype_of
 from flambeau.publishing.batch_axes import BatchAxes, find_batch_axes, repeated, row_count, rows_of
-from flambeau.publishing.errors import CaptureError, ExampleError
+from flambeau.publishing.errors import CaptureError, PublishError
 from flambeau.publishing.examples import Examples, Sizes, independent
 from flambeau.publishing.forked import (
     ForkedCallError,
@@ -45,6 +47,7 @@ _RANDOM_LAYERS = (
     nn.modules.instancenorm._InstanceNorm,
 )
 
+Labels = Mapping[str, Sequence[str]] | Sequence[str]
 Rows = tuple[dict[str, Array], dict[str, Array]]
 """Inputs and outputs by name, each [rows, ...]."""
 
@@ -70,7 +73,7 @@ def capture(
     *,
     folder: Path,
     outputs: Sequence[str] | None = None,
-    labels: Mapping[str, Sequence[str]] | None = None,
+    labels: Labels | None = None,
     max_batch_size: int = 32,
     script: bool = False,
 ) -> Captured:
@@ -81,7 +84,7 @@ def capture(
         examples: its inputs, in order.
         folder: destination of the files.
         outputs: names of the outputs, in order; None for those of the model.
-        labels: names of the classes of an output.
+        labels: names of the classes by output, or those of the only output.
         max_batch_size: largest batch of a server, in rows.
         script: True to capture TorchScript too.
 
@@ -99,7 +102,7 @@ def capture(
     alike, others = examples.by_size(axes.inputs)
     found = _run(call, axes, alike, max_batch_size)
     sized = [_run(call, axes, [other], max_batch_size) for other in others]
-    signature = _signature(examples, axes, found, sized, dynamic, labels or {}, max_batch_size)
+    signature = _signature(examples, axes, found, sized, dynamic, labels or (), max_batch_size)
     flat = OutputsInOrder(call, list(axes.outputs))
     flat.training = False  # the model's own modules stay as they are
     files, refusals = _capture_files(flat, examples, signature, dynamic, folder, script)
@@ -183,7 +186,7 @@ def _signature(
     found: Rows,
     sized: Sequence[Rows],
     dynamic: Sizes,
-    labels: Mapping[str, Sequence[str]],
+    labels: Labels,
     max_batch_size: int,
 ) -> Signature:
     first = examples.inputs
@@ -200,11 +203,22 @@ def _signature(
             ),
             max_batch_size=max_batch_size,
             dynamic=independent(dynamic),
-            labels={name: tuple(map(str, names)) for name, names in labels.items()},
+            labels=_labels(labels, list(found[1])),
         )
-    except ValueError as error:
-        text = str(error).strip().splitlines()[-2:]
-        raise ExampleError(f"the examples give no valid signature: {' '.join(text)}") from error
+    except ValidationError as error:
+        raise PublishError(explain(error, Signature)) from error
+
+
+def _labels(labels: Labels, outputs: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns the names of classes by output; a list alone is for the only output."""
+    if isinstance(labels, Mapping):
+        return {name: tuple(map(str, names)) for name, names in labels.items()}
+    if isinstance(labels, str) or len(outputs) > 1:
+        raise PublishError(
+            f"labels is {labels!r}; give names of classes by output, as in "
+            f'{{"{outputs[0]}": ["cat", "dog"]}}'
+        )
+    return {outputs[0]: tuple(map(str, labels))} if labels else {}
 
 
 def _output_spec(

@@ -170,7 +170,14 @@ def _ordered(call: Callable[..., Any], given: Any) -> dict[str, Tensor]:
         named = dict(zip(parameters, values, strict=False))
     if not named:
         raise ExampleError("examples is empty; give an array for each input of the model")
-    if set(named) <= set(parameters):  # keyword names decide the order
+    odd = [name for name in named if name not in parameters]
+    if odd and len(odd) < len(named):
+        raise ExampleError(
+            f"examples names '{odd[0]}'{nearest_name(odd[0], parameters)}, and the model's "
+            f"arguments are {', '.join(parameters)}; name all inputs as they are named there, or "
+            "none, to give the arguments in order other names"
+        )
+    if not odd:  # keyword names decide the order
         named = {name: named[name] for name in parameters if name in named}
     tensors = {name: _tensor(name, value) for name, value in named.items()}
     _check_rows(tensors)

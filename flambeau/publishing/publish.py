@@ -1,6 +1,7 @@
 """`flambeau.publish`: a model in memory becomes a verified version in a store."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,42 +27,47 @@ Bump = Literal["major", "minor", "patch"]
 
 
 class PublishOptions(TypedDict, total=False):
-    """Options of `publish`; each may be left out."""
+    """Options of `publish`; each may be left out.
+
+    Attributes:
+        outputs: names of the outputs, in order; None for the keys or fields that the model returns,
+            or `output`.
+        targets: the right answers of the example rows, such as classes [rows]; artifacts are then
+            also judged by a metric.
+        metric: `accuracy` (of classes), `f1` (of several labels a row) or `rmse` (of numbers); None
+            to choose by the type of the targets.
+        artifacts: `auto`, or names such as `onnx`, `onnx-int8`, `openvino`, `pt2`, `torchscript`.
+        gates: rules by which outputs match, for all or by output, such as
+            `{"logits": {"top1": 0.99}}`; None for rules that suit each output and precision.
+        alias: alias that moves to the version, `production` unless given; None for none.
+        labels: names of the classes along the last axis of an output, by output:
+            `{"logits": ["cat", "dog"]}`; of a model with one output also a list alone.
+        metadata: text that is stored with the version, such as `{"team": "vision"}`.
+        dynamic: smallest and largest size of axes that vary, by input and axis, such as
+            `{"image": {2: (8, 64), 3: (8, 64)}}`; sizes of several examples are added.
+        batch_axes: batch axis of inputs where it is not the first, such as
+            `{"state": 1, "rate": None}` (None for an input that all rows share); inputs that are
+            not named are found by running the model.
+        max_batch_size: largest batch of a server in rows, 32 unless given.
+        args: of a class: its arguments, which the version keeps.
+        files: of a class: files that the version keeps for it, such as `tokenizer.json`.
+        bump: required change of the semantic version; None for the smallest that is right.
+    """
 
     outputs: Sequence[str] | None
-    """Names of the outputs, in order; None for the keys or fields that the model returns, or
-    `output`."""
     targets: Any
-    """The right answers of the example rows, such as classes [rows]; artifacts are then also judged
-    by a metric."""
     metric: str | None
-    """`accuracy` (of classes), `f1` (of several labels a row) or `rmse` (of numbers); None to
-    choose by the type of the targets."""
     artifacts: Literal["auto"] | Sequence[str]
-    """`auto`, or names such as `onnx`, `onnx-int8`, `openvino`, `pt2`, `torchscript`."""
     gates: Any
-    """Rules by which outputs match, for all or by output, such as `{"logits": {"top1": 0.99}}`;
-    None for rules that suit each output and precision."""
     alias: str | None
-    """Alias that moves to the version, `production` unless given; None for none."""
-    labels: Mapping[str, Sequence[str]]
-    """Names of the classes along the last axis of an output, by output."""
+    labels: Mapping[str, Sequence[str]] | Sequence[str]
     metadata: Mapping[str, str]
-    """Text that is stored with the version, such as `{"team": "vision"}`."""
     dynamic: Mapping[str, Mapping[int, tuple[int, int]]]
-    """Smallest and largest size of axes that vary, by input and axis, such as
-    `{"image": {2: (8, 64), 3: (8, 64)}}`; sizes of several examples are added."""
     batch_axes: Mapping[str, int | None]
-    """Batch axis of inputs where it is not the first, such as `{"state": 1, "rate": None}` (None
-    for an input that all rows share); inputs that are not named are found by running the model."""
     max_batch_size: int
-    """Largest batch of a server in rows, 32 unless given."""
     args: Mapping[str, Any]
-    """Of a class: its arguments, which the version keeps."""
     files: Sequence[str | os.PathLike[str]]
-    """Of a class: files that the version keeps for it, such as `tokenizer.json`."""
     bump: Bump | None
-    """Required change of the semantic version; None for the smallest that is right."""
 
 
 def publish(
@@ -92,8 +98,8 @@ def publish(
         to: the store: a folder, or `s3://bucket/prefix`.
         progress: False to print nothing; or a function that receives the name of each step.
         options: `outputs`, `targets`, `metric`, `artifacts`, `gates`, `alias`, `labels`,
-            `metadata`, `dynamic`, `batch_axes`, `max_batch_size`, `args`, `files`, `bump`: see
-            `PublishOptions`.
+            `metadata`, `dynamic`, `batch_axes`, `max_batch_size`, `args`, `files`, `bump`;
+            `help(flambeau.PublishOptions)` describes each.
 
     Raises:
         TypeError: an option is unknown.
@@ -116,7 +122,24 @@ def publish(
             else:
                 stage = stage_python_model if isinstance(model, type) else _stage_network
                 stage(model, examples, folder, about, options)
-            return importer.run(say)
+            version = importer.run(say)
+    _tell_result(version, progress)
+    return version
+
+
+def _tell_result(version: PublishedVersion, progress: bool | Callable[[str], None]) -> None:
+    """Prints what was published, and what was left out and why."""
+    if progress is False:
+        return
+    lines = [f"left out {name}: {reason}" for name, reason in version.refused.items()]
+    lines += [f"note: {note}" for note in version.notes]
+    moved = f" → {version.alias}" if version.alias else "; no alias moves"
+    lines.append(f"published {version}{moved}, in {version.store}")
+    for line in lines:
+        if progress is True:
+            print(line, file=sys.stderr)
+        else:
+            progress(line)
 
 
 def _about(name: str, to: str | os.PathLike[str], options: PublishOptions) -> dict[str, Any]:

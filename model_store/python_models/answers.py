@@ -23,6 +23,8 @@ from flambeau.protocol.tensors import (
 
 MAX_ANSWER_BYTES = 2**30
 """Limit of the outputs of one batch: a process shares them with the server by its memory."""
+MAX_TEXT_BYTES = 2**25
+"""The same for text, which each process between the model and its caller copies."""
 SINGLE_OUTPUT = "output"
 """Name of an output that is returned without one, if no signature names it."""
 
@@ -175,13 +177,13 @@ class Answers:
             datatype = datatype_of(array)
         except TensorError as error:
             raise AnswerError(f"{self._method} returned '{name}': {error}") from error
-        size_bytes = array.nbytes
+        size_bytes, most = array.nbytes, MAX_ANSWER_BYTES
         if datatype == "BYTES":
-            size_bytes += sum(map(len, array.ravel().tolist()))
-        if size_bytes > MAX_ANSWER_BYTES:
+            size_bytes, most = sum(map(len, array.ravel().tolist())), MAX_TEXT_BYTES
+        if size_bytes > most:
             raise AnswerError(
-                f"{self._method} returned '{name}' of {size_bytes:,} bytes; at most "
-                f"{MAX_ANSWER_BYTES:,} fit, so lower max_batch_size or return less"
+                f"{self._method} returned '{name}' of {size_bytes:,} bytes; at most {most:,} fit, "
+                "so lower max_batch_size or return less"
             )
         spec = None if self._specs is None else self._specs[name]
         if spec is not None and (datatype != spec.datatype or not spec.fits(array.shape)):

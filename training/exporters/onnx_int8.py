@@ -9,7 +9,7 @@ operator breaks models with masks.
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
@@ -47,21 +47,11 @@ def export_onnx_static_int8(
     """
     import onnx
     from onnxruntime.quantization import (
-        CalibrationDataReader,
         QuantFormat,
         QuantType,
         quant_pre_process,
         quantize_static,
     )
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        """Gives the calibration rows to ONNX Runtime, one batch per call, then None."""
-
-        def __init__(self) -> None:
-            self._batches = calibration_batches(calibration, signature)
-
-        def get_next(self) -> dict[str, Array] | None:
-            return next(self._batches, None)
 
     with (
         quiet(loggers=("onnxruntime",)),
@@ -73,7 +63,7 @@ def export_onnx_static_int8(
         quantize_static(
             str(prepared),
             str(path),
-            Reader(),
+            _calibration_reader(calibration, signature),
             quant_format=QuantFormat.QDQ,
             # A Relu after a quantized convolution is fused with it; others stay unchanged.
             op_types_to_quantize=[*op_types, "Relu"],
@@ -91,6 +81,22 @@ def export_onnx_static_int8(
                 "MatMulConstBOnly": True,
             },
         )
+
+
+def _calibration_reader(calibration: Mapping[str, Array], signature: Signature | None) -> Any:
+    """Returns an object that gives the calibration rows to ONNX Runtime, a batch per call."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        """Gives a batch per call, then None."""
+
+        def __init__(self) -> None:
+            self._batches = calibration_batches(calibration, signature)
+
+        def get_next(self) -> dict[str, Array] | None:
+            return next(self._batches, None)
+
+    return Reader()
 
 
 def export_onnx_dynamic_int8(source: Path, op_types: tuple[str, ...], path: Path) -> None:

@@ -1,5 +1,6 @@
 """Imports models from files: reads them, and imports each; used by `flambeau import`."""
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,15 +112,21 @@ def _pipeline(
     say: Say,
     sign: Sign | None,
 ) -> ImportedPipeline:
-    if not name:
-        raise RecipeError(f"{source} has no name of its own; give --name")
     if not examples:
         raise DataError(
             f"{source} needs example inputs, which its steps run on; give --examples rows.npz"
         )
     options = PublicationOptions(gates=wanted.gates, sign=sign, source=source)
     store = ModelStore(wanted.store)
-    return import_pipeline(graph, check_name(name), store, examples, options, wanted.alias, say)
+    return import_pipeline(
+        graph,
+        check_name(name or default_name(wanted.files[0])),
+        store,
+        examples,
+        options,
+        wanted.alias,
+        say,
+    )
 
 
 def _rows_of_parts(draft: PipelineDraft, originals: Sequence[Original]) -> dict[str, Array]:
@@ -208,12 +215,15 @@ def _examples(original: Original) -> ExampleRows:
     return ExampleRows(inputs=original.examples, made_up=original.made_up)
 
 
+def default_name(file: str) -> str:
+    """Returns the name of a model whose file alone is known: `my net.onnx` is `my-net`."""
+    path = file.rpartition(":")[0] if ".py:" in file else file
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).absolute().stem).strip("-._") or "model"
+
+
 def _request(wanted: FileImport, original: Original) -> ImportRequest:
-    name = wanted.name or original.name
-    if not name:
-        raise RecipeError(f"{original.source} has no name of its own; give --name")
     return ImportRequest(
-        model=check_name(name),
+        model=check_name(wanted.name or original.name or default_name(wanted.files[0])),
         store=wanted.store,
         source=original.source,
         signature=original.signature,

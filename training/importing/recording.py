@@ -42,7 +42,11 @@ def record_outputs(
             memory_limit_bytes=int(limits.memory_gib * GIB),
         )
     except IsolationError as error:
-        raise TargetError(f"{original.source} does not run on the examples: {error}") from None
+        text = str(error)
+        if text.startswith(f"{TargetError.__name__}: "):
+            told = text.removeprefix(f"{TargetError.__name__}: ")
+            raise TargetError(f"{original.source}: {told}") from None
+        raise TargetError(f"{original.source} does not run on the examples: {text}") from None
 
 
 def check_examples(original: Original, inputs: Mapping[str, Array]) -> dict[str, Array]:

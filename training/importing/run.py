@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,15 @@ def main(folder: Path, descriptor: int) -> int:
 def _originals(request: ImportRequest, examples: ExampleRows, folder: Path) -> list[Original]:
     if request.python is not None:
         python = request.python
-        return [
-            python_original(
-                folder / python.file,
-                python.class_name,
-                python.args,
-                {name: folder / FILES / name for name in python.files},
-                [examples.inputs, *examples.others],
-                folder,
-            )
-        ]
+        original = python_original(
+            folder / python.file,
+            python.class_name,
+            python.args,
+            {name: folder / FILES / name for name in python.files},
+            [examples.inputs, *examples.others],
+            folder,
+        )
+        return [replace(original, source=request.source)]
     assert request.signature is not None, "only a Python model is without"
     return [
         Original(

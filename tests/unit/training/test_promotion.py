@@ -474,7 +474,7 @@ def test_no_code_of_a_remote_store_is_run(compared: Compared) -> None:
     compared.live(artifacts=(artifact_in(compared.place.folder, name="pt2", kind="pt2"),))
     compared.place.store.storage.is_local = False
     assert compared.compare("test/accuracy >= live").refusal == (
-        "it has only artifacts that are code, and the store is remote"
+        "it is a Python model, or has only artifacts that are code and the store is remote"
     )
 
 

@@ -4,6 +4,8 @@ TorchScript is code, which runs when the file is opened: in a separate process w
 """
 
 import dataclasses
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from training.importing.sources.torch_programs.torch_examination import (
 from training.process.quiet import quiet
 
 FILE = "model.pt"
+FORBIDDEN = re.compile(rb"\b(from_file|torch\.save|ops\.aten\.save|torch\.load|rpc_\w+)\b\s*\(")
+"""Operators that reach beyond the model, in the source that an archive contains."""
 
 
 def read(
@@ -46,6 +50,7 @@ def read(
         ArchiveError: it is a zip bomb.
     """
     check_sizes(path)
+    _check_operators(path)
     copy = staged_copy(path, staging, FILE)
     examined: Examined = call_apart(
         _examine,
@@ -66,6 +71,22 @@ def read(
         source=path.name,
         notes=examined.notes,
     )
+
+
+def _check_operators(path: Path) -> None:
+    """Refuses code that opens files or other processes, before any of it is loaded.
+
+    Raises:
+        SourceError: it calls such an operator.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            if member.endswith(".py") and (found := FORBIDDEN.search(archive.read(member))):
+                name = found.group(1).decode()
+                raise SourceError(
+                    f"{path.name} calls {name}, which opens files or connections; script the model "
+                    "without it"
+                )
 
 
 def _examine(path: Path, where: str, options: SourceOptions, declared: Declared) -> Examined:
