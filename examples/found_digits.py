@@ -44,7 +44,7 @@ def canvases(images: Any, labels: Any, rows: int) -> tuple[Tensor, list[Counter[
     random = np.random.default_rng(0)
     canvas, digits = np.zeros((rows, SIDE, SIDE), np.float32), []
     for row in canvas:
-        chosen = random.integers(len(images), size=4)
+        chosen = random.choice(len(images), 4, replace=False)
         for number, (down, right) in zip(chosen, [(0, 0), (0, 20), (20, 0), (20, 20)], strict=True):
             y, x = random.integers(0, 12, 2) + np.array([down, right])
             row[y : y + CROP, x : x + CROP] = images[number]

@@ -56,7 +56,8 @@ class Embedding:
         found = self.tokenizer.encode_batch([text.decode() for text in inputs["text"]])
         ids = np.array([one.ids for one in found])
         mask = np.array([one.attention_mask for one in found])
-        return {"embedding": self.network(input_ids=ids, attention_mask=mask)["embedding"]}
+        answer = self.network(input_ids=ids, attention_mask=mask)
+        return {"embedding": answer["sentence_embedding"]}
 
 
 def export(file: str) -> None:
@@ -66,7 +67,7 @@ def export(file: str) -> None:
     sizes = {0: torch.export.Dim("rows", max=1024), 1: torch.export.Dim("length", max=512)}
     torch.onnx.export(
         Pooled(network), (tokens, torch.ones_like(tokens)), file, dynamo=True, verbose=False,
-        input_names=["input_ids", "attention_mask"], output_names=["embedding"],
+        input_names=["input_ids", "attention_mask"], output_names=["sentence_embedding"],
         dynamic_shapes=(sizes, sizes), external_data=False,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ PAGES = ROOT / "docs/tutorials/examples"
 SLOW_SCRIPTS = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [*SCRIPTS, *SLOW_SCRIPTS])
 def test_it_answers_as_the_model_itself(name: str, tmp_path: Path) -> None:
     script = ROOT / "examples" / f"{name}.py"
