@@ -7,6 +7,8 @@ import typer
 
 NO_KEY = "; give a key with --token-file FILE"
 """Hint after the message of a server that received no known key."""
+OTHER_SERVER = "; set the address with --server HOST:PORT"
+"""Hint after the message of an address where no server answers."""
 
 
 @contextlib.contextmanager
@@ -19,7 +21,15 @@ def failing_with(exit_codes: Mapping[type[Exception], int]) -> Iterator[None]:
     try:
         yield
     except tuple(exit_codes) as error:
-        advice = "" if getattr(error, "grpc_code", "") != "UNAUTHENTICATED" else NO_KEY
-        typer.echo(f"error: {error}{advice}", err=True)
+        typer.echo(f"error: {error}{_advice(error)}", err=True)
         known = next(parent for parent in type(error).__mro__ if parent in exit_codes)
         raise typer.Exit(exit_codes[known]) from error
+
+
+def _advice(error: Exception) -> str:
+    """Returns the option that mends an error of a server; empty if none does."""
+    code = getattr(error, "grpc_code", "")
+    if code == "UNAUTHENTICATED":
+        return NO_KEY
+    is_away = code == "UNAVAILABLE" and str(error).startswith("failed to connect")
+    return OTHER_SERVER if is_away else ""

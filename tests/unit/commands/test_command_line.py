@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from flambeau.cli import app
 from flambeau.commands.text.failures import failing_with
-from flambeau.errors import ClientError, ServerError
+from flambeau.errors import ClientError, ServerError, from_status
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in
 
@@ -326,6 +326,14 @@ def test_who_has_no_key_is_told_the_option(capsys: pytest.CaptureFixture[str]) -
         raise ServerError("this call needs a token", "UNAUTHENTICATED")
     told = "error: this call needs a token; give a key with --token-file FILE\n"
     assert capsys.readouterr().err == told
+
+
+def test_who_reaches_no_server_is_told_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for details, hint in (("failed to connect", True), ("the server drains", False)):
+        with pytest.raises(typer.Exit), failing_with({ClientError: 1}):
+            raise from_status("UNAVAILABLE", details, timeout_s=1)
+        told = capsys.readouterr().err
+        assert told.endswith("; set the address with --server HOST:PORT\n") is hint, details
 
 
 def test_a_keys_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The classes of `docs/guides/python-models.md` work as the page says."""
 
-import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 
 from flambeau.protocol.tensors import object_array
-from tests.fixtures.onnx_models import linear
 from training.importing.recording import record_outputs
 from training.importing.sources.python_source import python_original
 from training.recipe.recipe import ExportLimits
@@ -28,22 +28,29 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     ),
     "countdown.py": ({"start": np.array([2, 3])}, {"number": [0, 0]}),
 }
+MAKES_FILES = "make_files.py"
+
+
+def blocks() -> dict[str, str]:
+    """Returns the blocks that are files, by name."""
+    return {file: text for file, text in BLOCK.findall(GUIDE.read_text()) if file}
 
 
 def test_every_block_of_the_page_is_known() -> None:
-    files = dict(BLOCK.findall(GUIDE.read_text()))
-    assert {file for file in files if file} == set(CASES)
-    assert any("flambeau.publish(" in text for file, text in files.items() if not file)
+    assert set(blocks()) == {*CASES, MAKES_FILES}
+    others = [text for file, text in BLOCK.findall(GUIDE.read_text()) if not file]
+    assert sum("flambeau.publish(" in text for text in others) == 2
+    for text in others:
+        compile(text, str(GUIDE), "exec")
 
 
 @pytest.mark.parametrize("file", CASES)
 def test_a_class_of_the_page_answers_as_it_says(tmp_path: Path, file: str) -> None:
-    source = dict(BLOCK.findall(GUIDE.read_text()))[file]
-    (tmp_path / file).write_text(source)
+    (tmp_path / file).write_text(blocks()[file])
     files = {}
     if file == "words.py":
-        (tmp_path / "vocabulary.json").write_text(json.dumps({"red": 2, "green": 1}))
-        (tmp_path / "scores.onnx").write_bytes(linear(2.0))
+        made = [sys.executable, "-W", "error", "-c", blocks()[MAKES_FILES]]
+        subprocess.run(made, cwd=tmp_path, check=True)
         files = {name: tmp_path / name for name in ("vocabulary.json", "scores.onnx")}
     (tmp_path / "staging").mkdir()
     inputs, right = CASES[file]
