@@ -211,6 +211,8 @@ def _signature(
 
 def _labels(labels: Labels, outputs: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Returns the names of classes by output; a list alone is for the only output."""
+    if not labels:
+        return {}
     if isinstance(labels, Mapping):
         return {name: tuple(map(str, names)) for name, names in labels.items()}
     if isinstance(labels, str) or len(outputs) > 1:
@@ -218,7 +220,7 @@ def _labels(labels: Labels, outputs: Sequence[str]) -> dict[str, tuple[str, ...]
             f"labels is {labels!r}; give names of classes by output, as in "
             f'{{"{outputs[0]}": ["cat", "dog"]}}'
         )
-    return {outputs[0]: tuple(map(str, labels))} if labels else {}
+    return {outputs[0]: tuple(map(str, labels))}
 
 
 def _output_spec(

@@ -186,7 +186,8 @@ def test_ctrl_c_drains_and_exits_0(up: tuple[Terminal, str]) -> None:
 def run_block(clone: Path, language: str, text: str) -> str:
     command = ["bash", "-euo", "pipefail", "-c", text]
     if language == "python":
-        command = [sys.executable, "-W", "error", "-c", text]
+        torchs_own = "ignore:`isinstance(treespec:FutureWarning"
+        command = [sys.executable, "-W", "error", "-W", torchs_own, "-c", text]
     path = f"{sys.prefix}/bin:{os.environ['PATH']}"
     done = subprocess.run(
         command, cwd=clone, env={**os.environ, "PATH": path}, capture_output=True, text=True

@@ -44,12 +44,18 @@ def test_a_pipeline_is_published_and_its_alias_moves(files: dict[str, Any]) -> N
     assert manifest.pipeline.tolerance.gates["scores"].absolute == 0.25
 
 
-@pytest.mark.parametrize("missing", ["--name", "--examples"])
-def test_a_pipeline_needs_a_name_and_examples(files: dict[str, Any], missing: str) -> None:
-    del files[missing]
+def test_a_pipeline_needs_examples(files: dict[str, Any]) -> None:
+    del files["--examples"]
     code, text = run(files)
     assert code == 2
-    assert missing in text
+    assert "--examples" in text
+
+
+def test_a_pipeline_has_the_name_of_its_file_unless_told(files: dict[str, Any]) -> None:
+    del files["--name"]
+    code, _ = run(files)
+    assert code == 0
+    assert "reader" in ModelStore(str(files["--store"])).models()
 
 
 def test_a_pipeline_that_does_not_fit_is_refused_in_one_line(files: dict[str, Any]) -> None:
