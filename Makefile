@@ -158,7 +158,7 @@ test: $(DEVELOPING) ## Every test but the slow suites.
 	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s --ignore tests/unit/training \
 		$(SIDE_BY_SIDE) $(ARGS)
 	@$(BIN)/pytest tests/unit/training $(SIDE_BY_SIDE) $(ARGS)
-	@$(BIN)/pytest tests/e2e tests/examples $(SIDE_BY_SIDE) $(ARGS)
+	@$(BIN)/pytest tests/e2e tests/examples/test_demo.py $(SIDE_BY_SIDE) $(ARGS)
 
 .PHONY: test-examples
 test-examples: $(EXAMPLES_INSTALLED) ## Every script and page of examples/, with the models of other packages.

@@ -167,7 +167,7 @@ TUTORIALS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/tutoria
 def test_every_code_block_runs(clone: Path, up: tuple[Terminal, str], document: str) -> None:
     ports = dict(re.findall(r"(REST|gRPC|metrics) +(?:http://)?127\.0\.0\.1:(\d+)", up[1]))
     blocks = BLOCK.findall((ROOT / document).read_text())
-    assert len(blocks) >= 4
+    assert len(blocks) >= 2
     for language, text in blocks:
         if text.strip() in ("make up", "make demo", "make test"):
             continue  # these are the fixtures, and the command that runs this very test

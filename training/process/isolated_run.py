@@ -34,6 +34,8 @@ PRELOADED = ("torch", "torch._dynamo", "onnx", "onnxscript", "training.network.m
 LAST_WORDS_BYTES = 4096
 SAFE_PATH = "PYTHONSAFEPATH"
 """The variable that is equivalent to the interpreter's option `-P`."""
+LONGEST_SOCKET_FOLDER = 70
+"""Bytes of a folder's path, below which multiprocessing's `pymp-…/listener-…` fits."""
 LEAVING_S = 2.0
 """Seconds for a process to release resources after its answer, such as named semaphores."""
 
@@ -81,10 +83,25 @@ def process_context() -> "multiprocessing.context.ForkServerContext":
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     resource_tracker.ensure_running()  # the server would start it, and unblock signals
-    with _safe_path(), _blocked_interrupt():
+    with _safe_path(), _blocked_interrupt(), _short_paths():
         forkserver.ensure_running()
     _await_server(context)
     return context
+
+
+@contextlib.contextmanager
+def _short_paths() -> Iterator[None]:
+    """Has a socket made in the block lie in /tmp, if its path would be too long for the system.
+
+    A socket's path has at most 108 bytes; a folder for temporary files may be longer by itself.
+    """
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_SOCKET_FOLDER:
+        tempfile.tempdir = "/tmp"  # noqa: S108 - the folder in it is this process' alone
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 @functools.cache
