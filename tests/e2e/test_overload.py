@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -66,6 +67,15 @@ def test_full_queue_over_rest(store: Path, threads: ThreadPoolExecutor) -> None:
         assert server.metric("flambeau_refusals_total", reason="QueueFullError") == 1
 
 
+def wait_until_kept(server: ServerProcess) -> None:
+    """Polls until the second artifact answers: it is loaded after the server is ready."""
+    deadline = time.monotonic() + TIMEOUT_S
+    wanted = {"artifact": "onnx-1"}
+    while infer(server, "lookup", *lookup_inputs(1), parameters=wanted).status != 200:
+        assert time.monotonic() < deadline, "the artifact onnx-1 was never loaded"
+        time.sleep(0.05)
+
+
 def test_overload_is_answered_by_a_faster_artifact_that_is_named(
     tmp_path: Path, threads: ThreadPoolExecutor
 ) -> None:
@@ -74,6 +84,7 @@ def test_overload_is_answered_by_a_faster_artifact_that_is_named(
     publish(str(tmp_path), "lookup", slow_lookup(), slow_lookup(width=8), golden=golden)
     settings = {"artifact": "onnx", "keep_artifacts": ["all"], "when_overloaded": "degrade"}
     with running_server(tmp_path, max_queue_depth=1, **settings) as server:
+        wait_until_kept(server)
         held = hold(server, threads)
         waiting = threads.submit(infer, server, "lookup", *lookup_inputs(2))
         server.wait_for_metric(1, "flambeau_queue_depth", model="lookup")
