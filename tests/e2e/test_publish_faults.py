@@ -33,7 +33,7 @@ except (flambeau.PublishError, KeyboardInterrupt) as error:
     print(f"{type(error).__name__}: {error}", flush=True)
 """
 IMPORTER = "training.importing.run"
-END_TIMEOUT_S = 20.0
+END_TIMEOUT_S = 60.0
 OF_TORCH = "torchinductor_"
 """The folder of torch's own cache."""
 
