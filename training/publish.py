@@ -121,7 +121,7 @@ def publish(
     """
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
-    check_any_proven(recipe.publish.model, report, folder / REPORT)
+    _check_any_proven(recipe.publish.model, report, folder / REPORT)
     (folder / RECIPE).write_text(resolved_yaml(recipe), encoding="utf-8")
     files = [REPORT, REPORT_PAGE, RECIPE, *_copy_weights(trained, folder)]
     golden = _write_golden(folder, splits, expected)
@@ -168,7 +168,7 @@ def _weights(trained: Trained) -> dict[str, Path]:
     return {name: path for name, path in weights.items() if path is not None}
 
 
-def check_any_proven(model: str, report: Report, figures: Path) -> None:
+def _check_any_proven(model: str, report: Report, figures: Path) -> None:
     """Refuses a report without a verified artifact; `figures` is the file that has it.
 
     Raises:

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from flambeau.calling.classes import Classified
 from flambeau.calling.input_values import Inputs, Value, as_arrays
-from flambeau.local.server import DEFAULT_STORE, Server, start
+from flambeau.local.server import Server, start
+from flambeau.local.store_url import DEFAULT_STORE, store_url
 from flambeau.wire import Array, single_or_all
 
 ONE_VERSION = "services.standalone.one_version"
@@ -110,6 +110,4 @@ def load(
     Raises:
         ServerError: there is no such version, or no artifact of it can run here.
     """
-    text = os.fspath(store)
-    url = text if "://" in text else str(Path(text).expanduser().absolute())
-    return LoadedModel(start(ONE_VERSION, url, version, artifact))
+    return LoadedModel(start(ONE_VERSION, store_url(store), version, artifact))

@@ -3,14 +3,13 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Self
 
 from flambeau.client import Client
 from flambeau.local.addresses import Addresses, read_addresses
 from flambeau.local.own_process import OwnProcess, OwnProcessError
+from flambeau.local.store_url import DEFAULT_STORE, store_url
 
-DEFAULT_STORE = "./var/model_store"
 DRAIN_TIMEOUT_S = 60.0
 """Seconds for a server to finish its requests and exit."""
 
@@ -96,9 +95,8 @@ def serve(
     Raises:
         ServerError: it did not start; the message has the reason.
     """
-    text = os.fspath(store)
     values = {
-        "store": text if "://" in text else str(Path(text).expanduser().absolute()),
+        "store": store_url(store),
         "http_port": http_port,
         "grpc_port": grpc_port,
         "metrics_port": metrics_port,

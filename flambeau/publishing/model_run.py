@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flambeau.protocol import rounding
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from flambeau.publishing.errors import CaptureError, ExampleError
 from flambeau.publishing.network_outputs import OutputError, named_outputs
@@ -65,18 +66,8 @@ def _array(name: str, tensor: Tensor) -> Array:
 
 def gap(one: Array, other: Array) -> str | None:
     """Describes the difference of two results for the same rows; None for rounding at most."""
-    if one.shape != other.shape:
-        return f"is {list(one.shape)}, then {list(other.shape)}"
-    if one.dtype.kind != "f":
-        return None if np.array_equal(one, other) else "has other values"
-    share = HALF_ROUNDING_SHARE if one.dtype == np.float16 else ROUNDING_SHARE
-    right, found = one.astype(np.float64), other.astype(np.float64)
-    largest = float(np.abs(right[np.isfinite(right)]).max(initial=0.0))
-    if np.allclose(right, found, rtol=0.0, atol=share * largest, equal_nan=True):
-        return None
-    with np.errstate(invalid="ignore"):
-        gaps = np.abs(right - found)
-    return f"differs by up to {gaps[np.isfinite(gaps)].max(initial=0.0):.3g}"
+    half = one.dtype == np.float16
+    return rounding.gap(one, other, HALF_ROUNDING_SHARE if half else ROUNDING_SHARE)
 
 
 def check_finite(outputs: Mapping[str, Array]) -> None:

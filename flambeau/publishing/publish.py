@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from flambeau.local.own_process import OwnProcess, OwnProcessError
+from flambeau.local.store_url import DEFAULT_STORE, store_url
 from flambeau.protocol.strict import nearest_name
 from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
 from flambeau.publishing.function_location import located
@@ -18,7 +19,6 @@ from flambeau.publishing.published import PublishedArtifact, PublishedVersion
 from flambeau.publishing.python_files import stage_python_model
 from flambeau.publishing.staging import write_request
 
-DEFAULT_STORE = "./var/model_store"
 IMPORTER = "training.importing.run"
 
 DEFAULT_MAX_BATCH_SIZE = 32
@@ -146,7 +146,7 @@ def _about(name: str, to: str | os.PathLike[str], options: PublishOptions) -> di
     """Returns the fields of the request that do not depend on the kind of model."""
     return {
         "model": name,
-        "store": _store_url(to),
+        "store": store_url(to),
         "artifacts": _wanted(options.get("artifacts", "auto")),
         "gates": located(options.get("gates"), "gates"),
         "metric": options.get("metric"),
@@ -223,12 +223,6 @@ def _wanted(artifacts: Any) -> Any:
     if not wanted:
         raise PublishError("artifacts is empty; give 'auto', or names such as ['onnx']")
     return wanted
-
-
-def _store_url(to: str | os.PathLike[str]) -> str:
-    """Returns the address of the store; our process has another working directory."""
-    text = os.fspath(to)
-    return text if "://" in text else str(Path(text).expanduser().absolute())
 
 
 def _targets(targets: Any, rows: int) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from flambeau.protocol.rounding import gap
 from flambeau.protocol.tensors import Array, datatype_of
 from model_store.arrays.golden_replay import run_in_batches
 from model_store.host.memory_limit import GIB
@@ -93,9 +94,4 @@ def _record(original: Original, inputs: dict[str, Array]) -> dict[str, Array]:
 
 
 def _same(one: Array, other: Array) -> bool:
-    if one.shape != other.shape:
-        return False
-    if one.dtype.kind != "f":
-        return bool(np.array_equal(one, other))
-    largest = float(np.abs(one).max(initial=0.0))
-    return bool(np.allclose(one, other, rtol=0.0, atol=ROUNDING_SHARE * largest, equal_nan=True))
+    return gap(one, other, ROUNDING_SHARE) is None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flambeau.protocol.rounding import gap
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from flambeau.publishing.network_outputs import RETURNS, OutputError, named_outputs
 from training.errors import TargetError, TrainingError
@@ -197,17 +198,8 @@ def row_fault(shapes: Mapping[int, tuple[int, ...]], varying: int | None = None)
 
 def _difference(one: Array, other: Array) -> str | None:
     """Returns the difference of two results for the same rows; None for rounding at most."""
-    if one.shape != other.shape:
-        return f" is {list(one.shape)}, then {list(other.shape)}"
-    if one.dtype.kind != "f":
-        return None if np.array_equal(one, other) else " has other values"
-    right, found = one.astype(np.float64), other.astype(np.float64)
-    largest = float(np.abs(right[np.isfinite(right)]).max(initial=0.0))
-    if np.allclose(right, found, rtol=0.0, atol=ROUNDING_SHARE * largest, equal_nan=True):
-        return None
-    with np.errstate(invalid="ignore"):
-        gap = np.abs(right - found)
-    return f" differs by up to {gap[np.isfinite(gap)].max(initial=0.0):.3g}"
+    found = gap(one, other, ROUNDING_SHARE)
+    return None if found is None else f" {found}"
 
 
 def _advice(tensor: Tensor, error: Exception) -> str:

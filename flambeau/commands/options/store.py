@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flambeau.local.store_url import DEFAULT_STORE as DEFAULT_STORE
 from model_store.errors import BadNameError, StoreError, StoreNotFoundError
 
 if TYPE_CHECKING:
     from model_store.store import ModelStore
 
-DEFAULT_STORE = "./var/model_store"
 StoreUrl = Annotated[
     str, typer.Option("--store", metavar="URL", help="A folder or s3://bucket/prefix.")
 ]

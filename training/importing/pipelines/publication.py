@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicationOptions:
-    """What else is said of a pipeline."""
+    """Options of publishing a pipeline."""
 
     gates: object = None
     """Rules by which outputs match on other machines, see `model_store.gates.parse_gates`; None for

@@ -9,6 +9,7 @@ that differs between two runs of other sizes varies.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from flambeau.protocol.row_form import from_rows, to_rows
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import nearest_name
 from flambeau.protocol.tensors import DATATYPES, Array, TensorError, datatype_of
+from model_store.artifact_kinds import ArtifactKind
 from training.errors import SourceError
+from training.importing.original import Original
 from training.importing.sources.made_examples import (
     SIZE,
     SMALL_RANGES,
@@ -56,6 +59,36 @@ class Examined:
     """By name, [rows, ...]."""
     made_up: bool
     notes: tuple[str, ...]
+
+    def original(
+        self,
+        kind: ArtifactKind,
+        file: Path,
+        source: str,
+        *,
+        weights_file: Path | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> Original:
+        """Returns the examined FP32 model.
+
+        Args:
+            kind: its format.
+            file: path of its copy in the staging folder.
+            source: description for people.
+            weights_file: path of the second file of kinds that have two.
+            notes: facts to tell before those of the examination.
+        """
+        return Original(
+            kind=kind,
+            precision="fp32",
+            file=file,
+            weights_file=weights_file,
+            signature=self.signature,
+            examples=self.examples,
+            made_up=self.made_up,
+            source=source,
+            notes=(*notes, *self.notes),
+        )
 
 
 def examine(

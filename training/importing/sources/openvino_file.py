@@ -68,17 +68,7 @@ def read(
         where=path.name,
         limits=options.limits,
     )
-    return Original(
-        kind="openvino",
-        precision="fp32",
-        file=copy,
-        weights_file=copied,
-        signature=examined.signature,
-        examples=examined.examples,
-        made_up=examined.made_up,
-        source=path.name,
-        notes=examined.notes,
-    )
+    return examined.original("openvino", copy, path.name, weights_file=copied)
 
 
 def _examine(path: Path, where: str, options: SourceOptions, declared: Declared) -> Examined:

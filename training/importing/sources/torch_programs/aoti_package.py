@@ -49,16 +49,7 @@ def read(path: Path, options: SourceOptions, staging: Path) -> Original:
     examined: Examined = call_apart(
         _examine, copy, path.name, options, where=path.name, limits=options.limits
     )
-    return Original(
-        kind="aoti",
-        precision="fp32",
-        file=copy,
-        signature=examined.signature,
-        examples=examined.examples,
-        made_up=examined.made_up,
-        source=path.name,
-        notes=(CODE_NOTE, *examined.notes),
-    )
+    return examined.original("aoti", copy, path.name, notes=(CODE_NOTE,))
 
 
 def _check_platform(path: Path) -> None:

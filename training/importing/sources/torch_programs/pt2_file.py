@@ -58,16 +58,7 @@ def read(path: Path, options: SourceOptions, staging: Path) -> Original:
     examined: Examined = call_apart(
         _examine, copy, path.name, options, where=path.name, limits=options.limits
     )
-    return Original(
-        kind="pt2",
-        precision="fp32",
-        file=copy,
-        signature=examined.signature,
-        examples=examined.examples,
-        made_up=examined.made_up,
-        source=path.name,
-        notes=examined.notes,
-    )
+    return examined.original("pt2", copy, path.name)
 
 
 def _examine(path: Path, where: str, options: SourceOptions) -> Examined:

@@ -61,16 +61,7 @@ def read(
         where=path.name,
         limits=options.limits,
     )
-    return Original(
-        kind="torchscript",
-        precision="fp32",
-        file=copy,
-        signature=examined.signature,
-        examples=examined.examples,
-        made_up=examined.made_up,
-        source=path.name,
-        notes=examined.notes,
-    )
+    return examined.original("torchscript", copy, path.name)
 
 
 def _check_operators(path: Path) -> None:

@@ -1,0 +1,16 @@
+"""The address of a store, as a caller gives it."""
+
+import os
+from pathlib import Path
+
+DEFAULT_STORE = "./var/model_store"
+
+
+def store_url(given: str | os.PathLike[str]) -> str:
+    """Returns the address for a process of ours, whose working directory is another.
+
+    Args:
+        given: a folder, or `s3://bucket/prefix`.
+    """
+    text = os.fspath(given)
+    return text if "://" in text else str(Path(text).expanduser().absolute())
