@@ -30,6 +30,8 @@ class Campaign:
         seconds: duration of each attack.
         report: callback for each measurement.
         max_stall_s: an attack with a longer stall is repeated; the median counts.
+        one_server: runs all families on one server. Their memory is then measured less exactly:
+            what an allocator keeps from one family may serve the next.
     """
 
     def __init__(
@@ -40,18 +42,17 @@ class Campaign:
         seconds: float,
         report: Callable[[Row], None],
         max_stall_s: float = MAX_STALL_S,
+        *,
+        one_server: bool = False,
     ) -> None:
         self._name, self._folder = victim, folder
         self._seed, self._seconds, self._report = seed, seconds, report
-        self._max_stall_s = max_stall_s
+        self._max_stall_s, self._one_server = max_stall_s, one_server
         self._store = folder / f"store-{victim}"
         make_store(self._store)
 
     def run(self, attacks: Sequence[Attack]) -> list[Row]:
-        """Runs the attacks in order, each family on a fresh server.
-
-        Otherwise memory that an allocator keeps for small objects would count for other attacks.
-        """
+        """Runs the attacks in order, each family on a fresh server unless `one_server`."""
         left, rows = list(attacks), []
         while left:
             family = left[0].family
@@ -61,7 +62,12 @@ class Campaign:
                 with neighbour(
                     server.http_port, grpc_port, victim.key, victim.certificate
                 ) as beside:
-                    while left and left[0].family == family and not victim.has_ended:
+                    while left and not victim.has_ended:
+                        if left[0].family != family:
+                            if not self._one_server:
+                                break
+                            family = left[0].family
+                            victim.rebase_memory()
                         rows.append(self._judge(left.pop(0), victim, beside))
         return rows
 

@@ -42,8 +42,13 @@ class Victim:
         return any(part.process.poll() is not None for part in self._parts)
 
     def grown_bytes(self) -> int:
-        """Peak memory of a process and its children, beyond their initial memory."""
+        """Peak memory of a process and its children, beyond its memory at first."""
         return max(now - first for now, first in zip(self._peaks(), self._first, strict=True))
+
+    def rebase_memory(self) -> None:
+        """Makes `grown_bytes` count from the memory of now."""
+        self.forget_peak()
+        self._first = self._peaks()
 
     def major_faults(self) -> int:
         """Page faults of all its processes that read from a disk, since they began."""

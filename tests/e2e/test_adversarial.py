@@ -18,7 +18,9 @@ MAX_STALL_S = 2.0
 def test_no_attack_ends_stalls_or_bloats_the_server(victim: VictimName, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # pytest shows it when this fails
-    campaign = Campaign(victim, tmp_path, seed, SECONDS, lambda row: print(row.line()), MAX_STALL_S)
+    campaign = Campaign(
+        victim, tmp_path, seed, SECONDS, lambda row: print(row.line()), MAX_STALL_S, one_server=True
+    )
     rows = campaign.run([attack for attack in all_attacks() if attack.victim == victim])
     found = [words for row in rows for words in row.complaints(budget_bytes(victim), MAX_STALL_S)]
     assert found == []
