@@ -79,13 +79,17 @@ async def slow_model(target: Target, random: Random) -> None:
     waiting = asyncio.gather(*slow, return_exceptions=True)
     body, length = _typed(MEDIUM_BYTES, 0)
     fields = f"inference-header-content-length: {length}", "content-encoding: gzip"
-    while not waiting.done():
+    ends_at = max(time.monotonic() + 2 * SLOW_S, target.ends_at)
+    while not waiting.done() and time.monotonic() < ends_at:
         began = time.monotonic()
         status, _ = await target.post("/v2/models/typed/infer", body, *fields)
         waited_s = time.monotonic() - began
         if status == "200" and waited_s > 0.8 * SLOW_S:
             target.wrong(f"{MEDIUM_BYTES} bytes of another model waited for {waited_s:.1f} s")
         await asyncio.wait([waiting], timeout=0.1)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
 
 
 @cache
