@@ -79,7 +79,7 @@ def wait_until_kept(server: ServerProcess) -> None:
 def test_overload_is_answered_by_a_faster_artifact_that_is_named(
     tmp_path: Path, threads: ThreadPoolExecutor
 ) -> None:
-    work = np.full(8, 500, np.int64)  # at load, the first artifact is measured as the slower one
+    work = np.full(8, 5000, np.int64)  # at load, the first artifact is measured as the slower one
     golden = {"work": work, "index": np.arange(8, dtype=np.int64)}
     publish(str(tmp_path), "lookup", slow_lookup(), slow_lookup(width=8), golden=golden)
     settings = {"artifact": "onnx", "keep_artifacts": ["all"], "when_overloaded": "degrade"}
