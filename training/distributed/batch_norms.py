@@ -48,14 +48,15 @@ def batch_norms_shared(model: nn.Module, wanted: bool, replica: Replica) -> Iter
         norms = []
     try:
         for layer in norms:
-            layer.forward = partial(_over_all_ranks, layer, layer.forward, replica)  # type: ignore[method-assign]
+            # It imports torch's compiler, which takes a second: not when this module is imported.
+            shared = torch.compiler.disable(_over_all_ranks)  # type: ignore[no-untyped-call]
+            layer.forward = partial(shared, layer, layer.forward, replica)  # type: ignore[method-assign]
         yield
     finally:
         for layer in norms:
             layer.__dict__.pop("forward", None)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _over_all_ranks(
     layer: BatchNorm, alone: Callable[[Tensor], Tensor], replica: Replica, x: Tensor
 ) -> Tensor:

@@ -79,13 +79,19 @@ def run_isolated(
 
 
 def process_context() -> "multiprocessing.context.ForkServerContext":
-    """Returns a context that starts processes by this module's rules."""
+    """Returns a context that starts processes by this module's rules, at once."""
+    context = start_process_server()
+    _await_server(context)
+    return context
+
+
+def start_process_server() -> "multiprocessing.context.ForkServerContext":
+    """Starts the server of processes if there is none, and does not wait for its imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     resource_tracker.ensure_running()  # the server would start it, and unblock signals
     with _safe_path(), _blocked_interrupt(), _short_paths():
         forkserver.ensure_running()
-    _await_server(context)
     return context
 
 

@@ -1,14 +1,10 @@
-"""`python -m training.importing.run FOLDER DESCRIPTOR`: imports what a caller's process captures.
+"""Imports what a caller's process has captured.
 
-In: a folder, and an open pipe: its first byte says that the request is in the folder, its end that
-there will be none. Libraries are loaded meanwhile. Out: one JSON object a line: `{"step": text}`
-for each step, then `{"published": {...}}` or `{"error": text}`.
+In: a folder with a request. Out: one JSON object a line: `{"step": text}` for each step, then
+`{"published": {...}}` or `{"error": text}`.
 """
 
 import json
-import os
-import signal
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -22,20 +18,14 @@ from training.importing.original import Original
 from training.importing.pipelines.request import publish_request, read_pipeline_request
 from training.importing.request import ExampleRows, ImportRequest, read_request
 from training.importing.sources.python_source import python_original
-from training.process.isolated_run import process_context
 from training.process.root_cause import root_cause
 
 FILES = "files"
 """Folder of the side files of a Python model."""
 
 
-def main(folder: Path, descriptor: int) -> int:
-    """Imports the model in the folder. Returns the exit code."""
-    # The caller's end comes as SIGTERM: processes at work end with this one, and files are removed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    process_context()  # its server imports torch and the exporters
-    if not os.read(descriptor, 1):
-        return 0
+def publish_requested(folder: Path) -> int:
+    """Imports the model, or publishes the pipeline, of a request. Returns the exit code."""
     try:
         if (pipeline := read_pipeline_request(folder)) is not None:
             _tell({"published": publish_request(pipeline, folder, _say, _signer())})
@@ -104,7 +94,3 @@ def _say(text: str) -> None:
 
 def _tell(event: dict[str, Any]) -> None:
     print(json.dumps(event), flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
