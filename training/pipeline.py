@@ -21,6 +21,7 @@ from training.loop.loop import assist as assist_training
 from training.metrics.guess import Guess, best_guess
 from training.metrics.task_metric import TaskMetric
 from training.preparation import Prepared, prepare
+from training.process.isolated_run import start_process_server
 from training.promotion import promote
 from training.publish import check_bump, publish
 from training.recipe.needed_packages import check_packages
@@ -176,6 +177,7 @@ def _prove(
     recipe: Recipe, trained: Trained, splits: Splits, files: Path, console: Console
 ) -> tuple[Reference, Report]:
     """Exports the artifacts of the recipe, and compares each with the checkpoint."""
+    start_process_server()  # for what verifies them; it imports its libraries beside this process
     embeddings = recipe.model.embeddings
     golden, metric = reference(trained, splits.test, TaskMetric.of(recipe), embeddings)
     checkpoint = checkpoint_report(recipe, trained, golden, metric)
