@@ -1,0 +1,27 @@
+"""`python -m training.importing.run FOLDER DESCRIPTOR`: imports what a caller's process captures.
+
+In: a folder, and an open pipe: its first byte says that the request is in the folder, its end that
+there will be none. Libraries are loaded meanwhile. Out: the lines of `requested.py`.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from training.process.isolated_run import process_context, start_process_server
+
+
+def main(folder: Path, descriptor: int) -> int:
+    """Imports the model in the folder. Returns the exit code."""
+    # The caller's end comes as SIGTERM: processes at work end with this one, and files are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    start_process_server()  # it imports torch and the exporters, beside this process
+    from training.importing.requested import publish_requested
+
+    process_context()
+    return publish_requested(folder) if os.read(descriptor, 1) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
