@@ -13,7 +13,7 @@ from tests.unit.training.recipes import export_here, recipe, splits, untrained
 from training.networks import SmallCnn
 from training.verification.runners import file_runner
 
-KINDS = ("onnx", "openvino", "pt2", "torchscript", "aoti")
+KINDS = ("onnx", "openvino", "pt2", "torchscript")
 
 
 @dataclass
@@ -49,7 +49,9 @@ class GivesDictionary(GivesDataclass):
 def test_every_kind_has_the_outputs_of_a_structure(
     network: type[nn.Module], tmp_path: Path
 ) -> None:
-    kinds = [kind for kind in KINDS if kind != "aoti" or shutil.which("g++")]
+    kinds = list(KINDS)
+    if network is GivesDataclass and shutil.which("g++"):  # it takes a compilation
+        kinds.append("aoti")
     chosen = recipe(
         model={"target": f"{__name__}:{network.__name__}", "outputs": ["logits", "size"]},
         export=[{"kind": kind} for kind in kinds],
