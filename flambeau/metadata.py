@@ -38,8 +38,9 @@ class ModelMetadata:
         """Returns the signature that requests to this model must match.
 
         The property `max_batch_size` limits the rows of a batch; without it there is no limit.
-        `dynamic`, `labels` and `padding` are JSON, for the parts of a signature beside its tensors;
-        `tensors` has the batch axes and the optional inputs of tensors that differ from the usual.
+        `dynamic`, `limits`, `labels` and `padding` are JSON, for the parts of a signature beside
+        its tensors; `tensors` has the batch axes and optional inputs of those that differ from the
+        usual.
 
         Raises:
             ServerError: the model has no batch dimension, or a datatype unknown to this client; it

@@ -133,7 +133,7 @@ def import_(
         "allow_pickle": allow_pickle,
         "model": model,
         "max_batch_size": max_batch_size,
-        "dynamic": _mapping(dynamic, "--dynamic"),
+        "dynamic": _sizes(dynamic),
         "alias": alias or None,
     }
     found = _import(wanted, sign_with, keys, shown=not as_json)
@@ -231,6 +231,23 @@ def _mapping(text: str, option: str) -> dict[Any, Any]:
             f"{text!r} is no mapping; write {{name: value}}", param_hint=option
         )
     return found
+
+
+def _sizes(text: str) -> dict[str, Any]:
+    """Returns the smallest and largest size by input and axis."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from flambeau.protocol.signature import VaryingAxes
+
+    found = _mapping(text, "--dynamic")
+    try:
+        return TypeAdapter(VaryingAxes).validate_python(found)
+    except ValidationError as error:
+        raise typer.BadParameter(
+            f"{text!r} is not {{INPUT: {{AXIS: [SMALLEST, LARGEST]}}}}, such as "
+            "{image: {2: [8, 64]}}",
+            param_hint="--dynamic",
+        ) from error
 
 
 def _gates(texts: Sequence[str]) -> Any:

@@ -36,10 +36,24 @@ def _smallest_first(value: tuple[int, int]) -> tuple[int, int]:
 
 SizeRange = Annotated[tuple[int, int], AfterValidator(_smallest_first)]
 """The smallest and the largest size of an axis, both included."""
+
+
+def _a_limit(value: tuple[int, int | None]) -> tuple[int, int | None]:
+    low, high = value
+    if low < 1 or (high is not None and high < low):
+        raise ValueError("give the smallest size, from 1 up, and the largest, or null for none")
+    return value
+
+
+SizeLimit = Annotated[tuple[int, int | None], AfterValidator(_a_limit)]
+"""The smallest and the largest size of an axis, both included; None for no largest."""
 DynamicAxes = dict[TensorName, dict[Axis, SizeRange]]
 """Allowed sizes by input and axis, such as `{image: {2: [8, 32], 3: [8, 32]}}`."""
 VaryingAxes = dict[TensorName, dict[VaryingAxis, SizeRange]]
 """`DynamicAxes` of inputs whose batch may be any axis, or none."""
+
+Limits = dict[TensorName, dict[VaryingAxis, SizeLimit]]
+"""Limits by input and axis."""
 
 Labels = dict[TensorName, tuple[str, ...]]
 """Class names by output, in order."""
@@ -126,7 +140,7 @@ class Padding(StrictModel):
         return name in (self.mask, self.lengths)
 
 
-BEYOND_TENSORS = ("dynamic", "labels", "padding")
+BEYOND_TENSORS = ("dynamic", "limits", "labels", "padding")
 """Fields of a signature that model metadata reports as properties of the model, each as JSON."""
 TENSOR_FIELDS = ("batch_axis", "optional")
 """Fields of its tensors that model metadata reports in the property `tensors`, as JSON: by
@@ -145,6 +159,9 @@ class Signature(StrictModel):
     dynamic: VaryingAxes = Field(default={}, exclude_if=lambda axes: not axes)
     """Axes whose size varies within limits, such as an image's height. Requests of equal size share
     a batch. Length axes of `padding` are not listed here."""
+    limits: Limits = Field(default={}, exclude_if=lambda limits: not limits)
+    """Limits of axes that vary with others, such as the length of tokens and of their mask, or that
+    have no largest size. Verification tries the sizes of `dynamic`, and not these."""
     labels: Labels = Field(default={}, exclude_if=lambda labels: not labels)
     """Names of the classes along the last axis of an output."""
 
@@ -181,8 +198,9 @@ class Signature(StrictModel):
     @model_validator(mode="after")
     def _dynamic_fits(self) -> "Signature":
         inputs = {spec.name: spec for spec in self.inputs}
-        for name, axes in self.dynamic.items():
-            _check_dynamic(name, axes, inputs, self.padding)
+        for what, limits in (("dynamic", self.dynamic), ("limits", self.limits)):
+            for name, axes in limits.items():
+                _check_varying(what, name, axes, inputs, self.padding)
         return self
 
     @model_validator(mode="after")
@@ -214,14 +232,18 @@ class Signature(StrictModel):
         if self.is_plain:
             return self
         specs = {spec.name: spec for spec in self.inputs}
+        moved = {
+            what: {
+                name: {specs[name].row_axis(axis): sizes for axis, sizes in axes.items()}
+                for name, axes in limits.items()
+            }
+            for what, limits in (("dynamic", self.dynamic), ("limits", self.limits))
+        }
         return self.model_copy(
             update={
                 "inputs": tuple(spec.in_rows() for spec in self.inputs),
                 "outputs": tuple(spec.in_rows() for spec in self.outputs),
-                "dynamic": {
-                    name: {specs[name].row_axis(axis): sizes for axis, sizes in axes.items()}
-                    for name, axes in self.dynamic.items()
-                },
+                **moved,
             }
         )
 
@@ -257,6 +279,8 @@ class Signature(StrictModel):
                     f"{shape_text(spec.shape)}"
                 )
             _check_sizes(spec.name, shape, self.dynamic.get(spec.name, {}))
+            if self.limits:
+                _check_sizes(spec.name, shape, self.limits.get(spec.name, {}))
         shapes = {name: shape for name, (_, shape) in given.items()}
         rows = self._rows(shapes)
         length = self.length_of(shapes)
@@ -350,37 +374,41 @@ def _check_axes(axes: Mapping[str, int], specs: Mapping[str, TensorSpec], what: 
             )
 
 
-def _check_dynamic(
+def _check_varying(
+    what: str,
     name: str,
-    axes: Mapping[int, tuple[int, int]],
+    axes: Iterable[int],
     inputs: Mapping[str, TensorSpec],
     padding: Padding | None,
 ) -> None:
-    spec = _spec_of(name, inputs, f"dynamic names input '{name}', which the model does not have")
+    spec = _spec_of(name, inputs, f"{what} names input '{name}', which the model does not have")
     for axis in axes:
         if axis == spec.batch_axis:
             raise ValueError(
-                f"dynamic says axis {axis} of input '{name}' varies, and it is the batch, which "
+                f"{what} says axis {axis} of input '{name}' varies, and it is the batch, which "
                 "max_batch_size limits; leave it out"
             )
         if axis >= len(spec.shape) or spec.shape[axis] != -1:
             raise ValueError(
-                f"dynamic says axis {axis} of input '{name}' varies, and its shape is "
+                f"{what} says axis {axis} of input '{name}' varies, and its shape is "
                 f"{shape_text(spec.shape)}; name an axis that is -1"
             )
         if padding is not None and axis == padding.axis_of(name):
             raise ValueError(
-                f"axis {axis} of input '{name}' is both in dynamic and in padding; keep it in "
+                f"axis {axis} of input '{name}' is both in {what} and in padding; keep it in "
                 "padding, whose buckets limit it"
             )
 
 
-def _check_sizes(name: str, shape: Sequence[int], axes: Mapping[int, tuple[int, int]]) -> None:
+def _check_sizes(
+    name: str, shape: Sequence[int], axes: Mapping[int, tuple[int, int | None]]
+) -> None:
     for axis, (low, high) in axes.items():
-        if not low <= shape[axis] <= high:
+        if shape[axis] < low or (high is not None and shape[axis] > high):
+            allowed = f"{low} or more" if high is None else f"{low} to {high}"
             raise SignatureError(
                 f"input '{name}' has shape {shape_text(shape)}, and size {shape[axis]} along axis "
-                f"{axis}; give {low} to {high}"
+                f"{axis}; give {allowed}"
             )
 
 

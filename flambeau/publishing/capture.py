@@ -26,7 +26,7 @@ from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array, datatype_of
 from flambeau.publishing.batch_axes import BatchAxes, find_batch_axes, repeated, row_count, rows_of
 from flambeau.publishing.errors import CaptureError, PublishError
-from flambeau.publishing.examples import Examples, Sizes, independent
+from flambeau.publishing.examples import Examples, Sizes, by_dependence
 from flambeau.publishing.forked import (
     ForkedCallError,
     ForkUnavailableError,
@@ -191,6 +191,7 @@ def _signature(
 ) -> Signature:
     first = examples.inputs
     others = [outputs for _, outputs in sized]
+    alone, together = by_dependence(dynamic)
     try:
         return Signature(
             inputs=tuple(
@@ -202,7 +203,8 @@ def _signature(
                 for name, array in found[1].items()
             ),
             max_batch_size=max_batch_size,
-            dynamic=independent(dynamic),
+            dynamic=alone,
+            limits={name: {**axes} for name, axes in together.items()},
             labels=_labels(labels, list(found[1])),
         )
     except ValidationError as error:

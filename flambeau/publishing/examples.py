@@ -98,21 +98,23 @@ class Examples:
         return found
 
 
-def independent(sizes: Sizes) -> Sizes:
-    """Returns the axes that vary by themselves.
+def by_dependence(sizes: Sizes) -> tuple[Sizes, Sizes]:
+    """Returns the axes that vary by themselves, and those that vary with others.
 
     Axes of different inputs with the same limits, such as the length of tokens and of their mask,
-    count as one size: a signature, whose limits hold for each axis by itself, has none for them.
+    count as one size.
     """
     owners: dict[tuple[int, int], set[str]] = {}
     for name, axes in sizes.items():
         for limits in axes.values():
             owners.setdefault(limits, set()).add(name)
-    found = {
-        name: {axis: limits for axis, limits in axes.items() if len(owners[limits]) == 1}
-        for name, axes in sizes.items()
-    }
-    return {name: axes for name, axes in found.items() if axes}
+    alone: Sizes = {}
+    together: Sizes = {}
+    for name, axes in sizes.items():
+        for axis, limits in axes.items():
+            found = alone if len(owners[limits]) == 1 else together
+            found.setdefault(name, {})[axis] = limits
+    return alone, together
 
 
 def read_examples(

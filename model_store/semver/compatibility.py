@@ -115,7 +115,7 @@ def _what_breaks(old: Signature, new: Signature) -> str:
             return text
     if new.max_batch_size < old.max_batch_size:
         return f"max_batch_size falls from {old.max_batch_size} to {new.max_batch_size}"
-    for name in ("dynamic", "labels", "padding"):
+    for name in ("dynamic", "limits", "labels", "padding"):
         if getattr(old, name) != getattr(new, name):
             return f"{name} of the signature changes"
     return ""

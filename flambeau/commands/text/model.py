@@ -162,9 +162,12 @@ def _axis_text(spec: "TensorSpec", signature: "Signature") -> str:
 
 
 def _shape_text(spec: "TensorSpec", signature: "Signature") -> str:
-    """Formats `[-1,1,8..32,8..32]`: axes with limits show both."""
-    ranges = signature.dynamic.get(spec.name, {})
-    sizes = ("..".join(map(str, ranges.get(axis, (size,)))) for axis, size in enumerate(spec.shape))
+    """Formats `[-1,1,8..32,4..]`: axes with limits show both, or the smallest."""
+    limits = signature.limits.get(spec.name, {}) | signature.dynamic.get(spec.name, {})
+    sizes = (
+        "..".join("" if limit is None else str(limit) for limit in limits.get(axis, (size,)))
+        for axis, size in enumerate(spec.shape)
+    )
     return f"[{','.join(sizes)}]"
 
 

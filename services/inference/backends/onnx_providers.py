@@ -124,7 +124,7 @@ def _sizes(
     spec: TensorSpec, signature: Signature, rows: int, smallest: bool = False
 ) -> list[int | None]:
     """Returns one size per axis; None for an axis without a known limit."""
-    ranges: dict[int, tuple[int, int]] = dict(signature.dynamic.get(spec.name, {}))
+    ranges = signature.limits.get(spec.name, {}) | signature.dynamic.get(spec.name, {})
     if spec.batch_axis is not None:
         ranges[spec.batch_axis] = (rows, rows)
     padding = signature.padding

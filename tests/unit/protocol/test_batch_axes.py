@@ -143,6 +143,20 @@ def test_sizes_along_any_axis_are_limited() -> None:
     assert signature.in_rows().dynamic == {"wave": {1: (2, 8)}}
 
 
+def test_limits_move_with_the_batch_and_may_have_no_largest() -> None:
+    x = {"name": "x", "datatype": "FP32", "shape": [-1, 3, -1], "batch_axis": 2}
+    signature = Signature.model_validate(
+        {"inputs": [x], "outputs": [x], "max_batch_size": 4, "limits": {"x": {0: [3, None]}}}
+    )
+    assert signature.check_inputs({"x": ("FP32", (3, 3, 2))}) == 2
+    with pytest.raises(SignatureError, match="size 2 along axis 0; give 3 or more"):
+        signature.check_inputs({"x": ("FP32", (2, 3, 2))})
+    assert signature.in_rows().limits == {"x": {1: (3, None)}}
+    assert Signature.model_validate_json(signature.model_dump_json()) == signature
+    with pytest.raises(ValidationError, match="or null for none"):
+        Signature.model_validate({**signature.model_dump(), "limits": {"x": {0: [3, 2]}}})
+
+
 def test_rows_of_a_signature_have_the_batch_first() -> None:
     rows = STATEFUL.in_rows()
     assert rows.is_plain

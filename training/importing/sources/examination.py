@@ -309,7 +309,8 @@ def _resized(
             array = found[tensor.name]
             low, high = tensor.ranges.get(place, (1, SIZE * 2))
             size = array.shape[axis]
-            other = max(size // 2, low) if size > low else min(size + 1, high)
+            larger = size + 1 if high is None else min(size + 1, high)
+            other = max(size // 2, low) if size > low else larger
             found[tensor.name] = np.take(array, np.arange(other) % size, axis=axis)
     changed = any(array.shape != examples[name].shape for name, array in found.items())
     return found if changed else None

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flambeau.protocol.signature import Padding, Signature
+from flambeau.protocol.signature import Padding, Signature, SizeLimit
 from flambeau.protocol.tensors import Array
 from flambeau.publishing.network_outputs import OutputsInOrder
 from model_store.document import LARGE, parse_document
@@ -229,12 +229,13 @@ def _inputs(
         longest = int(config.get("max_position_embeddings") or 512)
         if longest & (longest - 1):  # models such as RoBERTa count positions from 2: 514 for 512
             longest -= 2
-        ranges = {1: (1, max(longest, 2))}
+        longest = max(longest, 2)
+        ranges: dict[int, SizeLimit] = {1: (1, longest)}
         names = ("input_ids", "attention_mask")
         inputs = tuple(
             ReadTensor(name=n, datatype="INT64", dims=(BATCH, LENGTH), ranges=ranges) for n in names
         )
-        length = min(SHOWN_LENGTH, ranges[1][1])
+        length = min(SHOWN_LENGTH, longest)
         tokens = generator.integers(0, int(config.get("vocab_size") or 2), (ROWS, length))
         mask = (np.arange(length) < length - np.arange(ROWS)[:, None] % length).astype(np.int64)
         return inputs, {"input_ids": tokens, "attention_mask": mask}
@@ -258,13 +259,14 @@ def _padded(signature: Signature, inputs: Sequence[ReadTensor]) -> Signature:
     if set(by_name) != {"input_ids", "attention_mask"}:
         return signature
     longest = by_name["input_ids"].ranges[1][1]
+    assert longest is not None, "it is the length of the positions"
     padding = Padding(
         inputs={"input_ids": 1},
         mask="attention_mask",
         buckets=(*(size for size in BUCKETS if size < longest), longest),
         outputs={s.name: 1 for s in signature.outputs if len(s.shape) == 3 and s.shape[1] == -1},
     )
-    return Signature(**{**dict(signature), "padding": padding, "dynamic": {}})
+    return Signature(**{**dict(signature), "padding": padding, "dynamic": {}, "limits": {}})
 
 
 class _Named(nn.Module):

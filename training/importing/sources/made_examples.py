@@ -104,7 +104,8 @@ def _sizes(inputs: Sequence[ReadTensor]) -> dict[str | tuple[str, int], int]:
             name = tensor.dims[axis]
             if isinstance(name, str):
                 key = (tensor.name, axis) if name == UNNAMED else name
-                found[key] = min(max(low, found.get(key, SIZE)), high)
+                size = max(low, found.get(key, SIZE))
+                found[key] = size if high is None else min(size, high)
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flambeau.protocol.signature import SizeLimit
 from flambeau.protocol.tensors import Array
 from training.errors import SourceError
 from training.importing.original import Original
@@ -144,13 +145,14 @@ def _tensor(where: str, port: Any) -> ReadTensor:
             f"input '{name}' of {where} has no fixed number of dimensions; convert it with a shape"
         )
     dims: list[Dimension] = []
-    ranges: dict[int, tuple[int, int]] = {}
+    ranges: dict[int, SizeLimit] = {}
     for axis, size in enumerate(shape):
         if size.is_static:
             dims.append(size.get_length())
             continue
         dims.append(UNNAMED)
         low, high = size.get_min_length(), size.get_max_length()
-        if 0 < high <= _UNLIMITED:
-            ranges[axis] = (max(low, 1), high)
+        most = high if 0 < high <= _UNLIMITED else None
+        if most is not None or low > 1:
+            ranges[axis] = (max(low, 1), most)
     return ReadTensor(name=name, datatype=_DATATYPES[kind], dims=tuple(dims), ranges=ranges)

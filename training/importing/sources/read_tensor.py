@@ -5,12 +5,13 @@ Another input whose first dimension is fixed has its batch where it names the sa
 its only unnamed one.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.signature import Limits, Signature, SizeLimit, TensorSpec, VaryingAxes
 from flambeau.protocol.strict import explain, nearest_name
 from training.errors import SourceError
 from training.importing.sources.source_options import DEFAULT_MAX_BATCH_SIZE, SourceOptions
@@ -18,6 +19,8 @@ from training.importing.sources.source_options import DEFAULT_MAX_BATCH_SIZE, So
 Dimension = int | str
 """A fixed size, or the name of one that varies; `UNNAMED` if the file gives none."""
 UNNAMED = ""
+_EXPRESSION = re.compile(r"[*+/(]")
+"""Characters in the name of a dimension that is computed from others, such as `2*h`."""
 BATCH = "batch"
 """Name of the batch dimension where examples are the only source of shapes."""
 
@@ -30,8 +33,8 @@ class ReadTensor:
     datatype: str
     dims: tuple[Dimension, ...]
     """All dimensions, the batch included."""
-    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Smallest and largest size by axis, where the file limits them."""
+    ranges: dict[int, SizeLimit] = field(default_factory=dict)
+    """Smallest and largest size by axis, where the file limits them; None for no largest."""
 
     def text(self) -> str:
         """Returns the tensor in words: `'image' FP32 [batch, 3, 224]`."""
@@ -99,9 +102,10 @@ def largest_batch(where: str, inputs: Sequence[ReadTensor], options: SourceOptio
     if all(axis is None for axis in axes.values()):
         return 1
     limits = [
-        tensor.ranges[axis][1]
+        most
         for tensor in inputs
-        if (axis := axes[tensor.name]) is not None and axis in tensor.ranges
+        if (axis := axes[tensor.name]) is not None
+        and (most := tensor.ranges.get(axis, (1, None))[1]) is not None
     ]
     most = options.max_batch_size or min([DEFAULT_MAX_BATCH_SIZE, *limits])
     if any(most > limit for limit in limits):
@@ -132,35 +136,39 @@ def signature_of(
         SourceError: the options or labels do not fit the model.
     """
     known = {tensor.name: tensor for tensor in inputs}
-    axes, shared = batch_axes(inputs), _shared_dimensions(inputs)
-    dynamic = {
-        name: {
-            axis: sizes
-            for axis, sizes in tensor.ranges.items()
-            if axis != axes[name] and sizes[0] < sizes[1] and tensor.dims[axis] not in shared
-        }
-        for name, tensor in known.items()
-    }
-    for name, ranges in options.dynamic.items():
+    dynamic: VaryingAxes = {}
+    limits: Limits = {}
+    for name in options.dynamic:
         if name not in known:
             raise SourceError(f"dynamic names input '{name}'{nearest_name(name, known)}")
-        dynamic[name] |= dict(ranges)
+    axes, dependent = batch_axes(inputs), _dependent_dimensions(inputs)
+    for name, tensor in known.items():
+        told = options.dynamic.get(name, {})
+        for axis, (low, high) in {**tensor.ranges, **told}.items():
+            if axis == axes[name] and axis not in told:
+                continue
+            depends = dict(enumerate(tensor.dims)).get(axis) in dependent
+            if high is None or depends or (low == high and axis not in told):
+                limits.setdefault(name, {})[axis] = (low, high)
+            else:
+                dynamic.setdefault(name, {})[axis] = (low, high)
     try:
         return Signature(
             inputs=input_specs(where, inputs),
             outputs=tuple(outputs),
             max_batch_size=largest_batch(where, inputs, options),
-            dynamic={name: ranges for name, ranges in dynamic.items() if ranges},
+            dynamic=dynamic,
+            limits=limits,
             labels={name: tuple(names) for name, names in (labels or {}).items()},
         )
     except ValidationError as error:
         raise SourceError(f"{where}: {explain(error, Signature)}") from error
 
 
-def _shared_dimensions(inputs: Sequence[ReadTensor]) -> set[Dimension]:
-    """Returns the names of dimensions that several inputs have, which must have one size.
+def _dependent_dimensions(inputs: Sequence[ReadTensor]) -> set[Dimension | None]:
+    """Returns the names of dimensions that do not vary by themselves.
 
-    `dynamic` varies each by itself, so they get no limits there.
+    They occur several times, and must have one size, or are an expression of others, as `2*h` is.
     """
-    names = [{size for size in t.dims if isinstance(size, str) and size} for t in inputs]
-    return {name for name in set().union(*names) if sum(name in some for some in names) > 1}
+    names = [size for t in inputs for size in t.dims if isinstance(size, str) and size != UNNAMED]
+    return {name for name in names if names.count(name) > 1 or _EXPRESSION.search(name)}

@@ -74,6 +74,15 @@ def test_outputs_of_a_dictionary_have_its_names_and_lengths_vary(tmp_path: Path)
     assert [len(outputs["last"]) for _, outputs in found.rows] == [4, 2]
 
 
+def test_the_sizes_of_axes_that_vary_together_are_limits(tmp_path: Path) -> None:
+    examples = [{"a": torch.randn(2, size), "b": torch.randn(2, size)} for size in (5, 9)]
+
+    found = captured(lambda a, b: a * b, examples, tmp_path)
+
+    assert found.signature.dynamic == {}
+    assert found.signature.limits == {"a": {1: (5, 9)}, "b": {1: (5, 9)}}
+
+
 def test_a_function_of_tensors_is_captured(tmp_path: Path) -> None:
     found = captured(lambda a, b: a @ b.transpose(1, 2), (torch.ones(3, 2, 4),) * 2, tmp_path)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.publishing.errors import ExampleError
-from flambeau.publishing.examples import read_examples
+from flambeau.publishing.examples import by_dependence, read_examples
 
 
 class Pair(nn.Module):
@@ -74,6 +74,15 @@ def test_sizes_of_the_batch_axis_do_not_vary() -> None:
     assert [len(part) for part in examples.by_size({"x": None})] == [1, 1]
     with pytest.raises(ExampleError, match="names axis 1, which is the batch"):
         read_examples(Pair(), parts, {"x": {1: (1, 4)}}).sizes({"x": 1})
+
+
+def test_axes_of_several_inputs_with_the_same_limits_vary_together() -> None:
+    sizes = {"ids": {1: (3, 9)}, "mask": {1: (3, 9)}, "image": {2: (4, 8), 3: (4, 8)}}
+
+    assert by_dependence(sizes) == (
+        {"image": {2: (4, 8), 3: (4, 8)}},
+        {"ids": {1: (3, 9)}, "mask": {1: (3, 9)}},
+    )
 
 
 def test_arguments_that_are_left_out_are_told() -> None:

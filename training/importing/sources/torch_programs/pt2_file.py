@@ -4,9 +4,10 @@ Rules: it is opened in a separate process, and only after `program_safety` has f
 program with keyword arguments or named outputs is exported again with tensors in order.
 """
 
+import dataclasses
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from flambeau.protocol.signature import SizeLimit
 from flambeau.protocol.tensors import Array
 from flambeau.publishing.network_outputs import OutputsInOrder, named_outputs
 from training.errors import SourceError
@@ -22,7 +24,7 @@ from training.importing.sources.apart import call_apart
 from training.importing.sources.archive import check_sizes, member_names, read_member
 from training.importing.sources.examination import Examined, examine, model_inputs
 from training.importing.sources.foreign_files import staged_copy
-from training.importing.sources.read_tensor import UNNAMED, Dimension, ReadTensor
+from training.importing.sources.read_tensor import UNNAMED, ReadTensor
 from training.importing.sources.source_options import SourceOptions
 from training.importing.sources.torch_programs.program_safety import check_program
 from training.importing.sources.torch_programs.torch_examination import is_in_order, torch_run
@@ -36,9 +38,10 @@ _DATATYPES = {
     12: "BOOL", 28: "UINT16", 34: "UINT32", 35: "UINT64",
 }  # fmt: skip
 """Datatypes by the archive's number of a tensor's type."""
-_SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)|(\w+)")
 _UNLIMITED = 2**20
 """Sizes beyond it are no limit: torch writes its largest integer."""
+_ASSUMED_SIZE = 2
+"""Smallest size that torch.export assumes of a dimension, and does not check."""
 
 
 def read(path: Path, options: SourceOptions, staging: Path) -> Original:
@@ -71,7 +74,9 @@ def _examine(path: Path, where: str, options: SourceOptions) -> Examined:
             "it with torch.export.save"
         ) from error
     with quiet(loggers=("torch.export", "torch._dynamo")):
-        module = torch.export.load(path).module()
+        loaded = torch.export.load(path)
+        module = loaded.module()
+    inputs = _with_sizes(inputs, loaded)
     names = [tensor.name for tensor in inputs]
     own = _own_examples(path, names)
     notes: tuple[str, ...] = ()
@@ -121,7 +126,7 @@ def _in_order(module: nn.Module) -> tuple[nn.Module, bool]:
 def _inputs(where: str, document: Any) -> list[ReadTensor]:
     """Returns the inputs as the program's document states them."""
     graph = document["graph_module"]
-    values, ranges = graph["graph"]["tensor_values"], document["range_constraints"]
+    values = graph["graph"]["tensor_values"]
     found = []
     for spec in graph["signature"]["input_specs"]:
         if "user_input" not in spec:
@@ -133,40 +138,51 @@ def _inputs(where: str, document: Any) -> list[ReadTensor]:
                 "tensors only"
             )
         name = argument["as_tensor"]["name"]
-        found.append(_tensor(where, name, values[name], ranges))
+        found.append(_tensor(where, name, values[name]))
     if not found:
         raise SourceError(f"{where} takes no inputs; export it with at least one")
     said = graph["module_call_graph"][0]["signature"].get("forward_arg_names") or []
     if len(said) == len(found):  # torch prefixes names that are taken in the graph
         found = [
-            ReadTensor(name=str(name), datatype=t.datatype, dims=t.dims, ranges=t.ranges)
-            for name, t in zip(said, found, strict=True)
+            dataclasses.replace(tensor, name=str(name))
+            for name, tensor in zip(said, found, strict=True)
         ]
     return found
 
 
-def _tensor(where: str, name: str, meta: Any, constraints: Any) -> ReadTensor:
+def _tensor(where: str, name: str, meta: Any) -> ReadTensor:
     if meta["dtype"] not in _DATATYPES:
         raise SourceError(
             f"input '{name}' of {where} has a type that requests cannot carry (number "
             f"{meta['dtype']}); export it with FP32 inputs"
         )
-    dims: list[Dimension] = []
-    ranges: dict[int, tuple[int, int]] = {}
-    for axis, size in enumerate(meta["sizes"]):
-        if "as_int" in size:
-            dims.append(int(size["as_int"]))
-            continue
-        symbol = _SYMBOL.fullmatch(size["as_expr"]["expr_str"])
-        label = (symbol[1] or symbol[2]) if symbol else UNNAMED
-        dims.append(label)
-        limits = constraints.get(label, {})
-        low, high = limits.get("min_val"), limits.get("max_val")
-        if isinstance(high, int) and high <= _UNLIMITED:
-            ranges[axis] = (max(int(low or 1), 1), high)
-    return ReadTensor(
-        name=name, datatype=_DATATYPES[meta["dtype"]], dims=tuple(dims), ranges=ranges
-    )
+    dims = tuple(int(size["as_int"]) if "as_int" in size else UNNAMED for size in meta["sizes"])
+    return ReadTensor(name=name, datatype=_DATATYPES[meta["dtype"]], dims=dims)
+
+
+def _with_sizes(
+    inputs: Sequence[ReadTensor], program: torch.export.ExportedProgram
+) -> list[ReadTensor]:
+    """Returns the inputs with the names and limits of the dimensions that vary."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    found = []
+    for tensor, node in zip(inputs, program.graph_signature.user_inputs, strict=True):
+        dims = list(tensor.dims)
+        ranges: dict[int, SizeLimit] = {}
+        for axis, size in enumerate(nodes[node].meta["val"].shape):
+            if dims[axis] != UNNAMED:
+                continue
+            expression = size.node.expr
+            dims[axis] = str(expression)
+            if (sizes := program.range_constraints.get(expression)) is None:
+                continue
+            low, high = max(int(sizes.lower), 1), None
+            if sizes.upper.is_finite and sizes.upper <= _UNLIMITED:
+                high = int(sizes.upper)
+            if high is not None or low > _ASSUMED_SIZE:
+                ranges[axis] = (low, high)
+        found.append(dataclasses.replace(tensor, dims=tuple(dims), ranges=ranges))
+    return found
 
 
 def _own_examples(path: Path, names: list[str]) -> Mapping[str, Array] | None:

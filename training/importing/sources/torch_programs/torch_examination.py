@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.protocol.signature import SizeLimit
 from flambeau.protocol.tensors import Array, datatype_of
 from flambeau.publishing.network_outputs import OutputError, named_outputs
 from training.errors import SourceError
@@ -77,7 +78,7 @@ def tensors_of_examples(
         array = given[name]
         if array.ndim == 0:
             raise SourceError(f"the example '{name}' has no rows; give an array [rows, ...]")
-        ranges = dict(options.dynamic.get(name, {}))
+        ranges: dict[int, SizeLimit] = {**options.dynamic.get(name, {})}
         dims = tuple(
             BATCH if axis == 0 else f"{name}_{axis}" if axis in ranges else size
             for axis, size in enumerate(array.shape)

@@ -124,6 +124,8 @@ def test_ranges_of_dimensions_are_the_users(tmp_path: Path) -> None:
     path = write_lookup(tmp_path / "net.onnx", rows=20)
     original = read_here(path, tmp_path, dynamic={"ids": {1: (1, 64)}})
     assert original.signature.dynamic == {"ids": {1: (1, 64)}}
+    with pytest.raises(SourceError, match="dynamic says axis 2 of input 'ids' varies"):
+        read_here(path, tmp_path, dynamic={"ids": {2: (1, 64)}})
     with pytest.raises(SourceError, match="dynamic names input 'idz'"):
         read_here(path, tmp_path, dynamic={"idz": {1: (1, 64)}})
 

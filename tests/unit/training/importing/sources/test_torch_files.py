@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
+from flambeau.protocol.signature import SignatureError
 from model_store.errors import ArchiveError
 from tests.unit.training.importing.foreign_models import (
     TwoInputs,
@@ -107,6 +109,51 @@ def test_a_program_brings_its_shapes_and_examples(tmp_path: Path) -> None:
     assert original.file.read_bytes() == path.read_bytes()
     with pytest.raises(SourceError, match="takes at most 16 rows"):
         program(path, tmp_path, max_batch_size=64)
+
+
+class Sized(nn.Module):
+    """Takes images and two equally long rows of numbers."""
+
+    def forward(self, image: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        means: Tensor = image.mean((1, 2, 3)) + (ids * mask).sum(1)
+        return means[:, None]
+
+
+def test_limits_of_a_programs_dimensions_are_kept(tmp_path: Path) -> None:
+    batch, cell = Dim("batch", min=1, max=16), Dim("cell", min=1, max=8)
+    length = Dim("length", min=3, max=32)
+    shapes = (
+        {0: batch, 1: Dim("height", min=6, max=64), 2: Dim("width", min=4), 3: 4 * cell},
+        {0: batch, 1: length},
+        {0: batch, 1: length},
+    )
+    inputs = (torch.ones(4, 8, 8, 8), torch.ones(4, 5), torch.ones(4, 5))
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(Sized().eval(), inputs, dynamic_shapes=shapes), path)
+    signature = program(path, tmp_path).signature
+    assert signature.dynamic == {"image": {1: (6, 64)}}
+    assert signature.limits == {
+        "image": {2: (4, None), 3: (4, 32)},
+        "ids": {1: (3, 32)},
+        "mask": {1: (3, 32)},
+    }
+    given = {"image": ("FP32", [1, 8, 3, 8]), "ids": ("FP32", [1, 5]), "mask": ("FP32", [1, 5])}
+    with pytest.raises(SignatureError, match="size 3 along axis 2; give 4 or more"):
+        signature.check_inputs(given)
+    given |= {"image": ("FP32", [1, 8, 8, 8]), "mask": ("FP32", [1, 33])}
+    with pytest.raises(SignatureError, match=r"'mask' .* size 33 along axis 1; give 3 to 32"):
+        signature.check_inputs(given)
+
+
+def test_equal_dimensions_of_one_input_do_not_vary_by_themselves(tmp_path: Path) -> None:
+    side = Dim("side", min=4, max=16)
+    square = torch.export.export(
+        nn.Identity(), (torch.ones(2, 8, 8),), dynamic_shapes=({0: Dim("n"), 1: side, 2: side},)
+    )
+    torch.export.save(square, tmp_path / "net.pt2")
+    signature = program(tmp_path / "net.pt2", tmp_path).signature
+    assert signature.dynamic == {}
+    assert list(signature.limits.values()) == [{1: (4, 16), 2: (4, 16)}]
 
 
 def test_a_program_with_named_outputs_is_exported_in_order(tmp_path: Path) -> None:
