@@ -33,7 +33,7 @@ ServingError
 ├── DeadlineExceededError       504 DEADLINE_EXCEEDED
 └── BackendError                500 INTERNAL            the model itself failed
     ├── DeadLetterError
-    ├── InputRefusedError       400 INVALID_ARGUMENT    the model's own code refuses this input
+    ├── InputRefusedError       400 INVALID_ARGUMENT    the model refuses this input
     └── DeviceError             503 UNAVAILABLE         the device or process failed, not the model
         └── WorkerProcessDiedError
 
@@ -264,7 +264,7 @@ class DeadLetterError(BackendError):
 
 
 class InputRefusedError(BackendError):
-    """The version's own Python step refuses this input; the message has the reason."""
+    """The model refuses this input: its Python step does, or it does not take the sizes."""
 
     http_status = 400
     grpc_code = "INVALID_ARGUMENT"

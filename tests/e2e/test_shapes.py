@@ -12,7 +12,7 @@ from flambeau import Client
 from flambeau.errors import InvalidRequestError
 from flambeau.protocol.tensors import Array, datatype_of
 from tests.e2e.held_workers import held_worker
-from tests.e2e.rest_calls import call, infer, tensor
+from tests.e2e.rest_calls import Reply, call, infer, tensor
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.shaped_models import MODELS, publish_all, runner
 from tests.fixtures.split_servers import running_split
@@ -188,6 +188,30 @@ def test_other_shapes_are_refused_in_words(server: ServerProcess, what: str) -> 
     model, inputs, message = REFUSED[what]
     reply = infer(server, model, *inputs)
     assert (reply.status, message in reply.error()) == (400, True), reply.body
+
+
+def test_sizes_that_do_not_fit_each_other_are_the_callers_fault(server: ServerProcess) -> None:
+    """The signature cannot say which sizes go together: the runtime's error does."""
+
+    def ask(left: int, right: int) -> Reply:
+        sizes = {"left": left, "right": right}
+        return infer(
+            server, "paired", *(tensor(n, "FP32", [1, s], [1] * s) for n, s in sizes.items())
+        )
+
+    with ThreadPoolExecutor(3) as threads:
+        good, bad, fine = threads.map(ask, (5, 5, 6), (5, 6, 6))
+    assert (good.status, fine.status) == (200, 200)
+    assert bad.status == 400
+    assert bad.error().startswith(
+        "model 'paired' version 1 does not accept this combination of sizes, "
+        "'left' [1,5], 'right' [1,6]: "
+    )
+    assert "5 by 6" in bad.error()
+    with Client(server.grpc) as client, pytest.raises(InvalidRequestError, match="combination"):
+        client.infer(
+            "paired", {n: np.ones((1, s), np.float32) for n, s in (("left", 5), ("right", 7))}
+        )
 
 
 def test_bytes_that_are_no_text_are_the_callers_fault(server: ServerProcess) -> None:

@@ -13,7 +13,7 @@ from flambeau.protocol.tensors import Array
 from model_store.artifact_kinds import STORED_KINDS
 from model_store.python_models.open_model import OpenModel, PythonModelError
 from services.errors import BackendError, InputRefusedError
-from services.inference.backends.backend import Backend
+from services.inference.backends.backend import PYTHON_PLATFORM, Backend
 from services.inference.backends.device import Device
 from services.inference.backends.onnx_providers import session_providers
 from services.inference.backends.open_options import OpenOptions
@@ -27,7 +27,7 @@ class PythonModelBackend(Backend):
         BackendError: the class cannot be created or loaded.
     """
 
-    platform = "flambeau_python"
+    platform = PYTHON_PLATFORM
 
     def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
         described = artifact.entry.python

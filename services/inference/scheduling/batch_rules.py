@@ -44,6 +44,9 @@ class BatchRules:
     """True if any dimension except the batch differs between requests."""
     only_lengths_vary: bool = False
     """True if only the length differs, which `padding` rounds up to a bucket."""
+    sizes_free: bool = False
+    """True if requests choose sizes that neither the signature's shapes nor `padding` fix, so that
+    a model may not take some of them."""
     row_elements: int = 1
     """Input elements of a row, if shapes do not vary."""
     batch_axes: Mapping[str, int | None] | None = None
@@ -74,10 +77,12 @@ def batch_rules(
     compares_values = signature.has_batch and not is_plain
     vary = compares_values or any(-1 in tail for tail in tails)
     padding = signature.padding
-    only_lengths = padding is not None and all(
-        size != -1 or axis == padding.axis_of(spec.name)
+    sizes_free = any(
+        size == -1
+        and axis != spec.batch_axis
+        and (padding is None or axis != padding.axis_of(spec.name))
         for spec in signature.inputs
-        for axis, size in enumerate(spec.shape[1:], 1)
+        for axis, size in enumerate(spec.shape)
     )
     return BatchRules(
         max_rows=signature.max_batch_size,
@@ -85,7 +90,8 @@ def batch_rules(
         wait_s=wait_s,
         padding=padding,
         shapes_vary=vary,
-        only_lengths_vary=only_lengths,
+        only_lengths_vary=padding is not None and not sizes_free,
+        sizes_free=sizes_free,
         row_elements=1 if vary else sum(math.prod(tail) for tail in tails),
         batch_axes=None if is_plain else {s.name: s.batch_axis for s in signature.inputs},
         compares_values=compares_values,

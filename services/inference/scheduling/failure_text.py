@@ -10,6 +10,10 @@ MAX_LINE = 500
 """Maximum length of the line, in characters: enough for a message of ONNX Runtime, and little
 beside the answers that each request of a failed batch gets."""
 _ERROR = re.compile(r"[\w.]+(Error|Exception)\b")
+_PLACE = "Exception from "
+"""Start of the lines that name OpenVINO's own sources, before the error."""
+_SIZES = re.compile(r"shape|dimension|\bdims?\b|\bsizes?\b|\bsize\(\)|broadcast", re.IGNORECASE)
+_MEMORY = re.compile(r"memory|alloc|bytes", re.IGNORECASE)
 
 
 def plain_line(text: str) -> str:
@@ -18,6 +22,16 @@ def plain_line(text: str) -> str:
     if not lines:
         return "no reason was given"
     line = lines[0]
-    if any(one.startswith("Traceback ") for one in lines):
+    if line.startswith(_PLACE):
+        line = " ".join(one for one in lines if not one.startswith(_PLACE)) or line
+    elif any(one.startswith("Traceback ") for one in lines):
         line = next((one for one in reversed(lines) if _ERROR.match(one)), lines[-1])
     return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 3]}..."
+
+
+def states_sizes(text: str) -> bool:
+    """Returns True for a runtime's error about sizes that do not fit, and not about memory.
+
+    ONNX Runtime, torch and OpenVINO raise one type for all errors of operators, so only words tell.
+    """
+    return _SIZES.search(text) is not None and _MEMORY.search(text) is None

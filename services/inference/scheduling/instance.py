@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from flambeau.protocol.tensor_spec import shape_text
 from flambeau.protocol.tensors import Array
 from services.errors import (
     BackendError,
@@ -27,10 +28,10 @@ from services.errors import (
     UnreadAnswersError,
     WorkerProcessDiedError,
 )
-from services.inference.backends.backend import Backend
+from services.inference.backends.backend import PYTHON_PLATFORM, Backend
 from services.inference.scheduling.batch_arrays import BatchArrays
 from services.inference.scheduling.batch_rules import Batch, BatchRules
-from services.inference.scheduling.failure_text import plain_line
+from services.inference.scheduling.failure_text import plain_line, states_sizes
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry
 from services.queueing.part_window import MAX_UNREAD, READ_WITHIN_S, PartWindow
@@ -259,9 +260,9 @@ class Instance:
         # steps of sequences: the state may have changed.
         is_over = self.abandoned or self._has_given or batch.slot is not None
         if is_over or (isinstance(error, DeviceError) and not died):
-            return [self._failure(entry, error) for entry in batch.entries]
+            return [self._failure(entry, batch, error) for entry in batch.entries]
         if len(batch.entries) == 1 and not died:
-            return [self._failure(batch.entries[0], error)]
+            return [self._failure(batch.entries[0], batch, error)]
         logger.warning(
             "batch failed; running its requests one by one",
             extra={"model": self._lane.model, "version": self._lane.version,
@@ -277,7 +278,7 @@ class Instance:
         except BaseException as error:  # as above
             if isinstance(error, DeviceError):
                 self._replace(error)
-            return self._failure(entry, error)
+            return self._failure(entry, batch, error)
 
     def _replace(self, error: DeviceError) -> bool:
         """Reopens the backend if its worker process died. Returns True if that succeeded."""
@@ -301,18 +302,51 @@ class Instance:
             self._loop.call_soon_threadsafe(self._restarted)
         return True
 
-    def _failure(self, entry: Entry, error: BaseException) -> BackendError:
+    def _failure(self, entry: Entry, batch: Batch, error: BaseException) -> BackendError:
         if isinstance(error, InputRefusedError):
             return error  # the client's error: not logged as a failure of the backend
+        line = plain_line(str(error) or repr(error))
+        if self._is_about_sizes(batch, error, line):
+            return self._sizes_refused(entry, line)
         logger.error(
             "backend failed",
             extra={"model": self._lane.model, "version": self._lane.version,
                    "request_id": entry.request.request_id},
             exc_info=error,
         )  # fmt: skip
-        line = plain_line(str(error) or repr(error))
         if isinstance(error, DeviceError):
             return type(error)(line)
         if str(self._lane) not in line:  # a BackendError may name it
             line = f"model {self._lane} failed on this input: {line}"
         return BackendError(line)
+
+    def _is_about_sizes(self, batch: Batch, error: BaseException, line: str) -> bool:
+        """Returns True if the cause is that the request's sizes do not fit the model.
+
+        The signature leaves sizes free, these have never run here, and the runtime's error is about
+        sizes. A Python model refuses inputs by a ValueError.
+        """
+        return (
+            self._rules.sizes_free
+            and not batch.curve.runs
+            and isinstance(error, Exception)
+            and not isinstance(error, DeviceError)
+            and str(self._lane) not in line  # outputs that are not the signature's
+            and self._backend is not None
+            and self._backend.platform != PYTHON_PLATFORM
+            and states_sizes(str(error))
+        )
+
+    def _sizes_refused(self, entry: Entry, line: str) -> InputRefusedError:
+        shapes = ", ".join(
+            f"'{name}' {shape_text(array.shape)}" for name, array in entry.request.inputs.items()
+        )
+        logger.warning(
+            "the model does not take the sizes of a request",
+            extra={"model": self._lane.model, "version": self._lane.version,
+                   "request_id": entry.request.request_id, "error": line},
+        )  # fmt: skip
+        return InputRefusedError(
+            f"model {self._lane} does not accept this combination of sizes, {shapes}: {line}; "
+            "send sizes that fit the model and each other"
+        )

@@ -55,6 +55,7 @@ def test_shapes_are_not_looked_at_where_the_signature_fixes_them() -> None:
 def test_a_length_tells_its_bucket_where_nothing_else_varies() -> None:
     rules = batch_rules(signature((-1, -1, 3), PADDING))
     assert rules.only_lengths_vary
+    assert not rules.sizes_free
     shapes = [(3, 3), (5, 3), (4, 3), (8, 3), (3, 3)]
     assert batches(rules, shapes) == [[(3, 3), (4, 3), (3, 3)], [(5, 3), (8, 3)]]
 
@@ -63,5 +64,6 @@ def test_a_length_tells_its_bucket_where_nothing_else_varies() -> None:
 def test_what_else_varies_separates_requests_of_one_length(padding: Padding | None) -> None:
     rules = batch_rules(signature((-1, -1, -1), padding))
     assert not rules.only_lengths_vary
+    assert rules.sizes_free
     shapes = [(4, 1), (4, 2), (4, 1)]
     assert batches(rules, shapes) == [[(4, 1), (4, 1)], [(4, 2)]]

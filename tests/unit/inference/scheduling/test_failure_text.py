@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.inference.scheduling.failure_text import MAX_LINE, plain_line
+from services.inference.scheduling.failure_text import MAX_LINE, plain_line, states_sizes
 
 SCRIPTED = """The following operation failed in the TorchScript interpreter.
 Traceback of TorchScript, serialized code (most recent call last):
@@ -10,6 +10,13 @@ Traceback of TorchScript, serialized code (most recent call last):
     return torch.embedding(self.weight, i)
            ~~~~~~~~~~~~~~~ <--- HERE
 RuntimeError: index out of range in self
+"""
+OPENVINO = """Exception from src/inference/src/cpp/infer_request.cpp:224:
+Exception from src/plugins/intel_cpu/src/node.cpp:794:
+[CPU] Add node 'y' Check 'a == 1' failed:
+Eltwise dim index: 1 mismatch
+
+
 """
 
 
@@ -21,6 +28,8 @@ RuntimeError: index out of range in self
         ("Traceback of TorchScript:\n  here\nit ended", "it ended"),
         ("\n one reason\nand advice\n", "one reason"),
         ("", "no reason was given"),
+        (OPENVINO, "[CPU] Add node 'y' Check 'a == 1' failed: Eltwise dim index: 1 mismatch"),
+        ("Exception from infer.cpp:2:\n", "Exception from infer.cpp:2:"),
     ],
 )
 def test_the_line_says_what_went_wrong(text: str, line: str) -> None:
@@ -29,3 +38,26 @@ def test_the_line_says_what_went_wrong(text: str, line: str) -> None:
 
 def test_a_line_is_no_longer_than_a_caller_reads() -> None:
     assert len(plain_line("x" * 10_000)) == MAX_LINE
+
+
+@pytest.mark.parametrize(
+    ("text", "is_about_sizes"),
+    [
+        ("Attempting to broadcast an axis by a dimension other than 1. 5 by 6", True),
+        (
+            "Non concat axis dimensions must match: Axis 2 has mismatched dimensions of 8 and 9",
+            True,
+        ),
+        ("Input initial_h must have shape {1,2,2}. Actual:{1,3,2}", True),
+        ("The size of tensor a (5) must match the size of tensor b (6)", True),
+        ("mat1 and mat2 shapes cannot be multiplied (2x5 and 6x2)", True),
+        ("Guard failed: b.size()[1] == a.size()[1]", True),
+        (OPENVINO, True),
+        ("indices element out of data bounds, idx=9 must be within [-4,3]", False),
+        ("index out of range in self", False),
+        ("Failed to allocate memory for requested buffer of size 68719476736", False),
+        ("DefaultCPUAllocator: can't allocate: you tried a tensor of that size", False),
+    ],
+)
+def test_errors_about_sizes_are_told_from_others(text: str, is_about_sizes: bool) -> None:
+    assert states_sizes(text) is is_about_sizes
