@@ -1,7 +1,7 @@
 """`flambeau import`: publishes a model that was trained elsewhere, from its files."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,6 +91,16 @@ Dynamic = Annotated[
         help="Smallest and largest size by input and axis: {image: {2: [8, 64]}}.",
     ),
 ]
+BatchAxes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--batch-axis",
+        metavar="INPUT=AXIS",
+        help="Batch axis of an input, where it is not the first, such as state=1, or rate=none for "
+        "one without a batch; may be repeated.",
+        show_default="as the file names its dimensions",
+    ),
+]
 Alias = Annotated[str, typer.Option(help="Alias that moves to the version; empty for none.")]
 SignWith = Annotated[
     str, typer.Option(metavar="KEY", help="Private key that signs the version, or its PEM file.")
@@ -110,6 +120,7 @@ def import_(
     model: OfRepository = "",
     max_batch_size: MaxBatchSize = None,
     dynamic: Dynamic = "",
+    batch_axis: BatchAxes = None,
     alias: Alias = "production",
     store: StoreUrl = DEFAULT_STORE,
     sign_with: SignWith = "",
@@ -134,6 +145,7 @@ def import_(
         "model": model,
         "max_batch_size": max_batch_size,
         "dynamic": _sizes(dynamic),
+        "batch_axes": read_batch_axes(batch_axis or []),
         "alias": alias or None,
     }
     found = _import(wanted, sign_with, keys, shown=not as_json)
@@ -141,14 +153,18 @@ def import_(
         print_json(found)
 
 
-def import_for_serving(files: Sequence[str], store: str) -> None:
+def import_for_serving(
+    files: Sequence[str], batch_axes: Mapping[str, int | None], store: str
+) -> None:
     """Imports a model into a store of the server's own, under the name of its file.
 
     Args:
         files: its file or folder, and files beside it.
+        batch_axes: batch axis by input, None for none; see `read_batch_axes`.
         store: the folder of the store.
     """
-    _import({"files": tuple(files), "name": "", "store": store, "alias": "production"}, "", "")
+    wanted = {"files": tuple(files), "name": "", "store": store, "alias": "production"}
+    _import({**wanted, "batch_axes": batch_axes}, "", "")
 
 
 def _import(
@@ -230,6 +246,24 @@ def _mapping(text: str, option: str) -> dict[Any, Any]:
         raise typer.BadParameter(
             f"{text!r} is no mapping; write {{name: value}}", param_hint=option
         )
+    return found
+
+
+def read_batch_axes(texts: Sequence[str]) -> dict[str, int | None]:
+    """Reads `state=1` and `rate=none` as the batch axis by input, None for none.
+
+    Raises:
+        BadParameter: a text is neither.
+    """
+    found: dict[str, int | None] = {}
+    for text in texts:
+        name, _, axis = text.rpartition("=")
+        if not name or not (axis == "none" or (axis.isascii() and axis.isdigit())):
+            raise typer.BadParameter(
+                f"'{text}' is not INPUT=AXIS; write state=1, counted from 0, or state=none",
+                param_hint="--batch-axis",
+            )
+        found[name] = None if axis == "none" else int(axis)
     return found
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flambeau.commands.import_model import BatchAxes, import_for_serving, read_batch_axes
 from flambeau.commands.options.model import models_that_begin
 from flambeau.commands.text.failures import failing_with
 from model_store.host.install_advice import needing
@@ -61,6 +62,7 @@ def serve(
     grpc_port: GrpcPort = None,
     metrics_port: MetricsPort = None,
     set_: Settings = None,
+    batch_axis: BatchAxes = None,
 ) -> None:
     """Serve the models of a store, or a model in a file, over REST and gRPC."""
     named = {
@@ -75,6 +77,10 @@ def serve(
     given = {name: value for name, value in named.items() if value is not None}
     settings = {**given, **parse_settings(set_ or [])}
     if not files:
+        if batch_axis:
+            raise typer.BadParameter(
+                "it is for a FILE, and versions of a store have theirs", param_hint="--batch-axis"
+            )
         run(settings)
         return
     if store is not None:
@@ -82,10 +88,9 @@ def serve(
             f"a FILE is served from a store of its own; flambeau import puts it into {store}",
             param_hint="--store",
         )
-    from flambeau.commands.import_model import import_for_serving
-
+    batch_axes = read_batch_axes(batch_axis or [])
     with tempfile.TemporaryDirectory(prefix="flambeau-serve-") as own_store:
-        import_for_serving(files, own_store)
+        import_for_serving(files, batch_axes, own_store)
         run({**settings, "store": own_store})
 
 

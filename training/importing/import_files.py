@@ -51,6 +51,8 @@ class FileImport:
     """The model of a repository; empty for all of them."""
     max_batch_size: int | None = None
     dynamic: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
+    batch_axes: Mapping[str, int | None] = field(default_factory=dict)
+    """Batch axis of inputs where the file cannot tell it; None for an input without a batch."""
     alias: str | None = None
 
 
@@ -71,7 +73,12 @@ def import_files(
     """
     if wanted.name:
         check_name(wanted.name)
-    if wanted.files[0].endswith((".yaml", ".yml")):
+    is_pipeline = wanted.files[0].endswith((".yaml", ".yml"))
+    if wanted.batch_axes and (is_pipeline or ".py" in wanted.files[0]):
+        raise RecipeError(
+            f"--batch-axis is for files of networks, and {wanted.files[0]} is none; leave it out"
+        )
+    if is_pipeline:
         path = Path(wanted.files[0])
         yield _pipeline(wanted, path, wanted.name, wanted.examples, path.name, say, sign)
         return
@@ -196,6 +203,7 @@ def _read(
         model=wanted.model,
         max_batch_size=wanted.max_batch_size,
         dynamic=wanted.dynamic,
+        batch_axes=wanted.batch_axes,
     )
     found = read_source(main, options, staging)
     originals = [one for one in found if isinstance(one, Original)]

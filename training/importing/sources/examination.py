@@ -35,6 +35,7 @@ from training.importing.sources.read_tensor import (
     largest_batch,
     signature_of,
     tensor_spec,
+    with_batch_axes,
 )
 from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
 from training.process.root_cause import root_cause
@@ -113,6 +114,7 @@ def examine(
     Raises:
         SourceError: the model does not run, or has a signature that cannot be served.
     """
+    inputs = with_batch_axes(where, inputs, options)
     specs = input_specs(where, inputs)
     run = _on_rows(run, specs)
     given = options.examples if options.examples is not None else own_examples
@@ -186,9 +188,15 @@ def checked_examples(
 
 
 def _rows_given(given: Mapping[str, Array], specs: Sequence[TensorSpec]) -> int:
-    """Returns the rows of the inputs whose batch is the first dimension; 1 without such."""
-    firsts = [s.name for s in specs if s.batch_axis == 0 and s.name in given]
-    return len(np.atleast_1d(given[firsts[0]])) if firsts else 1
+    """Returns the rows of the examples: those along a batch axis, if possible the first dimension.
+
+    An array that does not have its input's own form has its rows in the first dimension.
+    """
+    axes = [(s.batch_axis, s) for s in specs if s.batch_axis is not None and s.name in given]
+    for axis, spec in sorted(axes, key=lambda one: one[0]):
+        array = np.atleast_1d(given[spec.name])
+        return int(array.shape[axis if spec.fits(array.shape) else 0])
+    return 1
 
 
 def _is_own_form(

@@ -2,12 +2,13 @@
 
 Rules: a named or unknown dimension varies; an input's first dimension that varies is the batch.
 Another input whose first dimension is fixed has its batch where it names the same dimension, or in
-its only unnamed one.
+its only unnamed one. The options may say the batch axis of an input; a name in it is then that of
+the batch.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
 
@@ -35,6 +36,10 @@ class ReadTensor:
     """All dimensions, the batch included."""
     ranges: dict[int, SizeLimit] = field(default_factory=dict)
     """Smallest and largest size by axis, where the file limits them; None for no largest."""
+    batch_axis: int | None = None
+    """The dimension of the batch if `is_told`; None for none."""
+    is_told: bool = False
+    """True if the options say the batch axis."""
 
     def text(self) -> str:
         """Returns the tensor in words: `'image' FP32 [batch, 3, 224]`."""
@@ -42,13 +47,49 @@ class ReadTensor:
         return f"'{self.name}' {self.datatype} [{dims}]"
 
 
+def with_batch_axes(
+    where: str, inputs: Sequence[ReadTensor], options: SourceOptions
+) -> list[ReadTensor]:
+    """Returns the inputs with the batch axes that the options say.
+
+    Args:
+        where: the file, for messages.
+        inputs: its inputs, in order.
+        options: the batch axes.
+
+    Raises:
+        SourceError: they name no input, or a dimension that it does not have or that is fixed.
+    """
+    known = {tensor.name: tensor for tensor in inputs}
+    for name, axis in options.batch_axes.items():
+        if name not in known:
+            raise SourceError(f"--batch-axis names input '{name}'{nearest_name(name, known)}")
+        size = None if axis is None else dict(enumerate(known[name].dims)).get(axis)
+        if axis is not None and not isinstance(size, str):
+            reason = "it has no such dimension" if size is None else f"its size is always {size}"
+            raise SourceError(
+                f"--batch-axis says {name}={axis}, and {where} takes {known[name].text()}: "
+                f"{reason}; name a dimension that varies, or none"
+            )
+        known[name] = replace(known[name], batch_axis=axis, is_told=True)
+    return list(known.values())
+
+
 def batch_axes(inputs: Sequence[ReadTensor]) -> dict[str, int | None]:
     """Returns the batch axis of each input; None for one without."""
-    firsts = [tensor.dims[0] for tensor in inputs if tensor.dims]
-    batch = next((first for first in firsts if isinstance(first, str)), None)
+    told = [t.dims[t.batch_axis] for t in inputs if t.is_told and t.batch_axis is not None]
+    firsts = [tensor.dims[0] for tensor in inputs if tensor.dims and not tensor.is_told]
+    batch = next((size for size in (*told, *firsts) if isinstance(size, str)), None)
+    is_named = bool(told) and batch != UNNAMED
     found: dict[str, int | None] = {}
     for tensor in inputs:
-        if tensor.dims and isinstance(tensor.dims[0], str):
+        if tensor.is_told:
+            found[tensor.name] = tensor.batch_axis
+        elif (
+            tensor.dims
+            and isinstance(tensor.dims[0], str)
+            and not (is_named and batch in tensor.dims)
+        ):
             found[tensor.name] = 0
         else:
             varying = [a for a, d in enumerate(tensor.dims) if isinstance(d, str) and d == batch]

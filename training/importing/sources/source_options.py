@@ -31,5 +31,7 @@ class SourceOptions:
     """Largest batch in rows; None for the source's own, or `DEFAULT_MAX_BATCH_SIZE`."""
     dynamic: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
     """Smallest and largest size by input and axis."""
+    batch_axes: Mapping[str, int | None] = field(default_factory=dict)
+    """Batch axis of inputs where the file cannot tell it; None for an input without a batch."""
     limits: ExportLimits = field(default_factory=ExportLimits)
     """Time and memory of the processes that open files."""

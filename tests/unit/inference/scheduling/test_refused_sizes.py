@@ -1,4 +1,4 @@
-"""Failures because of sizes that the signature leaves free are the caller's fault, others are not."""
+"""Sizes that the signature leaves free and the model does not take are the caller's fault."""
 
 from services.errors import BackendError, InputRefusedError
 from services.inference.backends.backend import PYTHON_PLATFORM

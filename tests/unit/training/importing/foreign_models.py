@@ -121,6 +121,28 @@ def write_stateful(path: Path) -> Path:
     return path
 
 
+def write_steps(path: Path) -> Path:
+    """Writes `y = sum over steps of x`, with the batch of x [steps, rows, 3] at axis 1."""
+    graph = helper.make_graph(
+        [helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)],
+        "steps",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["steps", "rows", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array([0]), "axes")],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+class Steps(nn.Module):
+    """Sums over steps: the batch of x is at axis 1, and the rate has none."""
+
+    def forward(self, x: Tensor, rate: Tensor) -> Tensor:
+        """Maps [steps, rows, 3] and [] to [rows, 3]."""
+        return (x * rate).sum(0)
+
+
 def write_text_model(path: Path) -> Path:
     """Writes an ONNX model of BYTES `text` [batch]."""
     graph = helper.make_graph(

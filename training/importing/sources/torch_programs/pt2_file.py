@@ -24,7 +24,7 @@ from training.importing.sources.apart import call_apart
 from training.importing.sources.archive import check_sizes, member_names, read_member
 from training.importing.sources.examination import Examined, examine, model_inputs
 from training.importing.sources.foreign_files import staged_copy
-from training.importing.sources.read_tensor import UNNAMED, ReadTensor
+from training.importing.sources.read_tensor import UNNAMED, ReadTensor, with_batch_axes
 from training.importing.sources.source_options import SourceOptions
 from training.importing.sources.torch_programs.program_safety import check_program
 from training.importing.sources.torch_programs.torch_examination import is_in_order, torch_run
@@ -76,7 +76,7 @@ def _examine(path: Path, where: str, options: SourceOptions) -> Examined:
     with quiet(loggers=("torch.export", "torch._dynamo")):
         loaded = torch.export.load(path)
         module = loaded.module()
-    inputs = _with_sizes(inputs, loaded)
+    inputs = with_batch_axes(where, _with_sizes(inputs, loaded), options)
     names = [tensor.name for tensor in inputs]
     own = _own_examples(path, names)
     notes: tuple[str, ...] = ()

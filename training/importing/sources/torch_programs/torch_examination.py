@@ -11,7 +11,7 @@ from flambeau.protocol.tensors import Array, datatype_of
 from flambeau.publishing.network_outputs import OutputError, named_outputs
 from training.errors import SourceError
 from training.importing.sources.examination import Run
-from training.importing.sources.read_tensor import BATCH, ReadTensor
+from training.importing.sources.read_tensor import BATCH, ReadTensor, with_batch_axes
 from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
 
 
@@ -54,7 +54,8 @@ def tensors_of_examples(
 ) -> tuple[ReadTensor, ...] | None:
     """Returns inputs as the examples show them, in order; None without examples.
 
-    The first dimension is the batch; others vary if the options say so.
+    The first dimension is the batch, unless the options name another or none: the array then has
+    the model's own form. Further dimensions vary if the options say so.
 
     Args:
         names: inputs in the order of the model's arguments.
@@ -76,15 +77,19 @@ def tensors_of_examples(
     found = []
     for name in (n for n in names if n in given):
         array = given[name]
-        if array.ndim == 0:
-            raise SourceError(f"the example '{name}' has no rows; give an array [rows, ...]")
+        batch = options.batch_axes.get(name, 0)
+        if array.ndim == 0 and batch is not None:
+            raise SourceError(
+                f"the example '{name}' has no rows; give an array [rows, ...], or --batch-axis "
+                f"{name}=none for an input without a batch"
+            )
         ranges: dict[int, SizeLimit] = {**options.dynamic.get(name, {})}
         dims = tuple(
-            BATCH if axis == 0 else f"{name}_{axis}" if axis in ranges else size
+            BATCH if axis == batch else f"{name}_{axis}" if axis in ranges else size
             for axis, size in enumerate(array.shape)
         )
         found.append(ReadTensor(name=name, datatype=datatype_of(array), dims=dims, ranges=ranges))
-    return tuple(found)
+    return tuple(with_batch_axes("the model", found, options))
 
 
 def named_by(names: Sequence[str], examples: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -14,6 +14,7 @@ from tests.unit.training.importing.foreign_models import (
     write_lookup,
     write_onnx,
     write_stateful,
+    write_steps,
     write_text_model,
 )
 from training.errors import SourceError
@@ -192,6 +193,36 @@ def test_examples_are_rows_or_in_the_models_form(tmp_path: Path, form: str) -> N
     assert original.examples is not None
     np.testing.assert_array_equal(original.examples["state"], state)
     np.testing.assert_array_equal(original.examples["rate"], np.full(5, 2, np.float32))
+
+
+@pytest.mark.parametrize(("axis", "rows"), [(1, 32), (None, 1)])
+def test_the_batch_axis_is_the_users(tmp_path: Path, axis: int | None, rows: int) -> None:
+    original = read_here(write_steps(tmp_path / "net.onnx"), tmp_path, batch_axes={"x": axis})
+    (x,), (y,) = original.signature.inputs, original.signature.outputs
+    assert (x.shape, x.batch_axis) == ((-1, -1, 3), axis)
+    assert (y.shape, y.batch_axis) == ((-1, 3), None if axis is None else 0)
+    assert original.signature.max_batch_size == rows
+
+
+def test_other_inputs_have_the_batch_where_they_name_it(tmp_path: Path) -> None:
+    path = write_stateful(tmp_path / "net.onnx")
+    original = read_here(path, tmp_path, batch_axes={"state": 1, "rate": None})
+    assert [spec.batch_axis for spec in original.signature.inputs] == [0, 1, None]
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"y": 0}, r"--batch-axis names input 'y' \(known: x\)"),
+        ({"x": 3}, "says x=3, .* it has no such dimension"),
+        ({"x": 2}, r"'x' FP32 \[steps, rows, 3\]: its size is always 3; name a dimension"),
+    ],
+)
+def test_batch_axes_that_do_not_fit_are_named(
+    tmp_path: Path, axes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(SourceError, match=message):
+        read_here(write_steps(tmp_path / "net.onnx"), tmp_path, batch_axes=axes)
 
 
 def test_a_fixed_batch_runs_one_request_at_a_time(tmp_path: Path) -> None:

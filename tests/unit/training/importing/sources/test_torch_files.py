@@ -12,6 +12,7 @@ from torch.export import Dim
 from flambeau.protocol.signature import SignatureError
 from model_store.errors import ArchiveError
 from tests.unit.training.importing.foreign_models import (
+    Steps,
     TwoInputs,
     evil_pickle,
     evil_torch_file,
@@ -68,6 +69,19 @@ def test_torchscript_takes_shapes_from_examples(tmp_path: Path, name: str) -> No
     (x,), (y,) = original.signature.inputs, original.signature.outputs
     assert (x.name, x.shape) == (name or "input", (-1, 4))
     assert (y.name, y.shape) == ("output", (-1, 3))
+
+
+def test_torchscript_takes_its_batch_axes_from_the_user(tmp_path: Path) -> None:
+    path = write_script(tmp_path / "net.pt", Steps())
+    given = {"x": ROWS.reshape(5, 2, 2), "rate": np.float32(2)}
+    with pytest.raises(SourceError, match="or --batch-axis rate=none"):
+        script(path, tmp_path, examples=given)
+    original = script(path, tmp_path, examples=given, batch_axes={"x": 1, "rate": None})
+    specs = [*original.signature.inputs, *original.signature.outputs]
+    shapes = {spec.name: (spec.shape, spec.batch_axis) for spec in specs}
+    assert shapes == {"x": ((5, -1, 2), 1), "rate": ((), None), "output": ((-1, 2), 0)}
+    assert original.examples is not None
+    assert original.examples["x"].shape == (2, 5, 2)
 
 
 def test_torchscript_with_a_dictionary_is_refused(tmp_path: Path) -> None:
