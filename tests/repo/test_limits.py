@@ -68,7 +68,7 @@ EFFECTS = {
         receiving_lane.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """
-        executor.MAX_METRICS failure_text.MAX_LINE grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS
+        executor.MAX_METRICS grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS
         onnx_runtime.MAX_SHOWN
         model_failure.MAX_REASON probe_host._MAX_ERROR_CHARACTERS readiness.MAX_REASONS
         readiness.MAX_REASON_CHARACTERS tensors.MAX_ELEMENTS_OF_STATISTICS tensors.MAX_TEXTS

@@ -21,6 +21,7 @@ import msgspec
 
 from flambeau.protocol.tensor_spec import shape_text
 from flambeau.protocol.tensors import Array
+from model_store.host.failure_text import plain_line, states_sizes
 from services.errors import (
     BackendError,
     DeviceError,
@@ -31,7 +32,6 @@ from services.errors import (
 from services.inference.backends.backend import PYTHON_PLATFORM, Backend
 from services.inference.scheduling.batch_arrays import BatchArrays
 from services.inference.scheduling.batch_rules import Batch, BatchRules
-from services.inference.scheduling.failure_text import plain_line, states_sizes
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry
 from services.queueing.part_window import MAX_UNREAD, READ_WITHIN_S, PartWindow

@@ -114,6 +114,8 @@ def examine(
     Raises:
         SourceError: the model does not run, or has a signature that cannot be served.
     """
+    if not inputs:
+        raise SourceError(f"{where} takes no inputs; export it with at least one")
     inputs = with_batch_axes(where, inputs, options)
     specs = input_specs(where, inputs)
     run = _on_rows(run, specs)

@@ -4,6 +4,7 @@ Rules: the graph is parsed and run in a separate process; external data is read 
 own folder; the result is one file that depends on nothing else.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,13 +197,35 @@ def _examine(path: Path, where: str, options: SourceOptions, declared: Declared)
         reason = " ".join(str(error).split())[:300]
         raise SourceError(f"ONNX Runtime does not load {where}: {reason}") from None
     inputs = [_tensor(where, node) for node in session.get_inputs()]
-    names = [node.name for node in session.get_outputs()]
+    names, notes = _outputs(where, session.get_outputs())
     checked_names(where, declared, [t.name for t in inputs], names)
 
     def run(batch: Mapping[str, Array]) -> dict[str, Array]:
         return dict(zip(names, session.run(names, dict(batch)), strict=True))
 
-    return examine(where, run, inputs, options, labels=declared.labels)
+    examined = examine(where, run, inputs, options, labels=declared.labels)
+    return dataclasses.replace(examined, notes=(*notes, *examined.notes))
+
+
+def _outputs(where: str, nodes: Sequence[Any]) -> tuple[list[str], tuple[str, ...]]:
+    """Returns the names of the outputs that are tensors, and notes about the others.
+
+    Raises:
+        SourceError: none is a tensor.
+    """
+    odd = {node.name: str(node.type) for node in nodes if not str(node.type).startswith("tensor(")}
+    told = ", ".join(
+        f"output '{name}' is {'a sequence of maps, ' if kind.startswith('seq(map(') else ''}{kind}"
+        for name, kind in odd.items()
+    )
+    remedy = (
+        "; responses carry tensors: convert the model without ZipMap (options={'zipmap': False} of "
+        "skl2onnx, zipmap=False of onnxmltools), or export tensors"
+    )
+    if len(odd) == len(nodes):
+        raise SourceError(f"{where} has no output that is a tensor: {told}{remedy}")
+    names = [node.name for node in nodes if node.name not in odd]
+    return names, tuple([f"left out: {told}{remedy}"] if odd else [])
 
 
 def _tensor(where: str, node: Any) -> ReadTensor:

@@ -135,6 +135,37 @@ def write_steps(path: Path) -> Path:
     return path
 
 
+def write_classifier(path: Path, *, label: bool = True) -> Path:
+    """Writes what skl2onnx makes of a classifier: labels, and probabilities as maps by ZipMap."""
+    maps = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(
+            TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+        )
+    )
+    names = ["label"] if label else []
+    graph = helper.make_graph(
+        [
+            helper.make_node("ArgMax", ["x"], ["label"], axis=1, keepdims=0),
+            helper.make_node(
+                "ZipMap",
+                ["x"],
+                ["probabilities"],
+                domain="ai.onnx.ml",
+                classlabels_int64s=[0, 1, 2],
+            ),
+        ],
+        "classifier",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 3])],
+        [
+            *(helper.make_tensor_value_info(name, TensorProto.INT64, None) for name in names),
+            helper.make_value_info("probabilities", maps),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
 class Steps(nn.Module):
     """Sums over steps: the batch of x is at axis 1, and the rate has none."""
 

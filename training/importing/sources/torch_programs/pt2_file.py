@@ -139,8 +139,6 @@ def _inputs(where: str, document: Any) -> list[ReadTensor]:
             )
         name = argument["as_tensor"]["name"]
         found.append(_tensor(where, name, values[name]))
-    if not found:
-        raise SourceError(f"{where} takes no inputs; export it with at least one")
     said = graph["module_call_graph"][0]["signature"].get("forward_arg_names") or []
     if len(said) == len(found):  # torch prefixes names that are taken in the graph
         found = [

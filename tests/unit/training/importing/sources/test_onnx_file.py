@@ -11,6 +11,7 @@ from model_store.errors import UnsafeOnnxError
 from tests.unit.training.importing.foreign_models import (
     WEIGHT,
     point_outside,
+    write_classifier,
     write_lookup,
     write_onnx,
     write_stateful,
@@ -135,6 +136,28 @@ def test_texts_are_asked_for(tmp_path: Path) -> None:
     path = write_text_model(tmp_path / "net.onnx")
     with pytest.raises(SourceError, match=r"--examples x\.npz with text: text \[rows\]"):
         read_here(path, tmp_path)
+
+
+def test_outputs_that_are_no_tensors_are_left_out_and_told(tmp_path: Path) -> None:
+    original = read_here(write_classifier(tmp_path / "net.onnx"), tmp_path)
+    assert [spec.name for spec in original.signature.outputs] == ["label"]
+    assert original.notes[0].startswith(
+        "left out: output 'probabilities' is a sequence of maps, seq(map(int64,tensor(float)));"
+    )
+    with pytest.raises(SourceError, match=r"no output that is a tensor: .*'zipmap': False"):
+        read_here(write_classifier(tmp_path / "net.onnx", label=False), tmp_path)
+
+
+def test_a_graph_without_inputs_is_refused(tmp_path: Path) -> None:
+    model = onnx.load(write_onnx(tmp_path / "net.onnx"))
+    del model.graph.input[:]
+    model.graph.node[0].input[0] = "w"
+    model.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(np.ones((3, 3), np.float32), "w")
+    )
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(SourceError, match="takes no inputs; export it with at least one"):
+        read_here(tmp_path / "net.onnx", tmp_path)
 
 
 def test_examples_are_used_as_they_are(tmp_path: Path) -> None:

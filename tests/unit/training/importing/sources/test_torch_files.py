@@ -84,6 +84,12 @@ def test_torchscript_takes_its_batch_axes_from_the_user(tmp_path: Path) -> None:
     assert original.examples["x"].shape == (2, 5, 2)
 
 
+def test_torchscripts_own_error_is_told_and_not_its_traceback(tmp_path: Path) -> None:
+    path = write_script(tmp_path / "net.pt")
+    with pytest.raises(SourceError, match=r": RuntimeError: mat1 and mat2 shapes cannot be"):
+        script(path, tmp_path, examples={"input": ROWS[:, :3]})
+
+
 def test_torchscript_with_a_dictionary_is_refused(tmp_path: Path) -> None:
     path = write_script(tmp_path / "net.pt", ReturnsDictionary())
     with pytest.raises(SourceError, match="returns a dict"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.inference.scheduling.failure_text import MAX_LINE, plain_line, states_sizes
+from model_store.host.failure_text import MAX_LINE, plain_line, states_sizes
 
 SCRIPTED = """The following operation failed in the TorchScript interpreter.
 Traceback of TorchScript, serialized code (most recent call last):

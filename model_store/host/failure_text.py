@@ -1,7 +1,7 @@
 """Reduces the error text of a runtime or of a model's own code to one line.
 
 In: the text of an error, which may be a traceback with file names and lines of source, as
-TorchScript's is. Out: the line that states the error, for clients; the log keeps the whole text.
+TorchScript's is. Out: the line that states the error.
 """
 
 import re
@@ -16,16 +16,20 @@ _SIZES = re.compile(r"shape|dimension|\bdims?\b|\bsizes?\b|\bsize\(\)|broadcast"
 _MEMORY = re.compile(r"memory|alloc|bytes", re.IGNORECASE)
 
 
-def plain_line(text: str) -> str:
+def error_line(text: str) -> str:
     """Returns the error at the end of a traceback, or the first line of any other text."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return "no reason was given"
-    line = lines[0]
+    line = lines[0] if lines else ""
     if line.startswith(_PLACE):
-        line = " ".join(one for one in lines if not one.startswith(_PLACE)) or line
-    elif any(one.startswith("Traceback ") for one in lines):
-        line = next((one for one in reversed(lines) if _ERROR.match(one)), lines[-1])
+        return " ".join(one for one in lines if not one.startswith(_PLACE)) or line
+    if any(one.startswith("Traceback ") for one in lines):
+        return next((one for one in reversed(lines) if _ERROR.match(one)), lines[-1])
+    return line
+
+
+def plain_line(text: str) -> str:
+    """Returns `error_line` for a client: at most `MAX_LINE` characters, and never empty."""
+    line = error_line(text) or "no reason was given"
     return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 3]}..."
 
 
