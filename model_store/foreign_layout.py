@@ -8,7 +8,8 @@ Pure.
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from model_store.manifest import CLAIM, MANIFEST, is_name
+from flambeau.protocol.names import is_name
+from model_store.manifest import CLAIM, MANIFEST
 
 MAX_DEPTH = 4
 """Levels of the paths that are examined: enough for a store in a subfolder."""

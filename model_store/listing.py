@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from flambeau.protocol.names import is_name
 from model_store.errors import StorageError
-from model_store.manifest import CLAIM, MANIFEST, is_name
+from model_store.manifest import CLAIM, MANIFEST
 from model_store.storage.storage import Storage
 
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")

@@ -6,13 +6,13 @@ version without a manifest does not exist.
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
+from flambeau.protocol.names import name_problem
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import StrictModel, explain
 from model_store.artifact_kinds import STORED_KINDS, ArtifactKind
@@ -50,13 +50,6 @@ Metadata = Annotated[
 ]
 """Text by key, which the store keeps and does not interpret."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-def is_name(name: str) -> bool:
-    """Returns True if the name is valid as one segment of a path."""
-    return _NAME.fullmatch(name) is not None
-
 
 def check_name(name: str, what: str = "model name") -> str:
     """Returns the name if it is safe as one segment of a path.
@@ -64,11 +57,8 @@ def check_name(name: str, what: str = "model name") -> str:
     Raises:
         BadNameError: empty, too long, or characters other than letters, digits, `.`, `_`, `-`.
     """
-    if not is_name(name):
-        raise BadNameError(
-            f"{what} {name[:200]!r} is not allowed; use 1 to 128 letters, digits, '.', '_' or '-', "
-            "starting with a letter or digit"
-        )
+    if (problem := name_problem(name, what)) is not None:
+        raise BadNameError(problem)
     return name
 
 

@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from flambeau.protocol.names import alias_problem
 from flambeau.protocol.strict import StrictModel, nearest_name
 from model_store.document import SMALL, parse_as
 from model_store.errors import BadNameError, DocumentError, ManifestError, VersionNotFoundError
-from model_store.manifest import check_name
 
 PRODUCTION = "production"
 """The alias that selects the version for requests that name none."""
@@ -40,12 +40,9 @@ def check_alias(alias: str) -> str:
     Raises:
         BadNameError: it is not a valid name, or is a number, which names a version.
     """
-    if alias.isdecimal():
-        raise BadNameError(
-            f"alias {alias!r} is not allowed: a number names a version, as in digits@{alias}; "
-            "use a word, such as canary"
-        )
-    return check_name(alias, "alias")
+    if (problem := alias_problem(alias)) is not None:
+        raise BadNameError(problem)
+    return alias
 
 
 def parse_pointers(data: bytes, where: str) -> Pointers:

@@ -131,12 +131,14 @@ def import_(
 
     Exits with 0 when a version is published, 2 when a file or an option is wrong, 1 otherwise.
     """
+    wished = "auto" if artifacts == "auto" else _names(artifacts)
+    _check_names(name, alias, () if artifacts == "auto" else wished)
     wanted = {
         "files": tuple(files),
         "name": name,
         "store": store,
         "examples": None if examples is None else read_examples(examples),
-        "artifacts": "auto" if artifacts == "auto" else _names(artifacts),
+        "artifacts": wished,
         "gates": _gates(gates or []),
         "network": network,
         "args": _mapping(arguments, "--args"),
@@ -231,6 +233,23 @@ def _names(text: str) -> tuple[str, ...]:
             "give auto, or names such as onnx,openvino", param_hint="--artifacts"
         )
     return names
+
+
+def _check_names(name: str, alias: str, artifacts: Sequence[str]) -> None:
+    """Checks the spelling of names before anything starts.
+
+    Raises:
+        BadParameter: one is not valid.
+    """
+    from flambeau.protocol.names import alias_problem, artifact_problem, name_problem
+
+    for option, problem in (
+        ("--name", name_problem(name, "model name") if name else None),
+        ("--alias", alias_problem(alias) if alias else None),
+        ("--artifacts", artifact_problem(artifacts)),
+    ):
+        if problem is not None:
+            raise typer.BadParameter(problem, param_hint=option)
 
 
 def _mapping(text: str, option: str) -> dict[Any, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from flambeau.local.own_process import OwnProcess, OwnProcessError
 from flambeau.local.store_url import DEFAULT_STORE, store_url
+from flambeau.protocol.names import alias_problem, artifact_problem, name_problem
 from flambeau.protocol.strict import nearest_name
 from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
 from flambeau.publishing.function_location import located
@@ -103,6 +104,7 @@ def publish(
 
     Raises:
         TypeError: an option is unknown.
+        PublishError: a name or another option is not valid; it is the base of the others.
         ExampleError: the examples do not fit the model.
         CaptureError: torch cannot capture the model, or its answers cannot be verified.
         RefusedError: no artifact matched the model, or the store refused the version. Nothing was
@@ -143,14 +145,24 @@ def _tell_result(version: PublishedVersion, progress: bool | Callable[[str], Non
 
 
 def _about(name: str, to: str | os.PathLike[str], options: PublishOptions) -> dict[str, Any]:
-    """Returns the fields of the request that do not depend on the kind of model."""
+    """Returns the fields of the request that do not depend on the kind of model.
+
+    Raises:
+        PublishError: a name is not valid.
+    """
+    artifacts, alias = _wanted(options.get("artifacts", "auto")), options.get("alias", "production")
+    problem = name_problem(name, "model name") or (alias_problem(alias) if alias else None)
+    if artifacts != "auto":
+        problem = problem or artifact_problem(artifacts)
+    if problem is not None:
+        raise PublishError(problem)
     return {
         "model": name,
         "store": store_url(to),
-        "artifacts": _wanted(options.get("artifacts", "auto")),
+        "artifacts": artifacts,
         "gates": located(options.get("gates"), "gates"),
         "metric": options.get("metric"),
-        "alias": options.get("alias", "production"),
+        "alias": alias,
         "metadata": dict(options.get("metadata", {})),
         "bump": options.get("bump"),
     }

@@ -52,10 +52,16 @@ def test_a_batch_axis_that_the_file_cannot_tell_is_served(tmp_path: Path) -> Non
     [
         (["--batch-axis", "x"], "'x' is not INPUT=AXIS; write state=1"),
         (["--batch-axis", "x=-1"], "'x=-1' is not INPUT=AXIS"),
+        (["--name", "a/b"], "Invalid value for --name: model name 'a/b' is not allowed"),
+        (["--alias", "7"], "Invalid value for --alias: alias '7' is not allowed: a number names"),
+        (
+            ["--artifacts", "onx"],
+            "for --artifacts: no artifact is named 'onx' (did you mean 'onnx'",
+        ),
         (["--dynamic", "{x: [1, 2]}"], "is not {INPUT: {AXIS: [SMALLEST, LARGEST]}}"),
     ],
 )
-def test_options_of_dimensions_are_checked_first(words: list[str], message: str) -> None:
+def test_options_are_checked_before_the_file(words: list[str], message: str) -> None:
     code, text = run_import("net.onnx", *words)
     assert code == 2
     assert message in " ".join(text.replace("│", " ").split())

@@ -11,7 +11,7 @@ converted is published as it is. Other artifacts are made only if they are named
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.names import artifact_problem
 from model_store.artifact_kinds import ArtifactKind
 from training.errors import RecipeError
 from training.recipe.kinds.export_kinds import EXPORT_KINDS, Export
@@ -60,8 +60,8 @@ def derived_entries(
     known = known_entries()
     entries = []
     for name in dict.fromkeys(wish):
-        if name not in known:
-            raise RecipeError(f"no artifact is named '{name}'{nearest_name(name, known)}")
+        if (problem := artifact_problem([name])) is not None:
+            raise RecipeError(problem)
         entry = known[name]
         if source_of(entry, kinds) is None:
             can = [n for n, one in known.items() if source_of(one, kinds) is not None]
