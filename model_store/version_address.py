@@ -6,7 +6,7 @@ Rule: a name that could be both an alias and a semantic version is an alias, for
 import re
 
 from flambeau.protocol.strict import nearest_name
-from model_store.errors import ModelNotFoundError, VersionNotFoundError
+from model_store.errors import VersionNotFoundError
 from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION
 from model_store.semver.semver import parse_range
@@ -33,15 +33,7 @@ def find_version(store: ModelStore, address: str) -> Manifest:
     name, separator, wanted = address.partition("@")
     if wanted.isdecimal():
         return store.manifest(name, int(wanted))
-    try:
-        versions = store.versions(name)
-    except ModelNotFoundError:
-        versions = []
-    if not versions:
-        raise ModelNotFoundError(
-            f"model '{name}' is not in the store {store.url}"
-            f"{nearest_name(name, store.models()) or '; it is empty'}"
-        )
+    versions = store.versions(name)
     pointers = store.pointers(name)
     aliases = {} if pointers is None else pointers.aliases
     if not separator:

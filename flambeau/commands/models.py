@@ -148,7 +148,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Point production, or another alias, at a version; an alias that is new is created."""
-    name, number = named_version(model, version)
+    name, number = named_version(model, version, store)
     opened = existing_store(store)
     before = opened.pointers(name)
     moved = opened.promote(name, number, alias, why)
@@ -187,14 +187,11 @@ def history(model: ModelName, store: StoreUrl = DEFAULT_STORE, as_json: AsJson =
 
 def open_version(url: str, model: str, version: int | None) -> tuple["ModelStore", "Manifest"]:
     """Opens the store, and returns it with the version: the given, production or newest one."""
-    model, version = model_and_version(model, version)
+    from model_store.version_address import find_version
+
+    name, number = model_and_version(model, version)
     store = existing_store(url)
-    if version is None:
-        versions = store.versions(model)
-        pointers = store.pointers(model)
-        version = pointers.aliases.get(PRODUCTION) if pointers else None
-        version = version or versions[-1]
-    return store, store.manifest(model, version)
+    return store, find_version(store, name) if number is None else store.manifest(name, number)
 
 
 def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelSummary:

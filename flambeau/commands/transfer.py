@@ -25,7 +25,7 @@ ModelVersion = Annotated[
     str,
     typer.Argument(
         metavar="MODEL/VERSION",
-        help="Version to copy, such as digits/3.",
+        help="Version to copy, such as digits/3 or digits@production.",
         autocompletion=versions_that_begin,
     ),
 ]
@@ -45,8 +45,7 @@ def push(
     as_json: AsJson = False,
 ) -> None:
     """Copy a version to another store, under the same number; run it again to resume."""
-    named = named_version(model, version)
-    _copy(*named, source_url=store, target_url=to, as_json=as_json)
+    _copy(model, version, source_url=store, target_url=to, as_json=as_json)
 
 
 def pull(
@@ -57,15 +56,15 @@ def pull(
     as_json: AsJson = False,
 ) -> None:
     """Copy a version from another store, under the same number; run it again to resume."""
-    named = named_version(model, version)
-    _copy(*named, source_url=from_, target_url=store, as_json=as_json)
+    _copy(model, version, source_url=from_, target_url=store, as_json=as_json)
 
 
 @failing_with(STORE_FAILURES)
-def _copy(model: str, version: int, source_url: str, target_url: str, as_json: bool) -> None:
+def _copy(named: str, number: int | None, source_url: str, target_url: str, as_json: bool) -> None:
     from model_store.store import ModelStore
     from model_store.transfer import copy_version
 
+    model, version = named_version(named, number, source_url)
     source = existing_store(source_url)
     total_bytes = sum(e.size_bytes for e in source.manifest(model, version).all_files())
     target = ModelStore(target_url)

@@ -11,7 +11,7 @@ import typer
 from flambeau.commands.models import open_version
 from flambeau.commands.options.as_json import AsJson, print_json
 from flambeau.commands.options.keys import KeysFolder
-from flambeau.commands.options.model import ModelName, VersionOrDefault, model_and_version
+from flambeau.commands.options.model import ModelName, VersionOrDefault
 from flambeau.commands.options.store import DEFAULT_STORE, STORE_FAILURES, StoreUrl
 from flambeau.commands.serve import parse_settings
 from flambeau.commands.text.certificate import certificate_lines, list_lines
@@ -74,7 +74,6 @@ def verify(
     with 0 if none failed and at least one passed. `flambeau models verify` only checks digests and
     signatures.
     """
-    model, version = model_and_version(model, version)
     with failing_with(STORE_FAILURES):
         opened, manifest = open_version(store, model, version)
         if list_:

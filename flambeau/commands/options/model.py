@@ -1,6 +1,7 @@
 """The arguments MODEL and VERSION of commands that read a store: parsing and completion.
 
-Rule: a version is given by two arguments, `digits 2`, or by one, `digits/2`.
+Rule: a version is given by two arguments, `digits 2`, or by one, `digits/2`; or by an address as
+`flambeau.load` takes it: `digits@2`, `digits@production` or `digits@^1.2`.
 """
 
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flambeau.commands.options.store import DEFAULT_STORE
+from flambeau.commands.options.store import DEFAULT_STORE, existing_store
 
 MAX_DIGITS = 19
 
@@ -57,9 +58,14 @@ def parse_version(text: str) -> int:
 def model_and_version(model: str, version: int | None) -> tuple[str, int | None]:
     """Returns model and version from both arguments, or from the first alone.
 
+    An address with `@` is returned as it is, because only the store knows its version.
+
     Raises:
         BadParameter: the first has an invalid version, or both have one.
     """
+    if "@" in model and version is not None:
+        name = model.partition("@")[0]
+        raise typer.BadParameter(f"'{model}' and {version}: give one version, as in {name} 2")
     name, slash, number = model.rpartition("/")
     if not slash or not name or "/" in name or name.startswith("."):  # the store reports it
         return model, version
@@ -68,13 +74,19 @@ def model_and_version(model: str, version: int | None) -> tuple[str, int | None]
     return name, parse_version(number)
 
 
-def named_version(model: str, version: int | None) -> tuple[str, int]:
-    """Same as `model_and_version`, but the version is required.
+def named_version(model: str, version: int | None, url: str) -> tuple[str, int]:
+    """Same as `model_and_version`, but the version is required; the store finds that of an address.
 
     Raises:
         BadParameter: as `model_and_version`, or there is no version.
+        StoreError: the store at the URL has no such version.
     """
     name, number = model_and_version(model, version)
+    if "@" in name:
+        from model_store.version_address import find_version
+
+        found = find_version(existing_store(url), name)
+        return found.model, found.version
     if number is None:
         raise typer.BadParameter(f"which version of '{name}'? Give MODEL/VERSION, as digits/2")
     return name, number
