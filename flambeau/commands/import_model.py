@@ -78,6 +78,14 @@ AllowPickle = Annotated[
         "only for files that you trust.",
     ),
 ]
+AllowNativeCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-native-code",
+        help="Open AOTInductor packages. Their native code can do anything on this machine: only "
+        "for files that you trust.",
+    ),
+]
 OfRepository = Annotated[
     str, typer.Option("--model", help="The model of a repository to import.", show_default="all")
 ]
@@ -117,6 +125,7 @@ def import_(
     arguments: Arguments = "",
     side_files: SideFiles = None,
     allow_pickle: AllowPickle = False,
+    allow_native_code: AllowNativeCode = False,
     model: OfRepository = "",
     max_batch_size: MaxBatchSize = None,
     dynamic: Dynamic = "",
@@ -144,6 +153,7 @@ def import_(
         "args": _mapping(arguments, "--args"),
         "side_files": tuple(side_files or ()),
         "allow_pickle": allow_pickle,
+        "allow_native_code": allow_native_code,
         "model": model,
         "max_batch_size": max_batch_size,
         "dynamic": _sizes(dynamic),

@@ -47,6 +47,7 @@ class FileImport:
     side_files: tuple[Path, ...] = ()
     """Files that a Python model needs."""
     allow_pickle: bool = False
+    allow_native_code: bool = False
     model: str = ""
     """The model of a repository; empty for all of them."""
     max_batch_size: int | None = None
@@ -199,6 +200,7 @@ def _read(
         network=wanted.network,
         args=wanted.args,
         allow_pickle=wanted.allow_pickle,
+        allow_native_code=wanted.allow_native_code,
         examples=wanted.examples,
         model=wanted.model,
         max_batch_size=wanted.max_batch_size,

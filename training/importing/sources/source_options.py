@@ -22,6 +22,8 @@ class SourceOptions:
     """Keyword arguments of that class."""
     allow_pickle: bool = False
     """True to unpickle more than plain weights: a pickle can run any code."""
+    allow_native_code: bool = False
+    """True to open packages of native code, which runs then."""
     examples: Mapping[str, Array] | None = None
     """Example inputs by name, [rows, ...], or one of the name `ONLY_INPUT`; None to make them up
     where that is possible."""

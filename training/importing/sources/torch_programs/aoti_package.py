@@ -1,7 +1,7 @@
 """Reads an AOTInductor package: its platform before it is opened, shapes by the examples.
 
-A package is native code, which runs when it is opened: in a separate process with limits, and only
-on the processor and torch that it was compiled for.
+A package is native code, which runs when it is opened: only if the user allows that, in a separate
+process with limits, and on the processor and torch that it was compiled for.
 """
 
 import json
@@ -21,6 +21,7 @@ from training.importing.sources.archive import check_sizes, member_names, read_m
 from training.importing.sources.examination import Examined, examine, model_inputs
 from training.importing.sources.foreign_files import staged_copy
 from training.importing.sources.source_options import SourceOptions
+from training.importing.sources.torch_programs.program_safety import CODE_CAN
 from training.importing.sources.torch_programs.torch_examination import (
     is_in_order,
     tensors_of_examples,
@@ -40,11 +41,18 @@ def read(path: Path, options: SourceOptions, staging: Path) -> Original:
         staging: folder of ours for the copy.
 
     Raises:
-        SourceError: it is damaged, of another platform, lacks examples, or cannot be served.
+        SourceError: it is damaged, of another platform, lacks examples, cannot be served, or the
+            user does not allow native code.
         ArchiveError: it is a zip bomb.
     """
     check_sizes(path)
     _check_platform(path)
+    if not options.allow_native_code:
+        raise SourceError(
+            f"{path.name} is an AOTInductor package: opening it runs its native code. Import the "
+            f".pt2 that it was compiled from in its place; {CODE_CAN} --allow-native-code only for "
+            "files that you trust"
+        )
     copy = staged_copy(path, staging, FILE)
     examined: Examined = call_apart(
         _examine, copy, path.name, options, where=path.name, limits=options.limits

@@ -20,10 +20,11 @@ from training.importing.sources.archive import member_names, read_member
 
 PROGRAM_LIMITS = DocumentLimits(2**27, 20_000_000)
 """Limits of a program, whose text grows with its operators."""
-WHAT_CODE_CAN_DO = (
+CODE_CAN = (
     "code in a file can do all that you can on this machine, such as read your keys or delete your "
-    "files; pass --allow-pickle only for files that you trust"
+    "files; pass"
 )
+WHAT_CODE_CAN_DO = f"{CODE_CAN} --allow-pickle only for files that you trust"
 
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\s*\(")
 _ATTRIBUTE = re.compile(r"\.\s*([A-Za-z_]\w*)")

@@ -263,9 +263,13 @@ def test_a_package_takes_names_and_shapes_from_examples(tmp_path: Path) -> None:
     path = tmp_path / "net.pt2"
     with quiet():
         torch._inductor.aoti_compile_and_package(made, package_path=str(path))
-    with pytest.raises(SourceError, match="takes 1 inputs, whose names and shapes"):
-        aoti_package.read(path, SourceOptions(), tmp_path / "staging")
     options = SourceOptions(examples={"x": ROWS})
+    with pytest.raises(SourceError, match=r"native code\. .* pass --allow-native-code only for"):
+        aoti_package.read(path, options, tmp_path / "staging")
+    assert not (tmp_path / "staging").exists(), "it was not opened"
+    with pytest.raises(SourceError, match="takes 1 inputs, whose names and shapes"):
+        aoti_package.read(path, SourceOptions(allow_native_code=True), tmp_path / "staging")
+    options = SourceOptions(examples={"x": ROWS}, allow_native_code=True)
     original = aoti_package.read(path, options, tmp_path / "staging")
     assert original.kind == "aoti"
     assert original.signature.inputs[0].shape == (-1, 4)
