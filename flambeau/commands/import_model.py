@@ -184,12 +184,12 @@ def _import(
 ) -> list[dict[str, Any]]:
     """Imports files, prints each version, and exits with a code for each kind of error."""
     from flambeau.commands.text.imported import print_imported
-    from model_store.errors import BadNameError, StoreError
+    from model_store.errors import ArchiveError, BadNameError, StoreError, UnsafeOnnxError
     from model_store.signatures.key_folder import KeyFolder
     from training.errors import DataError, RecipeError, TrainingError
 
     codes: dict[type[Exception], int] = {TrainingError: 1, StoreError: 1, OSError: 1}
-    codes |= {RecipeError: 2, DataError: 2, BadNameError: 2}
+    codes |= dict.fromkeys([RecipeError, DataError, BadNameError, ArchiveError, UnsafeOnnxError], 2)
     found = []
     with failing_with(codes), needing("train"):
         from model_store.signatures.signing import signer_with

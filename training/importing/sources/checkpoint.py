@@ -142,7 +142,9 @@ def _load(path: Path, allow_pickle: bool) -> object:
         try:
             return load_file(path)
         except Exception as error:  # safetensors raises its own types
-            raise SourceError(f"{path.name} is no safetensors file ({error})") from None
+            raise SourceError(
+                f"{path.name} is no safetensors file, or damaged ({error}); save it again"
+            ) from None
     return load_torch_file(path, allow_pickle)
 
 

@@ -51,11 +51,12 @@ _WITH_FILES = re.compile(r"torch\.ops\.\w+\.(from_file|save|rpc_\w+)(\.\w+)?")
 """Operators of torch that open a file by its name, to write it too, or call other machines."""
 
 
-def check_program(path: Path, allow_pickle: bool) -> Any:
+def check_program(path: Path, where: str, allow_pickle: bool) -> Any:
     """Checks an archive; returns the document of its program.
 
     Args:
-        path: the archive.
+        path: the archive, our copy of it.
+        where: its name for messages.
         allow_pickle: True to leave out the checks for code.
 
     Raises:
@@ -65,14 +66,14 @@ def check_program(path: Path, allow_pickle: bool) -> Any:
     programs = [n for n in names if re.fullmatch(r"models/[^/]+\.json", n)]
     if len(programs) != 1:
         raise SourceError(
-            f"{path.name} has {len(programs)} programs, and one is read; write it with "
+            f"{where} has {len(programs)} programs, and one is read; write it with "
             "torch.export.save of torch 2.9 or newer"
         )
     document = _json(path, programs[0])
     if not allow_pickle:
         code = next(_code(path, names, document), None)
         if code is not None:
-            raise SourceError(f"{path.name} contains code: {code}; {WHAT_CODE_CAN_DO}")
+            raise SourceError(f"{where} contains code: {code}; {WHAT_CODE_CAN_DO}")
     return document
 
 

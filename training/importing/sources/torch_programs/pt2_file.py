@@ -65,7 +65,7 @@ def read(path: Path, options: SourceOptions, staging: Path) -> Original:
 
 
 def _examine(path: Path, where: str, options: SourceOptions) -> Examined:
-    document = check_program(path, options.allow_pickle)
+    document = check_program(path, where, options.allow_pickle)
     try:
         inputs = _inputs(where, document)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
