@@ -276,7 +276,7 @@ class Signature(StrictModel):
             if not spec.fits(shape):
                 raise SignatureError(
                     f"input '{spec.name}' has shape {shape_text(shape)}; expected "
-                    f"{shape_text(spec.shape)}"
+                    f"{spec.shape_words()}"
                 )
             _check_sizes(spec.name, shape, self.dynamic.get(spec.name, {}))
             if self.limits:

@@ -67,6 +67,14 @@ class TensorSpec(StrictModel):
         """Returns the place of a dimension where the batch is moved to the front, or put there."""
         return axis + 1 if self.batch_axis is None or axis < self.batch_axis else axis
 
+    def shape_words(self) -> str:
+        """Returns the shape for people, such as `[batch,3,?]`: `?` is a size that varies."""
+        sizes = (
+            "batch" if axis == self.batch_axis else "?" if size == -1 else str(size)
+            for axis, size in enumerate(self.shape)
+        )
+        return f"[{','.join(sizes)}]"
+
     def in_rows(self) -> "TensorSpec":
         """Returns the spec of many rows of this tensor, [rows, ...]; see `protocol.row_form`."""
         if self.batch_axis == 0:

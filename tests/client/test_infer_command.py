@@ -101,7 +101,7 @@ def test_json_becomes_the_datatype_of_the_signature(
         ("FP16", "[1e6]", "input 'x': 1000000.0 is no FP16; give -65504.0 to"),
         ("FP32", "[[1], [1, 2]]", "input 'x': lists of different lengths"),
         ("BF16", "[1]", "input 'x' is BF16, to which no numbers are converted"),
-        ("FP32", "[[1, 2]]", "input 'x' has shape [1,2]; expected [-1]"),
+        ("FP32", "[[1, 2]]", "input 'x' has shape [1,2]; expected [batch]"),
     ],
 )
 def test_json_that_does_not_fit_is_never_sent(

@@ -88,8 +88,8 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "no datatype": (with_input(datatype=""), "datatype '' is unknown"),
     "typed FP16": (with_input(typed_request, datatype="FP16"), "only in raw_input_contents"),
     # shape
-    "wrong shape": (with_input(shape=[2, 2]), r"has shape \[2,2\]; expected \[-1,4\]"),
-    "wrong rank": (with_input(shape=[4]), r"has shape \[4\]; expected \[-1,4\]"),
+    "wrong shape": (with_input(shape=[2, 2]), r"has shape \[2,2\]; expected \[batch,4\]"),
+    "wrong rank": (with_input(shape=[4]), r"has shape \[4\]; expected \[batch,4\]"),
     "negative shape": (with_input(shape=[-1, 4]), "negative dimension"),
     "negative typed shape": (with_input(typed_request, shape=[-1, 4]), "negative dimension"),
     "shape beyond memory": (with_input(shape=[2**62, 2**62]), "larger than any array"),

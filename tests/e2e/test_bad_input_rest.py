@@ -74,9 +74,9 @@ DOCUMENTS: dict[str, tuple[Any, str]] = {
     "datatype without JSON": (x(datatype="FP16"), "no JSON form; send it as binary"),
     "datatype no text": (x(datatype=32), "datatype of input 'x' must be a string"),
     # shape
-    "wrong shape": (x(shape=[2, 2], data=ROW), r"has shape \[2,2\]; expected \[-1,4\]"),
-    "wrong rank": (x(shape=[4], data=ROW), r"has shape \[4\]; expected \[-1,4\]"),
-    "scalar shape": (x(shape=[], data=[1]), r"has shape \[\]; expected \[-1,4\]"),
+    "wrong shape": (x(shape=[2, 2], data=ROW), r"has shape \[2,2\]; expected \[batch,4\]"),
+    "wrong rank": (x(shape=[4], data=ROW), r"has shape \[4\]; expected \[batch,4\]"),
+    "scalar shape": (x(shape=[], data=[1]), r"has shape \[\]; expected \[batch,4\]"),
     "negative shape": (x(shape=[-1, 4]), "shape of input 'x'"),
     "fractional shape": (x(shape=[1.0, 4]), "shape of input 'x'"),
     "boolean shape": (x(shape=[True, 4]), "shape of input 'x'"),

@@ -68,7 +68,7 @@ def check_examples(original: Original, inputs: Mapping[str, Array]) -> dict[str,
         if datatype_of(array) != spec.datatype or not spec.fits(array.shape):
             raise DataError(
                 f"the example '{spec.name}' is {datatype_of(array)} {list(array.shape)}, and "
-                f"{original.source} takes {spec.datatype} {list(spec.shape)}"
+                f"{original.source} takes {spec.datatype} {spec.shape_words()}"
             )
     return {name: np.ascontiguousarray(inputs[name]) for name in wanted}
 

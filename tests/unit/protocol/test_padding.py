@@ -105,7 +105,7 @@ def test_a_request_may_leave_out_what_the_server_can_write(absent: set[str]) -> 
             "'scale': 3}; give all the same",
         ),
         (request(mask=("INT64", [3, 7])), "input 'mask' has datatype INT64; expected BOOL"),
-        (request(count=("INT32", [3, 1])), "input 'count' has shape [3,1]; expected [-1]"),
+        (request(count=("INT32", [3, 1])), "input 'count' has shape [3,1]; expected [batch]"),
     ],
 )
 def test_a_request_that_does_not_fit_is_named(tensors: Given, message: str) -> None:

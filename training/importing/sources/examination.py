@@ -118,7 +118,7 @@ def examine(
         raise SourceError(f"{where} takes no inputs; export it with at least one")
     inputs = with_batch_axes(where, inputs, options)
     specs = input_specs(where, inputs)
-    run = _on_rows(run, specs)
+    run = _on_rows(where, run, specs)
     given = options.examples if options.examples is not None else own_examples
     notes: tuple[str, ...] = ()
     if all(spec.batch_axis is None for spec in specs):
@@ -134,12 +134,28 @@ def examine(
     return Examined(signature=signature, examples=examples, made_up=given is None, notes=notes)
 
 
-def _on_rows(run: Run, specs: Sequence[TensorSpec]) -> Run:
+def _on_rows(where: str, run: Run, specs: Sequence[TensorSpec]) -> Run:
     """Returns a function that takes inputs as rows, and returns outputs in the model's own form.
 
-    The first row's value counts for inputs without a batch.
+    The first row's value counts for inputs without a batch. An error names the sizes beside the
+    batch, because the user's examples have another number of rows.
     """
-    return lambda batch: run(from_rows(batch, specs))
+
+    def on_rows(batch: Mapping[str, Array]) -> dict[str, Array]:
+        given = from_rows(batch, specs)
+        try:
+            return run(given)
+        except SourceError:
+            raise
+        except Exception as error:  # runtimes raise any exception
+            shapes = ", ".join(
+                f"'{spec.name}' {given[spec.name].dtype} "
+                f"{spec.model_copy(update={'shape': given[spec.name].shape}).shape_words()}"
+                for spec in specs
+            )
+            raise SourceError(f"{where} does not run on {shapes}: {root_cause(error)}") from None
+
+    return on_rows
 
 
 def model_inputs(
@@ -245,13 +261,7 @@ def _rows_of(examples: Mapping[str, Array], rows: int) -> dict[str, Array]:
 
 
 def _run(where: str, run: Run, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    try:
-        outputs = run(inputs)
-    except SourceError:
-        raise
-    except Exception as error:  # runtimes raise any exception
-        shapes = ", ".join(f"'{n}' {a.dtype} {list(a.shape)}" for n, a in inputs.items())
-        raise SourceError(f"{where} does not run on {shapes}: {root_cause(error)}") from None
+    outputs = run(inputs)
     if not outputs:
         raise SourceError(f"{where} has no outputs; export it with at least one")
     return {name: np.asarray(array) for name, array in outputs.items()}

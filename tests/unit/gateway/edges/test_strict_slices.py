@@ -225,12 +225,12 @@ def test_hostile_body_is_refused_in_words(body: bytes, words: str) -> None:
 @IN_SMALL_PIECES
 def test_array_is_made_only_if_the_model_takes_it() -> None:
     def check(_: object) -> None:
-        raise InvalidRequestError("input 'x' has shape [3]; expected [-1,4]")
+        raise InvalidRequestError("input 'x' has shape [3]; expected [batch,4]")
 
     def reserve(size: int) -> None:
         raise AssertionError(size)
 
-    with pytest.raises(InvalidRequestError, match=r"expected \[-1,4\]"):
+    with pytest.raises(InvalidRequestError, match=r"expected \[batch,4\]"):
         at_once(read_in_slices(body_of("[1,null,1]", [3]), NOTHING, check, reserve))
 
 
