@@ -1,15 +1,20 @@
 """Foreign files, imported by the command and served."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
 from typer.testing import CliRunner
 
+from flambeau import Client
 from flambeau.cli import app
 from flambeau.protocol.tensors import Array
-from tests.e2e.rest_calls import infer, tensor
-from tests.fixtures.servers import running_server
+from tests.e2e.rest_calls import Reply, infer, tensor
+from tests.fixtures.servers import ServerProcess, running_server
 from tests.unit.training.importing.foreign_models import Steps, write_script, write_steps
 
 STEPS = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
@@ -22,29 +27,71 @@ def run_import(*words: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_batch_axis_that_the_file_cannot_tell_is_served(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    onnx, script = (
-        write_steps(tmp_path / "steps.onnx"),
-        write_script(tmp_path / "rated.pt", Steps()),
-    )
-    np.savez(tmp_path / "rows.npz", x=STEPS, rate=np.float32(2))
-    common = ("--store", store, "--artifacts")
-    code, text = run_import(onnx, *common, "onnx", "--batch-axis", "x=1")
-    assert code == 0, text
+class Weighted(nn.Module):
+    """Sums rows of numbers by their weights: both have one length."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Maps [rows, length] and [rows, length] to [rows, 1]."""
+        return (x * weight).sum(1, keepdim=True)
+
+
+def write_weighted(path: Path) -> Path:
+    """Writes a program that takes 3 to 32 numbers."""
+    sizes = {0: Dim("batch", min=1, max=16), 1: Dim("length", min=3, max=32)}
+    rows = (torch.ones(2, 5), torch.ones(2, 5))
+    torch.export.save(torch.export.export(Weighted(), rows, dynamic_shapes=(sizes, sizes)), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Serves three files that the command has imported."""
+    folder = tmp_path_factory.mktemp("imported")
+    store = folder / "store"
+    np.savez(folder / "rows.npz", x=STEPS, rate=np.float32(2))
     axes = ("--batch-axis", "x=1", "--batch-axis", "rate=none")
-    more = ("--examples", tmp_path / "rows.npz", *axes)
-    code, text = run_import(script, *common, "torchscript", *more)
-    assert code == 0, text
+    for file, *words in (
+        (write_steps(folder / "steps.onnx"), "onnx", "--batch-axis", "x=1"),
+        (
+            write_script(folder / "rated.pt", Steps()),
+            "torchscript",
+            *("--examples", folder / "rows.npz", *axes),
+        ),
+        (write_weighted(folder / "weighted.pt2"), "onnx"),
+    ):
+        code, text = run_import(file, "--store", store, "--artifacts", *words)
+        assert code == 0, text
+    with running_server(store) as one:
+        yield one
+
+
+def test_a_batch_axis_that_the_file_cannot_tell_is_served(server: ServerProcess) -> None:
     x = tensor("x", "FP32", [4, 2, 3], STEPS.ravel().tolist())
-    with running_server(store) as server:
-        right: Array = STEPS.sum(0)
-        for model, inputs, wanted in (
-            ("steps", [x], right),
-            ("rated", [x, tensor("rate", "FP32", [], [2.0])], 2 * right),
-        ):
-            (output,) = infer(server, model, *inputs).json()["outputs"]
-            assert (output["shape"], output["data"]) == ([2, 3], wanted.ravel().tolist())
+    right: Array = STEPS.sum(0)
+    for model, inputs, wanted in (
+        ("steps", [x], right),
+        ("rated", [x, tensor("rate", "FP32", [], [2.0])], 2 * right),
+    ):
+        (output,) = infer(server, model, *inputs).json()["outputs"]
+        assert (output["shape"], output["data"]) == ([2, 3], wanted.ravel().tolist())
+
+
+def test_limits_of_a_program_hold_for_every_artifact(server: ServerProcess) -> None:
+    def ask(*lengths: int) -> Reply:
+        sizes = zip(("x", "weight"), lengths, strict=True)
+        return infer(server, "weighted", *(tensor(n, "FP32", [1, s], [1] * s) for n, s in sizes))
+
+    assert ask(32, 32).outputs() == {"output": [32]}
+    refused = ask(33, 33)
+    assert (refused.status, refused.error()) == (
+        400,
+        "model 'weighted' version 1: input 'x' has shape [1,33], and size 33 along axis 1; "
+        "give 3 to 32",
+    )
+    assert "does not accept this combination of sizes" in ask(4, 5).error()
+    with Client(server.grpc) as client:
+        limits = client.model("weighted").signature.limits
+    assert limits == {"x": {1: (3, 32)}, "weight": {1: (3, 32)}}
 
 
 @pytest.mark.parametrize(
