@@ -109,7 +109,8 @@ def capture(
     if not files:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in refusals.items())
         raise CaptureError(f"torch cannot capture the model: {reasons}")
-    return Captured(files, refusals, signature, [found, *sized], axes.notes() + examples.notes())
+    notes = axes.notes() + examples.notes(dynamic)
+    return Captured(files, refusals, signature, [found, *sized], notes)
 
 
 def _check_mode(model: Model) -> None:

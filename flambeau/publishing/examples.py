@@ -49,11 +49,23 @@ class Examples:
         """The names of the inputs, in order."""
         return list(self.inputs)
 
-    def notes(self) -> tuple[str, ...]:
-        """Returns a line for the user about arguments that are left out."""
-        if not self.left_out:
-            return ()
-        return (f"the version has no input {', '.join(self.left_out)}: the examples leave it out",)
+    def notes(self, sizes: Sizes) -> tuple[str, ...]:
+        """Returns lines for the user: limits that examples set, and arguments that are left out.
+
+        Args:
+            sizes: axes that vary, from `sizes`.
+        """
+        notes = [
+            f"axis {axis} of input '{name}' may have {low} to {high}, the sizes of the examples; "
+            f"for others give dynamic={{'{name}': {{{axis}: (smallest, largest)}}}}"
+            for name, axes in sizes.items()
+            for axis, (low, high) in axes.items()
+            if axis not in self.dynamic.get(name, {})
+        ]
+        if self.left_out:
+            left_out = ", ".join(self.left_out)
+            notes.append(f"the version has no input {left_out}: the examples leave it out")
+        return tuple(notes)
 
     def by_size(
         self, batch_axes: Mapping[str, int | None]

@@ -93,8 +93,8 @@ def test_arguments_that_are_left_out_are_told() -> None:
     by_name = read_examples(call, {"x": ROWS, "scale": ROWS})
 
     assert (in_order.by_name, by_name.by_name) == (False, True)
-    assert "no input mask, scale" in in_order.notes()[0]
-    assert "no input mask:" in by_name.notes()[0]
+    assert "no input mask, scale" in in_order.notes({})[0]
+    assert "no input mask:" in by_name.notes({})[0]
 
 
 @pytest.mark.parametrize(
@@ -120,3 +120,13 @@ def test_what_does_not_fit_is_refused_in_words(given: Any, dynamic: Any, words: 
         read_examples(Pair(), given, dynamic)
 
     assert words in str(refused.value)
+
+
+def test_the_user_is_told_limits_that_examples_set_and_not_those_of_dynamic() -> None:
+    given = [{"ids": torch.ones(4, n), "image": torch.ones(4, n, 2)} for n in (5, 9)]
+
+    found = read_examples(None, given, {"image": {1: (1, 64)}})
+
+    (note,) = found.notes(found.sizes({"ids": 0, "image": 0}))
+    assert note.startswith("axis 1 of input 'ids' may have 5 to 9")
+    assert "dynamic={'ids': {1: (smallest, largest)}}" in note
