@@ -298,7 +298,7 @@ class ModelStore:
             if sign:
                 self.storage.replace(signature_path(model, version), sign(manifest.digests(sealed)))
         except StoreError:
-            self._discard_files(manifest)
+            self.discard(manifest)
             raise
         self.storage.create(manifest_path(draft.model, version), sealed)
         return manifest
@@ -440,15 +440,15 @@ class ModelStore:
         self.storage.replace(path, data)
         self._checked(entry, path)
 
-    def _discard_files(self, manifest: Manifest) -> None:
-        """Deletes the files of a version that failed to publish; its number stays claimed.
+    def discard(self, manifest: Manifest) -> None:
+        """Deletes a version that failed to publish, or one of several that are published together.
 
-        Never called once the manifest may exist.
+        Never called once an alias may name it; its number stays claimed.
         """
-        for file in (*(entry.file for entry in manifest.all_files()), SIGNATURE):
-            with contextlib.suppress(StorageError):  # the first failure is the one to report
+        with contextlib.suppress(StorageError):  # the first failure is the one to report
+            self.storage.delete(manifest_path(manifest.model, manifest.version))
+            for file in (*(entry.file for entry in manifest.all_files()), SIGNATURE):
                 self.storage.delete(f"{manifest.model}/{manifest.version}/{file}")
-        with contextlib.suppress(StorageError):
             semver_index.discard(self.storage, manifest)
 
 

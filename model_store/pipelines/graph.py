@@ -17,7 +17,7 @@ another or by an output; a model is named with a range of semantic versions or w
 that no moved pointer changes a type.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated
@@ -172,6 +172,25 @@ class Pipeline(StrictModel):
     def models(self) -> tuple[str, ...]:
         """Returns the models with their versions, as they are written, each once."""
         return tuple(dict.fromkeys(step.model for step in self.steps))
+
+    def with_models(self, models: Mapping[str, str]) -> "Pipeline":
+        """Returns the graph with other models, by the text that names each now."""
+        steps = [s.model_copy(update={"model": models.get(s.model, s.model)}) for s in self.steps]
+        return self.model_copy(update={"steps": tuple(steps)})
+
+    def before(self, step: Step, outputs: Mapping[str, Source]) -> "Pipeline":
+        """Returns the graph of the steps that a step reads, or that these read.
+
+        Args:
+            step: the step.
+            outputs: the tensors of them that are the outputs of that graph.
+        """
+        needed = {step_of(ref) for ref in step.refs()}
+        for one in reversed(self.in_order()):
+            if one.name in needed:
+                needed |= {step_of(ref) for ref in one.refs()}
+        steps = tuple(one for one in self.steps if one.name in needed)
+        return Pipeline.model_construct(steps=steps, outputs=dict(outputs))
 
     def _sources(self) -> Iterator[tuple[str, ...]]:
         for step in self.steps:

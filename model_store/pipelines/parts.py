@@ -8,6 +8,8 @@ graphs can contain each other; every later version in the same range has the sam
 a version with another one is a major version (`semver.compatibility`).
 """
 
+from collections.abc import Collection
+
 from model_store.errors import PipelinePartError, VersionNotFoundError
 from model_store.manifest import Draft, Manifest
 from model_store.pipelines.graph import Part, Pipeline
@@ -22,8 +24,15 @@ from model_store.semver.semver import parse_semver
 from model_store.version_reader import VersionReader
 
 
-def part_versions(store: VersionReader, pipeline: Pipeline) -> dict[str, Manifest]:
+def part_versions(
+    store: VersionReader, pipeline: Pipeline, without: Collection[str] = ()
+) -> dict[str, Manifest]:
     """Returns the newest version of each part in its range, by the text that names it.
+
+    Args:
+        store: the store with the parts.
+        pipeline: the graph.
+        without: texts of parts that are left out: they are not published yet.
 
     Raises:
         PipelinePartError: there is none, or it is a pipeline itself.
@@ -31,7 +40,7 @@ def part_versions(store: VersionReader, pipeline: Pipeline) -> dict[str, Manifes
     """
     found: dict[str, Manifest] = {}
     for step in pipeline.steps:
-        if step.model not in found:
+        if step.model not in found and step.model not in without:
             try:
                 found[step.model] = newest(store, step.part)
             except VersionNotFoundError as error:

@@ -52,6 +52,14 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A verified model that is not published yet; its files are in a folder."""
+
+    draft: Draft
+    report: Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """A published version, and the figures of its artifacts."""
 
@@ -113,8 +121,26 @@ def import_model(
         TrainingError: a step failed; see `training.errors`. Nothing is published.
         StoreError: the store cannot be read or written, or refuses the version.
     """
-    first = originals[0]
     store = ModelStore(request.store)  # a store that cannot be opened fails before the work
+    prepared = prepare_model(originals, examples, request, folder, say)
+    say(f"publishing {request.model}")
+    manifest = store.publish(prepared.draft, folder, sign=sign, bump=request.bump)
+    if request.alias is not None:
+        why = f"imported {originals[0].source}"
+        store.promote(request.model, manifest.version, request.alias, why)
+    notes = tuple(note for one in originals for note in one.notes)
+    return Imported(manifest=manifest, report=prepared.report, request=request, notes=notes)
+
+
+def prepare_model(
+    originals: Sequence[Original],
+    examples: ExampleRows,
+    request: ImportRequest,
+    folder: Path,
+    say: Say,
+) -> Prepared:
+    """Does all of `import_model` except the publication: its arguments and errors are the same."""
+    first = originals[0]
     entries = _entries(originals, request, examples)
     inputs = check_examples(first, examples.inputs)
     outputs = examples.outputs
@@ -137,11 +163,10 @@ def import_model(
     if not any(report.refusal is None for report in reports):
         reports += _as_brought(entries, originals, expected, request, folder, say)
     report = _report(request, first, expected, _without_losers(reports))
-    manifest = _publish(report, request, first, expected, folder, store, say, sign)
-    if request.alias is not None:
-        store.promote(request.model, manifest.version, request.alias, f"imported {first.source}")
-    notes = tuple(note for one in originals for note in one.notes)
-    return Imported(manifest=manifest, report=report, request=request, notes=notes)
+    draft = _draft(report, request, first, expected, folder)
+    say("replaying the stored golden rows")
+    replay_files(draft, folder, None, request.limits)
+    return Prepared(draft=draft, report=report)
 
 
 def _entries(
@@ -234,17 +259,14 @@ def _report(
     )
 
 
-def _publish(
+def _draft(
     report: Report,
     request: ImportRequest,
     original: Original,
     expected: Reference,
     folder: Path,
-    store: ModelStore,
-    say: Say,
-    sign: Sign | None,
-) -> Manifest:
-    """Writes the files of the version that are still missing, and publishes it."""
+) -> Draft:
+    """Writes the files of the version that are still missing. Returns its draft."""
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
     _check_any_verified(report)
@@ -257,7 +279,7 @@ def _publish(
     for path in original.side_files:
         shutil.copyfile(path, folder / path.name)
         files.append(path.name)
-    draft = Draft(
+    return Draft(
         model=request.model,
         signature=expected.signature,
         artifacts=artifacts,
@@ -274,10 +296,6 @@ def _publish(
         metadata=request.metadata,
         files=tuple(file_entry(folder, name) for name in files),
     )
-    say("replaying the stored golden rows")
-    replay_files(draft, folder, None, request.limits)
-    say(f"publishing {request.model}")
-    return store.publish(draft, folder, sign=sign, bump=request.bump)
 
 
 def _check_any_verified(report: Report) -> None:

@@ -80,5 +80,6 @@ def publish_request(
         options,
         request.alias,
         say,
+        folder,
     )
     return imported.summary()

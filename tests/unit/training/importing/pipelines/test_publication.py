@@ -54,7 +54,7 @@ def test_a_yaml_file_becomes_a_version_with_recorded_outputs(
 ) -> None:
     (tmp_path / "reader.yaml").write_text(TEXT)
     pipeline = read_pipeline(tmp_path / "reader.yaml", store)
-    assert pipeline.models() == ("finder@^1", "scorer@~1.0")  # a range for the name alone
+    assert pipeline.graph.models() == ("finder@^1", "scorer@~1.0")  # a range for the name alone
     said: list[str] = []
     manifest = publish_pipeline(store, "reader", pipeline, ROWS, say=said.append)
     golden = read_golden(store, manifest)
