@@ -13,10 +13,12 @@ import grpc
 import numpy as np
 import pytest
 
+from model_store.store import ModelStore
 from tests.e2e.grpc_calls import error_of, outputs, raw_request
 from tests.e2e.rest_calls import call, infer, lookup_inputs, post, tensor
 from tests.fixtures.onnx_models import publish, slow_lookup
 from tests.fixtures.pipelines import (
+    READER,
     ROWS,
     TEXT_GRAPH,
     TEXT_SCORES,
@@ -30,6 +32,8 @@ from tests.fixtures.redis_servers import RedisProcess, redis_process
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import running_gateway, running_split, running_worker
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
+from training.importing.pipelines.pipeline_source import read_pipeline
+from training.importing.pipelines.publication import publish_pipeline
 
 LOOKUPS: dict[str, Any] = {
     "steps": [
@@ -48,6 +52,16 @@ LOOKUPS: dict[str, Any] = {
 }
 """Two steps at the same time, whose latency the request sets; an index above 9 fails."""
 
+OWN_CODE = """
+import numpy as np
+
+class Double:
+    def infer(self, inputs):
+        if inputs["x"].max() > 1000:
+            raise ValueError("a number is above 1000")
+        return {"x": inputs["x"] * np.float32(2)}
+"""
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -60,6 +74,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     publish(str(store), "lookup", slow_lookup())
     rows = {"work": np.zeros(2, np.int64), "index": np.array([1, 2])}
     publish_graph(str(store), "lookups", LOOKUPS, rows)
+    (store.parent / f"{store.name}.py").write_text(OWN_CODE)
+    own = {"name": "double", "python": f"{store.name}.py:Double", "inputs": {"x": "input.x"}}
+    graph = {"steps": [own, *READER["steps"]], "outputs": READER["outputs"]}
+    graph["steps"][1] = {**graph["steps"][1], "inputs": {"x": "double.x"}}
+    there = ModelStore(str(store))
+    publish_pipeline(there, "doubled", read_pipeline(graph, there, store.parent), ROWS)
     return store
 
 
@@ -164,6 +184,19 @@ def test_a_python_model_is_a_step(server: ServerProcess) -> None:
 def redis() -> Iterator[RedisProcess]:
     with redis_process() as redis:
         yield redis
+
+
+def test_code_is_a_step(server: ServerProcess) -> None:
+    reply = infer(server, "doubled", x_of(ROWS["x"]))
+    assert reply.outputs()["scores"] == right(2 * ROWS["x"]).ravel().tolist()
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        found = outputs(stub.ModelInfer(raw_request("doubled", {"x": ("FP32", ROWS["x"])})))
+    np.testing.assert_array_equal(found["scores"], right(2 * ROWS["x"]))
+    refused = infer(server, "doubled", x_of([[2000, 0, 0, 0]]))
+    assert refused.status == 400
+    assert refused.error().startswith("step 'double': ")
+    assert refused.error().endswith("a number is above 1000")
 
 
 def test_a_job_runs_a_pipeline(store: Path, redis: RedisProcess) -> None:
