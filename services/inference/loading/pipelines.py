@@ -29,6 +29,7 @@ from services.inference.loading.model_failure import in_thread
 from services.inference.loading.policy import ServingPolicy
 from services.inference.pipelines.pipeline_lane import PipelineLane
 from services.inference.pipelines.plan import Plan, Planner, WorkerOf
+from services.inference.pipelines.step_gate import StepGates
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
 from services.queueing.memory_queue import Entry, Outcome
@@ -77,6 +78,7 @@ class Pipelines:
         self._directory, self._metrics = directory, metrics
         self._policy = policy
         self._worker_of = worker_of
+        self._gates = StepGates(queue.max_depth)
         self._known: dict[Lane, _Known] = {}
         self._newest: dict[str, tuple[Sequence[int], int]] = {}
         """Newest version in a part's range, by its text, with the versions that were there."""
@@ -123,7 +125,11 @@ class Pipelines:
         trust = self._policy.lane_of(lane.model).load.trust
         await in_thread(trust.check_data, self._store, manifest)
         planner = Planner(
-            manifest.pipeline.graph, manifest.signature, self._directory, self._worker_of
+            manifest.pipeline.graph,
+            manifest.signature,
+            self._directory,
+            self._worker_of,
+            self._gates,
         )
         parts = {step.part.model for step in manifest.pipeline.graph.steps}
         self._known[lane] = _Known(manifest, planner, PipelineLane(lane, planner), parts)

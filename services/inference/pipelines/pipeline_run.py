@@ -11,14 +11,14 @@ Rules:
   begins anew with those that are loaded then, at most `MAX_RESTARTS` times;
 - the first error of a step ends the run, and is given with the name of the step; the other
   requests of the run are dropped, and so are all of them when the caller leaves or its time is up;
-- no step here blocks or awaits: a callback begins the next step, and long copies are made in
-  slices.
+- no step here blocks or awaits: a callback begins the next step, long copies are made in slices,
+  and a step without a place at its worker is resumed when it has one (`step_gate.py`).
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 
 from flambeau.protocol.signature import SignatureError
@@ -44,6 +44,7 @@ from services.errors import (
     UnsupportedError,
 )
 from services.inference.pipelines.plan import PlannedStep, Planner
+from services.inference.pipelines.step_gate import StepGate, Waiter
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, InferRequest
 
@@ -54,8 +55,18 @@ MAX_RESTARTS = 3
 REQUESTS_AT_ONCE = 16
 """Requests that a step sends in one turn of the event loop: each takes about 20 µs."""
 
+Work = Generator[StepGate | None, None, None]
+"""Work of a step: yields between its slices, or a gate to wait for a place at."""
+
 _DROPPED = ServingError("the pipeline's request is over")
 """Outcome of requests of steps whose run is over; it is delivered to nobody."""
+
+
+def _ended(gate: StepGate, done: Done, outcome: Outcome) -> None:
+    """Gives back the place of a request of a step, and hands over its outcome."""
+    if isinstance(outcome, ServingError) or outcome.is_last:
+        gate.leave()
+    done(outcome)
 
 
 class PipelineRun:
@@ -73,7 +84,7 @@ class PipelineRun:
     __slots__ = (
         "_batch_rows", "_ended", "_entry", "_execution_s", "_left", "_needs", "_open", "_outcomes",
         "_plan", "_planner", "_queue_s", "_restarts", "_selections", "_unanswered", "_values",
-        "is_over",
+        "_waiters", "is_over",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, planner: Planner, ended: Callable[[Entry], None]) -> None:
@@ -81,6 +92,8 @@ class PipelineRun:
         self._restarts = 0
         self._open: list[Entry] = []
         """Requests of steps that have no outcome yet."""
+        self._waiters: dict[Waiter, StepGate] = {}
+        """Steps that wait for a place at their workers."""
         self.is_over = False
 
     def begin(self) -> None:
@@ -118,25 +131,29 @@ class PipelineRun:
             reason: as in `Intake.discard`.
         """
         self.is_over = True
+        waiters, self._waiters = self._waiters, {}
+        for waiter, gate in waiters.items():
+            gate.forget(waiter)
         entries, self._open = self._open, []
         for entry in entries:
             entry.abandon(_DROPPED, reason)
 
     def _start(self, step: PlannedStep) -> None:
         rows = self._entry.request.rows
-        if step.is_whole and rows <= step.signature.max_batch_size:
-            values = self._values
+        gate = step.gates[self._entry.request.priority]
+        if step.is_whole and rows <= step.signature.max_batch_size and gate.enter():
+            values, done = self._values, partial(self._replied_whole, self._restarts, step)
             inputs = {name: values[ref] for name, ref in step.whole_inputs}
-            self._send(step, inputs, rows, partial(self._replied_whole, self._restarts, step))
+            self._send(step, gate, inputs, rows, done)
         else:
             self._go_on(self._restarts, step, self._prepare(step))
 
-    def _go_on(self, attempt: int, step: PlannedStep | None, work: Sliced[None]) -> None:
+    def _go_on(self, attempt: int, step: PlannedStep | None, work: Work) -> None:
         """Does the next slice of work for a step, or for the answer."""
         if not self._goes_on(attempt):
             return
         try:
-            next(work)
+            gate = next(work)
         except StopIteration:
             return
         except TooManyItemsError as error:
@@ -149,9 +166,23 @@ class PipelineRun:
             )
             self._fail(step, ServingError("internal error; see the server's log"))
         else:
-            asyncio.get_running_loop().call_soon(self._go_on, attempt, step, work)
+            go_on = partial(self._go_on, attempt, step, work)
+            if gate is None:
+                asyncio.get_running_loop().call_soon(go_on)
+            else:
+                self._wait(gate, go_on)
 
-    def _prepare(self, step: PlannedStep) -> Sliced[None]:
+    def _wait(self, gate: StepGate, go_on: Callable[[], None]) -> None:
+        """Goes on with a step once its request has a place."""
+
+        def resume() -> None:
+            del self._waiters[waiter]
+            go_on()
+
+        waiter = gate.wait(self._entry.request.deadline, resume)
+        self._waiters[waiter] = gate
+
+    def _prepare(self, step: PlannedStep) -> Work:
         """Selects the rows or items of a step, and sends its requests."""
         values, rows = self._values, self._entry.request.rows
         selection = Selection(rows, None, None)
@@ -169,16 +200,19 @@ class PipelineRun:
             array = yield from self._value(take.refs)
             inputs[take.name] = yield from taken(array, selection, take.by_item)
         attempt, at_once = self._restarts, step.signature.max_batch_size
+        gate = step.gates[self._entry.request.priority]
         starts = range(0, selection.count, at_once)
         self._outcomes[step.number], self._unanswered[step.number] = {}, len(starts)
         for place, start in enumerate(starts):
             if place and place % REQUESTS_AT_ONCE == 0:
-                yield
+                yield None
             if not self._goes_on(attempt):
                 return
+            if not gate.enter():
+                yield gate  # it is resumed with a place
             batch = {name: array[start : start + at_once] for name, array in inputs.items()}
             done = partial(self._replied, attempt, step, place)
-            self._send(step, batch, min(at_once, selection.count - start), done)
+            self._send(step, gate, batch, min(at_once, selection.count - start), done)
 
     def _value(self, refs: tuple[str, ...]) -> Sliced[Array]:
         """Returns a tensor, or the join of several."""
@@ -187,15 +221,24 @@ class PipelineRun:
         chosen = [self._selections[step_of(ref)].chosen_rows() for ref in refs]
         return (yield from joined([self._values[ref] for ref in refs], chosen))
 
-    def _send(self, step: PlannedStep, inputs: Mapping[str, Array], rows: int, done: Done) -> None:
-        """Sends one request of a step to its worker."""
+    def _send(
+        self,
+        step: PlannedStep,
+        gate: StepGate,
+        inputs: Mapping[str, Array],
+        rows: int,
+        done: Done,
+    ) -> None:
+        """Sends one request of a step, which has a place, to its worker."""
         if self._planner.worker_of(step.lane) is not step.worker:
+            gate.leave()
             self._restart(step)
             return
         request = self._entry.request
         try:
             length = step.length_of(inputs)
         except SignatureError as error:
+            gate.leave()
             self._fail(step, InvalidRequestError(str(error)))
             return
         sent = Entry(
@@ -212,7 +255,7 @@ class PipelineRun:
                 trace=request.trace,
             ),
             time.monotonic(),
-            done,
+            partial(_ended, gate, done),
         )
         sent.intake = step.worker
         self._open.append(sent)

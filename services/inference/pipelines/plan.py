@@ -23,6 +23,7 @@ from model_store.pipelines.step_types import (
 )
 from model_store.semver.semver import parse_semver
 from services.errors import ModelNotReadyError
+from services.inference.pipelines.step_gate import StepGate, StepGates
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import WorkerIntake
 from services.queueing.records import Lane, ServedVersion
@@ -51,6 +52,8 @@ class PlannedStep:
     name: str
     lane: Lane
     worker: WorkerIntake
+    gates: Mapping[int, StepGate]
+    """Places of the worker for requests of pipelines, by priority."""
     signature: Signature
     takes: tuple[Take, ...]
     outputs: tuple[str, ...]
@@ -116,6 +119,7 @@ class Planner:
         signature: the signature that callers were told.
         directory: versions of this process.
         worker_of: finds their workers.
+        gates: places of the workers for requests of pipelines.
     """
 
     def __init__(
@@ -124,11 +128,13 @@ class Planner:
         signature: Signature,
         directory: Directory,
         worker_of: WorkerOf,
+        gates: StepGates,
     ) -> None:
         self._pipeline = pipeline
         self._signature = signature
         self._directory = directory
         self.worker_of = worker_of
+        self._gates = gates
         self._planned_at = -1
         self._plan: Plan | None = None
         self._refusal = ""
@@ -161,7 +167,12 @@ class Planner:
                 "its parts give it other tensors than its manifest has; publish it again"
             )
         numbers = {one.step.name: number for number, one in enumerate(typed.steps)}
-        steps = [_planned(one, *found[one.step.model], numbers, typed.steps) for one in typed.steps]
+        gates = {text: self._gates.of(worker) for text, (_, worker) in found.items()}
+        steps = [
+            _planned(one, *found[text], gates[text], numbers, typed.steps)
+            for one in typed.steps
+            for text in [one.step.model]
+        ]
         outputs = self._signature.outputs
         return Plan(
             steps=tuple(steps),
@@ -213,6 +224,7 @@ def _planned(
     typed: TypedStep,
     served: ServedVersion,
     worker: WorkerIntake,
+    gates: Mapping[int, StepGate],
     numbers: Mapping[str, int],
     steps: Sequence[TypedStep],
 ) -> PlannedStep:
@@ -231,6 +243,7 @@ def _planned(
         name=step.name,
         lane=served.lane,
         worker=worker,
+        gates=gates,
         signature=typed.signature,
         takes=takes,
         outputs=typed.outputs,
