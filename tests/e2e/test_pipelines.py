@@ -13,10 +13,12 @@ import grpc
 import numpy as np
 import pytest
 
+from flambeau.client import Client
+from flambeau.errors import NotFoundError
 from model_store.store import ModelStore
 from tests.e2e.grpc_calls import error_of, outputs, raw_request
 from tests.e2e.rest_calls import call, infer, lookup_inputs, post, tensor
-from tests.fixtures.onnx_models import publish, slow_lookup
+from tests.fixtures.onnx_models import linear, publish, slow_lookup
 from tests.fixtures.pipelines import (
     READER,
     ROWS,
@@ -52,6 +54,14 @@ LOOKUPS: dict[str, Any] = {
 }
 """Two steps at the same time, whose latency the request sets; an index above 9 fails."""
 
+TWICE: dict[str, Any] = {
+    "steps": [
+        {"name": "first", "model": "family@^1", "inputs": {"x": "input.x"}},
+        {"name": "second", "model": "family@^1", "inputs": {"x": "first.y"}},
+    ],
+    "outputs": {"y": "second.y"},
+}
+"""A model twice, whose exact artifact gives 2 x, and whose default one slightly more."""
 OWN_CODE = """
 import numpy as np
 
@@ -74,6 +84,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     publish(str(store), "lookup", slow_lookup())
     rows = {"work": np.zeros(2, np.int64), "index": np.array([1, 2])}
     publish_graph(str(store), "lookups", LOOKUPS, rows)
+    family = (linear(2.00001), linear(2), linear(2, layers=1))
+    publish(str(store), "family", *family, precisions=("int8",))
+    publish_graph(str(store), "twice", TWICE, {"x": np.array([[1, 2, 3, 4]], np.float32)})
     (store.parent / f"{store.name}.py").write_text(OWN_CODE)
     own = {"name": "double", "python": f"{store.name}.py:Double", "inputs": {"x": "input.x"}}
     graph = {"steps": [own, *READER["steps"]], "outputs": READER["outputs"]}
@@ -86,7 +99,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["all-in-one", "split"])
 def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProcess]:
     running = running_server if request.param == "all-in-one" else running_split
-    with running(store) as server:
+    own = {"family": {"keep_artifacts": ["exact"]}}
+    with running(store, model_settings=own) as server:
         server.wait_until_read_through()
         yield server
 
@@ -197,6 +211,25 @@ def test_code_is_a_step(server: ServerProcess) -> None:
     assert refused.status == 400
     assert refused.error().startswith("step 'double': ")
     assert refused.error().endswith("a number is above 1000")
+
+
+def test_an_accuracy_holds_for_every_step(server: ServerProcess) -> None:
+    row, exact = [1.0, 2.0, 3.0, 4.0], [4.0, 8.0, 12.0, 16.0]
+    roughly = infer(server, "twice", x_of([row])).outputs()["y"]
+    assert roughly == pytest.approx(exact, rel=1e-4)
+    assert roughly != exact
+    found = infer(server, "twice", x_of([row]), parameters={"accuracy": "exact"})
+    assert found.outputs() == {"y": exact}
+    assert infer(server, "twice", x_of([row]), parameters={"accuracy": "fast"}).status == 200
+    with Client(server.grpc) as client:
+        twice = client.model("twice")
+        assert twice.infer(row, accuracy="exact")["y"].tolist() == [exact]
+        with pytest.raises(NotFoundError, match="is a pipeline, which has none of its own; leave"):
+            twice.infer(row, artifact="onnx")
+        with pytest.raises(NotFoundError, match="is a pipeline"):
+            client.model("reader").infer(row, artifact="onnx-int8")
+    refused = infer(server, "twice", x_of([row]), parameters={"artifact": "onnx"})
+    assert (refused.status, "give 'accuracy'" in refused.error()) == (404, True)
 
 
 def test_a_job_runs_a_pipeline(store: Path, redis: RedisProcess) -> None:

@@ -33,13 +33,11 @@ from services.inference.pipelines.step_gate import StepGates
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
 from services.queueing.memory_queue import Entry, Outcome
-from services.queueing.records import InferRequest, Lane, ServedVersion
+from services.queueing.records import PIPELINE_PLATFORM, InferRequest, Lane, ServedVersion
 from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.pipelines")
 
-PLATFORM = "flambeau_pipeline"
-"""The protocol's platform string of pipelines."""
 REPLAY_TIMEOUT_S = 60.0
 """Seconds in which the golden rows must run through all steps."""
 
@@ -228,7 +226,7 @@ class Pipelines:
                 lane=lane,
                 state="ready",
                 signature=known.manifest.signature,
-                platform=PLATFORM,
+                platform=PIPELINE_PLATFORM,
                 semver=known.manifest.semver or "",
             )
         )

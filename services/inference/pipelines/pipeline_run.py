@@ -99,7 +99,7 @@ class PipelineRun:
     def begin(self) -> None:
         """Begins every step that reads nothing but the request."""
         try:
-            plan = self._plan = self._planner.plan()
+            plan = self._plan = self._planner.plan(self._entry.request.accuracy)
         except ServingError as error:
             self._finish(error)
             return
