@@ -50,7 +50,7 @@ from model_store.manifest import (
     check_name,
     parse_manifest,
 )
-from model_store.pipelines.parts import check_parts
+from model_store.pipelines.parts import check_parts, naming_pipelines
 from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, previous_target
 from model_store.semver import semver_index
 from model_store.semver.compatibility import identity_of
@@ -282,9 +282,10 @@ class ModelStore:
         golden = parse_golden(_read_drafted(folder, draft.golden.file), draft)
         model = check_name(draft.model)
         listing = self._listing_of(model)
-        following = semver_index.next_semver(
-            self, model, identity_of(draft), listing.versions, bump, golden
-        )
+        with naming_pipelines(self, model):
+            following = semver_index.next_semver(
+                self, model, identity_of(draft), listing.versions, bump, golden
+            )
         version = self._claim_next(model, listing.claimed)
         semver = following.claim(self.storage, model, version)
         manifest = draft.seal(version, datetime.now(UTC), semver)
@@ -441,10 +442,7 @@ class ModelStore:
         self._checked(entry, path)
 
     def discard(self, manifest: Manifest) -> None:
-        """Deletes a version that failed to publish, or one of several that are published together.
-
-        Never called once an alias may name it; its number stays claimed.
-        """
+        """Deletes a version whose publication failed; never called once an alias may name it."""
         with contextlib.suppress(StorageError):  # the first failure is the one to report
             self.storage.delete(manifest_path(manifest.model, manifest.version))
             for file in (*(entry.file for entry in manifest.all_files()), SIGNATURE):

@@ -24,6 +24,7 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue, Outcome
 from services.queueing.records import InferReply, InferRequest
 from services.telemetry.metrics import Metrics
+from tests.fixtures import shaped_models
 from tests.fixtures.onnx_models import finder, linear, publish, scorer
 from tests.fixtures.pipelines import ROWS, publish_graph, publish_parts, right
 
@@ -130,6 +131,28 @@ async def test_a_part_in_production_of_another_range_is_loaded_beside_the_one_th
     await running.ask()
     assert running.directory.versions("finder") == [1, 2]
     assert running.directory.live_version("finder") == 2
+
+
+async def test_a_part_that_takes_larger_batches_fits(tmp_path: Path, start: Start) -> None:
+    publish_parts(str(tmp_path))
+    publish_graph(str(tmp_path))
+    assert publish(str(tmp_path), "finder", finder(), max_batch_size=64).semver == "1.1.0"
+    running = await start()
+    np.testing.assert_array_equal((await running.ask()).outputs["scores"], right(ROWS["x"]))
+    assert running.directory.versions("finder") == [2]
+
+
+async def test_an_optional_input_that_a_step_leaves_out_fits(tmp_path: Path, start: Start) -> None:
+    shaped_models.publish(str(tmp_path), "biased")  # y = x + 1, 2, 3
+    graph = {
+        "steps": [{"name": "bias", "model": "biased@^1", "inputs": {"x": "input.x"}}],
+        "outputs": {"y": "bias.y"},
+    }
+    rows = {"x": np.ones((2, 3), np.float32)}
+    publish_graph(str(tmp_path), "reader", graph, rows)
+    running = await start()
+    outputs = (await running.ask(rows)).outputs
+    np.testing.assert_array_equal(outputs["y"], [[2, 3, 4]] * 2)
 
 
 async def test_a_newer_part_in_the_range_is_used_once_it_is_in_production(

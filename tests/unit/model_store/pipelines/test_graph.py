@@ -272,12 +272,26 @@ def test_the_mask_of_a_padded_model_may_be_left_out() -> None:
     check_types(graph(step("a", "input.x"), y="a.y"), {"m@^1": padded})
 
 
-@pytest.mark.parametrize("field", [{"batch_axis": 1}, {"optional": True}])
-def test_a_model_whose_tensors_are_not_rows_is_no_step(field: dict[str, Any]) -> None:
-    odd = TensorSpec.model_validate({"name": "z", "datatype": "FP32", "shape": (-1, -1), **field})
+@pytest.mark.parametrize("batch_axis", [None, 1])
+def test_a_model_whose_tensors_are_not_rows_is_no_step(batch_axis: int | None) -> None:
+    odd = TensorSpec(name="z", datatype="FP32", shape=(-1, -1), batch_axis=batch_axis)
     signature = Signature(inputs=(tensor("x", 1), odd), outputs=(tensor("y", 1),), max_batch_size=4)
     with pytest.raises(PipelineTypeError, match=r"step .a.: .z. of m@.*a step works on rows"):
         check_types(graph(step("a", "input.x"), y="a.y"), {"m@^1": signature})
+
+
+def test_an_optional_input_may_be_left_out_or_be_rows() -> None:
+    inputs = [tensor("x", 1), tensor("z", 1).model_copy(update={"optional": True})]
+    signature = Signature(inputs=tuple(inputs), outputs=(tensor("y", 1),), max_batch_size=4)
+    found = check_types(graph(step("a", "input.x"), y="a.y"), {"m@^1": signature})
+    assert [spec.name for spec in found.signature.inputs] == ["x"]
+    both = step("a") | {"inputs": {"x": "input.x", "z": "input.z"}}
+    assert len(check_types(graph(both, y="a.y"), {"m@^1": signature}).signature.inputs) == 2
+    shared = inputs[1].model_copy(update={"batch_axis": None})
+    signature = Signature(inputs=(inputs[0], shared), outputs=signature.outputs, max_batch_size=4)
+    check_types(graph(step("a", "input.x"), y="a.y"), {"m@^1": signature})
+    with pytest.raises(PipelineTypeError, match="'z' of m@"):
+        check_types(graph(both, y="a.y"), {"m@^1": signature})
 
 
 def test_signatures_are_alike_whatever_the_order_of_their_tensors() -> None:
@@ -285,7 +299,8 @@ def test_signatures_are_alike_whatever_the_order_of_their_tensors() -> None:
         inputs=(tensor("x", 1), tensor("z", 2)), outputs=(tensor("y"),), max_batch_size=4
     )
     assert are_alike(one, one.model_copy(update={"inputs": one.inputs[::-1]}))
-    assert not are_alike(one, one.model_copy(update={"max_batch_size": 5}))
+    assert are_alike(one, one.model_copy(update={"max_batch_size": 5}))
+    assert not are_alike(one, one.model_copy(update={"outputs": (tensor("z"),)}))
 
 
 def test_a_source_is_one_tensor_or_several() -> None:
