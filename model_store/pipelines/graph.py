@@ -32,6 +32,8 @@ MAX_STEPS = 32
 """Steps of a pipeline, and thus its depth."""
 MAX_TENSORS = 64
 """Inputs of a step, outputs of a pipeline, and names in a join."""
+MAX_REFS = 4096
+"""Tensors that all steps and outputs read: each is looked at when a version of a part changes."""
 INPUT = "input"
 """The source of the tensors that a request brings; no step may have this name."""
 
@@ -153,6 +155,11 @@ class Pipeline(StrictModel):
         names = [step.name for step in self.steps]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two steps are named '{twice}'; give each its own name")
+        reads = sum(map(len, self._sources()))
+        if reads > MAX_REFS:
+            raise ValueError(
+                f"it reads {reads:,} tensors, and {MAX_REFS:,} are allowed; join fewer"
+            )
         for step in self.steps:
             for ref in step.refs():
                 _check_source(f"step '{step.name}'", ref, names)
@@ -172,6 +179,16 @@ class Pipeline(StrictModel):
     def models(self) -> tuple[str, ...]:
         """Returns the models with their versions, as they are written, each once."""
         return tuple(dict.fromkeys(step.model for step in self.steps))
+
+    def reads(self) -> dict[str, set[str]]:
+        """Returns the outputs of each step that another step or an output of the pipeline reads."""
+        refs = [ref for step in self.steps for ref in step.refs()]
+        refs += [ref for source in self.outputs.values() for ref in refs_of(source)]
+        found: dict[str, set[str]] = {}
+        for ref in refs:
+            step, _, tensor = ref.partition(".")
+            found.setdefault(step, set()).add(tensor)
+        return found
 
     def with_models(self, models: Mapping[str, str]) -> "Pipeline":
         """Returns the graph with other models, by the text that names each now."""
@@ -224,8 +241,7 @@ class Pipeline(StrictModel):
             ) from None
 
     def _check_used(self) -> None:
-        read = {step_of(ref) for step in self.steps for ref in step.refs()}
-        read |= {step_of(ref) for source in self.outputs.values() for ref in refs_of(source)}
+        read = self.reads()
         if idle := next((step.name for step in self.steps if step.name not in read), None):
             raise ValueError(f"no step and no output reads step '{idle}'; remove it, or use it")
 

@@ -99,6 +99,7 @@ class _Types:
         self._pipeline = pipeline
         self._signatures = signatures
         self._known: dict[str, TensorSpec] = {}
+        self._read = pipeline.reads()
         self.inputs: dict[str, TensorSpec] = {}
         """Inputs of the pipeline, in the order in which steps read them."""
 
@@ -129,7 +130,7 @@ class _Types:
             shape = spec.shape if items is None else (-1, items, *spec.shape[1:])
             ref = f"{step.name}.{spec.name}"
             self._known[ref] = _spec(f"'{ref}'", spec.name, spec.datatype, shape)
-        read = self._read_outputs(step.name)
+        read = self._read.get(step.name, ())
         outputs = tuple(spec.name for spec in signature.outputs if spec.name in read)
         return TypedStep(step, signature, by_item, outputs)
 
@@ -242,12 +243,6 @@ class _Types:
                 what = f"no step reads '{ref}', so its type is unknown"
             raise PipelineTypeError(f"{reader}: {what}{nearest_name(tensor, known)}")
         return found
-
-    def _read_outputs(self, name: str) -> set[str]:
-        """Returns the outputs of a step that another step or an output of the pipeline reads."""
-        refs = [ref for step in self._pipeline.steps for ref in step.refs()]
-        refs += [ref for source in self._pipeline.outputs.values() for ref in refs_of(source)]
-        return {ref.partition(".")[2] for ref in refs if step_of(ref) == name}
 
 
 def _spec(where: str, name: str, datatype: str, shape: tuple[int, ...]) -> TensorSpec:

@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 
+import numpy as np
+
 from flambeau.protocol.signature import SignatureError
 from flambeau.protocol.tensors import Array
 from model_store.pipelines.graph import INPUT, step_of
@@ -37,6 +39,7 @@ from model_store.pipelines.items import (
 )
 from services.errors import (
     BackendError,
+    BufferFullError,
     InvalidRequestError,
     ModelNotReadyError,
     PayloadTooLargeError,
@@ -82,14 +85,14 @@ class PipelineRun:
     """
 
     __slots__ = (
-        "_batch_rows", "_ended", "_entry", "_execution_s", "_left", "_needs", "_open", "_outcomes",
-        "_plan", "_planner", "_queue_s", "_restarts", "_selections", "_unanswered", "_values",
-        "_waiters", "is_over",
+        "_batch_rows", "_ended", "_entry", "_execution_s", "_held_bytes", "_left", "_needs",
+        "_open", "_outcomes", "_plan", "_planner", "_queue_s", "_restarts", "_selections",
+        "_unanswered", "_values", "_waiters", "is_over",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, planner: Planner, ended: Callable[[Entry], None]) -> None:
         self._entry, self._planner, self._ended = entry, planner, ended
-        self._restarts = 0
+        self._restarts = self._held_bytes = 0
         self._open: list[Entry] = []
         """Requests of steps that have no outcome yet."""
         self._waiters: dict[Waiter, StepGate] = {}
@@ -134,6 +137,8 @@ class PipelineRun:
         waiters, self._waiters = self._waiters, {}
         for waiter, gate in waiters.items():
             gate.forget(waiter)
+        self._planner.held.give(self._held_bytes)
+        self._held_bytes = 0
         entries, self._open = self._open, []
         for entry in entries:
             entry.abandon(_DROPPED, reason)
@@ -160,6 +165,8 @@ class PipelineRun:
             self._fail(step, PayloadTooLargeError(str(error)))
         except ItemsError as error:
             self._fail(step, BackendError(str(error)))
+        except BufferFullError as error:
+            self._fail(step, error)
         except Exception:  # a bug here must not leave the caller without an answer
             logger.exception(
                 "a pipeline failed", extra={"request_id": self._entry.request.request_id}
@@ -193,12 +200,15 @@ class PipelineRun:
         if not selection.count:
             for name, ref in step.gives:
                 values[ref] = nothing(*step.empty_output(name), selection)
+                self._hold(values[ref])
             self._done(step)
             return
         inputs = {}
         for take in step.takes:
             array = yield from self._value(take.refs)
             inputs[take.name] = yield from taken(array, selection, take.by_item)
+            if not np.may_share_memory(inputs[take.name], array):
+                self._hold(inputs[take.name])
         attempt, at_once = self._restarts, step.signature.max_batch_size
         gate = step.gates[self._entry.request.priority]
         starts = range(0, selection.count, at_once)
@@ -213,6 +223,15 @@ class PipelineRun:
             batch = {name: array[start : start + at_once] for name, array in inputs.items()}
             done = partial(self._replied, attempt, step, place)
             self._send(step, gate, batch, min(at_once, selection.count - start), done)
+
+    def _hold(self, array: Array) -> None:
+        """Counts the bytes of a tensor until the run is over.
+
+        Raises:
+            BufferFullError: all requests hold too many.
+        """
+        self._planner.held.take(array.nbytes)
+        self._held_bytes += array.nbytes
 
     def _value(self, refs: tuple[str, ...]) -> Sliced[Array]:
         """Returns a tensor, or the join of several."""
@@ -283,8 +302,13 @@ class PipelineRun:
             return
         self._note(reply.queue_s, reply.execution_s, reply.batch_rows)
         values, outputs = self._values, reply.outputs
-        for name, ref in step.gives:
-            values[ref] = outputs[name]
+        try:
+            for name, ref in step.gives:
+                values[ref] = outputs[name]
+                self._hold(values[ref])
+        except BufferFullError as error:
+            self._fail(step, error)
+            return
         self._done(step)
 
     def _checked(self, attempt: int, step: PlannedStep, outcome: Outcome) -> InferReply | None:
@@ -318,6 +342,7 @@ class PipelineRun:
         for name, ref in step.gives:
             parts = [reply.outputs[name] for reply in replies]
             self._values[ref] = yield from put_back(parts, selection)
+            self._hold(self._values[ref])
         self._done(step)
 
     def _done(self, step: PlannedStep) -> None:

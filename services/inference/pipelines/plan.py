@@ -25,6 +25,7 @@ from model_store.pipelines.step_types import (
 )
 from model_store.semver.semver import parse_semver
 from services.errors import ModelNotReadyError, ServingError, UnknownArtifactError
+from services.inference.pipelines.held_bytes import HeldBytes
 from services.inference.pipelines.step_gate import StepGate, StepGates
 from services.queueing.artifact_rules import accurate_artifact
 from services.queueing.directory import Directory
@@ -131,6 +132,7 @@ class Planner:
         directory: versions of this process.
         worker_of: finds their workers.
         gates: places of the workers for requests of pipelines.
+        held: bytes that these requests hold.
     """
 
     def __init__(
@@ -140,12 +142,14 @@ class Planner:
         directory: Directory,
         worker_of: WorkerOf,
         gates: StepGates,
+        held: HeldBytes,
     ) -> None:
         self._pipeline = pipeline
         self._signature = signature
         self._directory = directory
         self.worker_of = worker_of
         self._gates = gates
+        self.held = held
         self._planned_at = -1
         self._plans: dict[str, Plan | ServingError] = {}
         """Plans and refusals by accuracy."""
@@ -192,7 +196,8 @@ class Planner:
             text: _Place(lane, worker, self._gates.of(worker))
             for text, (_, lane, worker) in found.items()
         }
-        steps = [_planned(one, places[one.step.model], numbers, typed.steps) for one in typed.steps]
+        sources = {s.name: {step_of(ref) for ref in s.refs()} for s in self._pipeline.steps}
+        steps = [_planned(one, places[one.step.model], numbers, sources) for one in typed.steps]
         outputs = self._signature.outputs
         return Plan(
             steps=tuple(steps),
@@ -255,18 +260,14 @@ def _planned(
     typed: TypedStep,
     place: _Place,
     numbers: Mapping[str, int],
-    steps: Sequence[TypedStep],
+    sources: Mapping[str, set[str]],
 ) -> PlannedStep:
+    """Plans a step; `sources` has the steps that each step reads."""
     step = typed.step
     takes = tuple(
         Take(name=name, refs=refs_of(source), by_item=name in typed.by_item)
         for name, source in step.inputs.items()
     )
-    readers = [
-        numbers[other.step.name]
-        for other in steps
-        if step.name in {step_of(ref) for ref in other.step.refs()}
-    ]
     return PlannedStep(
         number=numbers[step.name],
         name=step.name,
@@ -283,6 +284,6 @@ def _planned(
         is_whole=step.for_each is None
         and step.where is None
         and all(len(take.refs) == 1 for take in takes),
-        needs=len({step_of(ref) for ref in step.refs()} & numbers.keys()),
-        readers=tuple(readers),
+        needs=len(sources[step.name] & numbers.keys()),
+        readers=tuple(numbers[name] for name, read in sources.items() if step.name in read),
     )

@@ -252,6 +252,36 @@ async def test_a_pipeline_whose_part_is_unloaded_is_not_ready_until_it_is_back(
     await running.ask()
 
 
+async def test_the_parts_of_an_unloaded_pipeline_stay_until_its_requests_are_answered(
+    tmp_path: Path, start: Start
+) -> None:
+    url, store = str(tmp_path), ModelStore(str(tmp_path))
+    publish(url, "slow", linear(1.0, layers=3000))  # takes 0.3 s
+    publish(url, "last", linear(2.0))
+    steps = [
+        {"name": "slow", "model": "slow@1", "inputs": {"x": "input.x"}},
+        {"name": "last", "model": "last@1", "inputs": {"x": "slow.y"}},
+    ]
+    publish_graph(url, "reader", {"steps": steps, "outputs": {"y": "last.y"}})
+    publish_parts(url)
+    publish_graph(url)
+    publish(url, "last", linear(3.0))
+    for model, version in (("last", 2), ("slow", 1), ("reader", 1)):
+        store.promote(model, version)
+    running = await start(newest_versions=0)
+    assert running.directory.versions("last") == [1, 2]
+    answer = asyncio.create_task(running.ask())
+    await asyncio.sleep(0)
+    store.promote("reader", 2)
+    await running.until(lambda: running.directory.versions("reader") == [2])
+    for _ in range(3):  # passes in which no served pipeline names the part
+        running.passed.clear()
+        await running.passed.wait()
+    assert not answer.done()
+    np.testing.assert_array_equal((await answer).outputs["y"], 2 * ROWS["x"])
+    await running.until(lambda: running.directory.versions("last") == [2])
+
+
 async def test_a_deleted_pipeline_is_withdrawn(tmp_path: Path, start: Start) -> None:
     publish_parts(str(tmp_path))
     publish_graph(str(tmp_path))

@@ -10,7 +10,14 @@ from pydantic import ValidationError
 from flambeau.protocol.signature import Padding, Signature, TensorSpec
 from flambeau.protocol.strict import explain
 from flambeau.protocol.tensor_spec import MAX_RANK
-from model_store.pipelines.graph import MAX_STEPS, Pipeline, parse_part, refs_of, step_of
+from model_store.pipelines.graph import (
+    MAX_STEPS,
+    MAX_TENSORS,
+    Pipeline,
+    parse_part,
+    refs_of,
+    step_of,
+)
 from model_store.pipelines.step_types import PipelineTypeError, are_alike, check_types
 from tests.fixtures.signatures import one_to_one
 
@@ -74,6 +81,15 @@ def test_what_is_no_graph_is_refused(
     steps: list[dict[str, Any]], outputs: dict[str, Any], words: str
 ) -> None:
     assert words in refusal(*steps, **outputs)
+
+
+def test_a_graph_reads_a_limited_number_of_tensors() -> None:
+    steps = [step("a", "input.x", where="input.w")]
+    join = [f"a.y{number}" for number in range(MAX_TENSORS)]
+    steps += [step(f"b{number}", *[join] * 33) for number in range(2)]
+    assert "it reads 4,227 tensors, and 4,096 are allowed" in refusal(*steps, y="b0.y", z="b1.y")
+    steps[2] = step("b1", *[join] * 30)
+    graph(*steps, y="b0.y", z="b1.y")
 
 
 def test_a_pipeline_is_not_deeper_than_its_limit() -> None:
