@@ -20,7 +20,7 @@ from model_store.golden import GoldenRows
 from model_store.manifest import Draft, Golden, Lineage, Manifest
 from model_store.store import ModelStore, Sign
 from training.auto.pareto_front import drop_reasons
-from training.errors import NothingProvenError, RecipeError
+from training.errors import RecipeError
 from training.exporters.triton_config import triton_config
 from training.importing.derive import DeriveJob, derive_apart
 from training.importing.derived_entries import derived_entries, source_of
@@ -34,6 +34,7 @@ from training.publish import (
     REPORT,
     REPORT_PAGE,
     artifact_of,
+    check_any_verified,
     file_entry,
     git_commit,
     write_triton_config,
@@ -142,7 +143,7 @@ def prepare_model(
     """Does all of `import_model` except the publication: its arguments and errors are the same."""
     first = originals[0]
     entries = _entries(originals, request, examples)
-    inputs = check_examples(first, examples.inputs)
+    inputs = check_examples(first.source, first.signature, examples.inputs)
     outputs = examples.outputs
     if outputs is None:
         say(f"recording the outputs of {first.source}")
@@ -269,7 +270,8 @@ def _draft(
     """Writes the files of the version that are still missing. Returns its draft."""
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
-    _check_any_verified(report)
+    advice = "give gates that say which difference is acceptable, or other artifacts"
+    check_any_verified(report, f"no artifact of '{report.model}' matches {report.run}", advice)
     (folder / IMPORT).write_text(request.model_dump_json(indent=2) + "\n", encoding="utf-8")
     golden = GoldenRows(expected.golden_inputs, expected.golden_outputs)
     (folder / GOLDEN).write_bytes(golden.to_bytes())
@@ -295,17 +297,6 @@ def _draft(
         ),
         metadata=request.metadata,
         files=tuple(file_entry(folder, name) for name in files),
-    )
-
-
-def _check_any_verified(report: Report) -> None:
-    """Refuses a report without a verified artifact."""
-    if report.published():
-        return
-    reasons = "; ".join(f"{one.name}: {one.refusal}" for one in report.artifacts)
-    raise NothingProvenError(
-        f"no artifact of '{report.model}' matches {report.run} ({reasons}); give gates that say "
-        "which difference is acceptable, or other artifacts"
     )
 
 

@@ -24,7 +24,8 @@ from model_store.pipelines.run_steps import finished
 from training.errors import DataError, TrainingError
 from training.importing.import_model import Say, prepare_model
 from training.importing.pipelines.pipeline_source import OwnCode
-from training.importing.pipelines.recording import PartFiles, check_rows, part_files, run_apart
+from training.importing.pipelines.recording import PartFiles, part_files, run_apart
+from training.importing.recording import check_examples
 from training.importing.request import ExampleRows, ImportRequest
 from training.importing.sources.python_source import python_original
 from training.recipe.recipe import ExportLimits
@@ -206,7 +207,7 @@ def _sources(
         before = graph.before(step, {str(place): one for place, one in enumerate(computed)})
         types = typed(before, parts.versions)
         given = {s.name: examples[s.name] for s in types.signature.inputs if s.name in examples}
-        rows = check_rows(types.signature, given)
+        rows = check_examples("the pipeline", types.signature, given)
         outputs = run_apart(before, types, parts.files, rows, limits)
         found |= {one: outputs[str(place)] for place, one in enumerate(computed)}
     return found

@@ -39,7 +39,8 @@ from training.errors import RecipeError
 from training.importing.import_model import Say
 from training.importing.pipelines.own_steps import OwnStep, Parts, prepare_steps
 from training.importing.pipelines.pipeline_source import PipelineSource, own_model, read_pipeline
-from training.importing.pipelines.recording import check_rows, fetch_part, record_outputs
+from training.importing.pipelines.recording import fetch_part, record_outputs
+from training.importing.recording import check_examples
 from training.process.library_versions import library_versions
 from training.publish import GOLDEN, LIBRARIES, file_entry, git_commit
 from training.recipe.recipe import ExportLimits
@@ -133,7 +134,7 @@ def publish_pipeline(
         place = folder / "own"
         prepared = prepare_steps(graph, source.own, parts, examples, options.limits, place, say)
         types = typed(graph, versions)
-        inputs = check_rows(types.signature, examples)
+        inputs = check_examples("the pipeline", types.signature, examples)
         gates = _checked_gates(options.gates, types.signature)
         say(f"running {len(graph.steps)} steps on {len(next(iter(inputs.values())))} rows")
         golden, tolerance = record_outputs(graph, types, files, inputs, gates, options.limits)

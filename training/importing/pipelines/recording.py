@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from flambeau.protocol.row_form import Run
 from flambeau.protocol.signature import Signature
-from flambeau.protocol.tensors import Array, TensorError, datatype_of
+from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import replay_once, run_in_batches
 from model_store.gates import Gate
 from model_store.golden import GoldenRows
@@ -134,35 +133,6 @@ def _apart(
         )
     except IsolationError as error:
         raise NothingProvenError(f"the pipeline does not run on the examples: {error}") from error
-
-
-def check_rows(signature: Signature, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the example rows in the order of the signature.
-
-    Raises:
-        DataError: a name, datatype or shape does not fit the pipeline.
-    """
-    wanted = [spec.name for spec in signature.inputs]
-    if set(inputs) != set(wanted):
-        raise DataError(
-            f"the examples have {sorted(inputs)}, and the pipeline takes {wanted}; give an array "
-            "for each"
-        )
-    rows = {name: array.shape[0] if array.ndim else 0 for name, array in inputs.items()}
-    if len(set(rows.values())) > 1 or 0 in rows.values():
-        raise DataError(f"the examples have {rows} rows; give all the same number, at least 1")
-    for spec in signature.inputs:
-        array = inputs[spec.name]
-        try:
-            datatype = datatype_of(array)
-        except TensorError as error:
-            raise DataError(f"the example '{spec.name}': {error}") from error
-        if datatype != spec.datatype or not spec.fits(array.shape):
-            raise DataError(
-                f"the example '{spec.name}' is {datatype} {list(array.shape)}, and the pipeline "
-                f"takes {spec.datatype} {list(spec.shape)}"
-            )
-    return {name: np.ascontiguousarray(inputs[name]) for name in wanted}
 
 
 def fetch_part(store: ModelStore, manifest: Manifest, folder: Path) -> PartFiles:

@@ -15,7 +15,7 @@ from model_store.golden import read_golden
 from model_store.manifest import Manifest
 from model_store.pipelines.graph import Pipeline
 from model_store.store import ModelStore
-from tests.fixtures.pipelines import ROWS, publish_parts, right
+from tests.fixtures.pipelines import ROWS, publish_parts, right, scored
 from training.errors import DataError, RecipeError, TrainingError
 from training.importing.pipelines.pipeline_source import read_pipeline
 from training.importing.pipelines.publication import PublicationOptions, publish_pipeline
@@ -46,13 +46,7 @@ DOUBLED: dict[str, Any] = {
     "steps": [
         {"name": "double", "python": "code.py:Double", "inputs": {"x": "input.x"}},
         {"name": "find", "model": "finder@^1", "inputs": {"x": "double.x"}},
-        {
-            "name": "score",
-            "model": "scorer@^1",
-            "for_each": "find.crops",
-            "where": "find.found",
-            "inputs": {"crop": "find.crops"},
-        },
+        scored("find.crops"),
     ],
     "outputs": {"scores": "score.score"},
 }
