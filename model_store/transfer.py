@@ -75,6 +75,26 @@ def copy_version(
     parts = missing_parts(source, target, manifest)
     copies = [copy_version(source, target, p.model, p.version, progress) for p in parts]
     check_parts(target, manifest)
+    own = _copy_one(source, target, manifest, sealed, signature, progress)
+    new = [part for part, copy in zip(parts, copies, strict=True) if copy.files_copied]
+    return CopyReport(
+        files_copied=sum(copy.files_copied for copy in (own, *copies)),
+        files_skipped=sum(copy.files_skipped for copy in (own, *copies)),
+        bytes_copied=sum(copy.bytes_copied for copy in (own, *copies)),
+        parts=tuple(f"{part.model}/{part.version}" for part in new),
+    )
+
+
+def _copy_one(
+    source: ModelStore,
+    target: ModelStore,
+    manifest: Manifest,
+    sealed: bytes,
+    signature: bytes | None,
+    progress: Progress | None,
+) -> CopyReport:
+    """Copies the files of a version, and its manifest last."""
+    model, version = manifest.model, manifest.version
     target.claim(model, version, f"copy of the manifest with sha256 {_digest(sealed)}")
     sizes = target.storage.list(f"{model}/{version}/")
     copied = []
@@ -92,14 +112,10 @@ def copy_version(
     except ConflictError:
         if not _is_published(source, target, manifest, sealed):  # else a concurrent copy of it
             raise
-    new = [part for part, copy in zip(parts, copies, strict=True) if copy.files_copied]
     return CopyReport(
-        files_copied=len(copied) + sum(copy.files_copied for copy in copies),
-        files_skipped=len(manifest.all_files())
-        - len(copied)
-        + sum(copy.files_skipped for copy in copies),
-        bytes_copied=sum(e.size_bytes for e in copied) + sum(copy.bytes_copied for copy in copies),
-        parts=tuple(f"{part.model}/{part.version}" for part in new),
+        files_copied=len(copied),
+        files_skipped=len(manifest.all_files()) - len(copied),
+        bytes_copied=sum(entry.size_bytes for entry in copied),
     )
 
 
