@@ -27,6 +27,7 @@ from model_store.manifest import (
     PythonStep,
     Verification,
 )
+from model_store.pipelines.parts import naming_pipelines
 from model_store.semver import semver_index
 from model_store.semver.compatibility import Identity
 from model_store.store import ModelStore, Sign
@@ -85,7 +86,8 @@ def check_bump(
     model = recipe.publish.model
     listing = store.listing(model).get(model)
     versions = listing.versions if listing else ()
-    semver_index.next_semver(store, model, identity, versions, recipe.publish.bump)
+    with naming_pipelines(store, model):
+        semver_index.next_semver(store, model, identity, versions, recipe.publish.bump)
 
 
 def publish(

@@ -13,8 +13,10 @@ import grpc
 import numpy as np
 import pytest
 
+import flambeau
 from flambeau.client import Client
 from flambeau.errors import NotFoundError
+from flambeau.publishing.errors import RefusedError
 from model_store.store import ModelStore
 from tests.e2e.grpc_calls import error_of, outputs, raw_request
 from tests.e2e.rest_calls import call, infer, lookup_inputs, post, tensor
@@ -230,6 +232,28 @@ def test_an_accuracy_holds_for_every_step(server: ServerProcess) -> None:
             client.model("reader").infer(row, artifact="onnx-int8")
     refused = infer(server, "twice", x_of([row]), parameters={"artifact": "onnx"})
     assert (refused.status, "give 'accuracy'" in refused.error()) == (404, True)
+
+
+class Scorer:
+    """A scorer that takes another input."""
+
+    def infer(self, inputs: Any) -> Any:
+        """Returns the item itself."""
+        return {"score": inputs["other"]}
+
+
+def test_a_part_that_would_break_a_pipeline_is_refused_where_it_is_published(
+    tmp_path: Path,
+) -> None:
+    publish_parts(str(tmp_path))
+    publish_graph(str(tmp_path))
+    options: dict[str, Any] = {"name": "scorer", "to": tmp_path, "progress": False}
+    rows = {"other": np.ones((4, 1), np.float32)}
+    words = r"It would break these pipelines: reader \(scorer@\^1\)"
+    with pytest.raises(RefusedError, match=words):
+        flambeau.publish(Scorer, rows, bump="minor", **options)
+    assert ModelStore(str(tmp_path)).versions("scorer") == [1]
+    assert flambeau.publish(Scorer, rows, **options).semver == "2.0.0"
 
 
 def test_a_job_runs_a_pipeline(store: Path, redis: RedisProcess) -> None:
