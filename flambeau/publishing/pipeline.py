@@ -29,12 +29,12 @@ from typing import Any
 from flambeau.publishing.class_source import class_source
 from flambeau.publishing.errors import ExampleError, PublishError
 from flambeau.publishing.python_files import (
-    FILES,
     SOURCE,
     copy_files,
     example_arrays,
     kept_args,
 )
+from flambeau.publishing.staged_files import FILES
 from flambeau.publishing.staging import write_request
 
 FUNCTION_CLASS = "FunctionStep"

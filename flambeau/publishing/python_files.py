@@ -10,10 +10,11 @@ from typing import Any
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from flambeau.publishing.class_source import class_source
 from flambeau.publishing.errors import CaptureError, ExampleError
+from flambeau.publishing.staged_files import FILES
 from flambeau.publishing.staging import write_request
 
-SOURCE, FILES = "model.py", "files"
-"""The file of the class, and the folder of its side files."""
+SOURCE = "model.py"
+"""The file of the class."""
 
 
 def stage_python_model(

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, JsonValue, ValidationError
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import StrictModel, explain
 from flambeau.protocol.tensors import Array, decode_bytes_elements, element_count
-from flambeau.publishing.staging import EXAMPLES, REQUEST
+from flambeau.publishing.staged_files import EXAMPLES, REQUEST
 from model_store.artifact_kinds import ArtifactKind
 from model_store.document import LARGE, parse_document
 from model_store.errors import BadNameError, DocumentError

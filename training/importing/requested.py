@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.protocol.signature import SignatureError
-from flambeau.publishing.python_files import FILES
+from flambeau.publishing.staged_files import FILES
 from model_store.errors import StoreError
 from training.errors import TrainingError
 from training.importing.import_model import import_model

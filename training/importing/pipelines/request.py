@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from flambeau.protocol.strict import StrictModel, explain
-from flambeau.publishing.staging import EXAMPLES, REQUEST
+from flambeau.publishing.staged_files import EXAMPLES, REQUEST
 from model_store.document import LARGE, parse_document
 from model_store.errors import DocumentError
 from model_store.manifest import Metadata
