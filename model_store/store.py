@@ -50,7 +50,7 @@ from model_store.manifest import (
     check_name,
     parse_manifest,
 )
-from model_store.pipelines.parts import check_parts
+from model_store.pipelines.parts import check_parts, naming_pipelines
 from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, previous_target
 from model_store.semver import semver_index
 from model_store.semver.compatibility import identity_of
@@ -282,9 +282,10 @@ class ModelStore:
         golden = parse_golden(_read_drafted(folder, draft.golden.file), draft)
         model = check_name(draft.model)
         listing = self._listing_of(model)
-        following = semver_index.next_semver(
-            self, model, identity_of(draft), listing.versions, bump, golden
-        )
+        with naming_pipelines(self, model):
+            following = semver_index.next_semver(
+                self, model, identity_of(draft), listing.versions, bump, golden
+            )
         version = self._claim_next(model, listing.claimed)
         semver = following.claim(self.storage, model, version)
         manifest = draft.seal(version, datetime.now(UTC), semver)
@@ -298,7 +299,7 @@ class ModelStore:
             if sign:
                 self.storage.replace(signature_path(model, version), sign(manifest.digests(sealed)))
         except StoreError:
-            self._discard_files(manifest)
+            self.discard(manifest)
             raise
         self.storage.create(manifest_path(draft.model, version), sealed)
         return manifest
@@ -440,15 +441,12 @@ class ModelStore:
         self.storage.replace(path, data)
         self._checked(entry, path)
 
-    def _discard_files(self, manifest: Manifest) -> None:
-        """Deletes the files of a version that failed to publish; its number stays claimed.
-
-        Never called once the manifest may exist.
-        """
-        for file in (*(entry.file for entry in manifest.all_files()), SIGNATURE):
-            with contextlib.suppress(StorageError):  # the first failure is the one to report
+    def discard(self, manifest: Manifest) -> None:
+        """Deletes a version whose publication failed; never called once an alias may name it."""
+        with contextlib.suppress(StorageError):  # the first failure is the one to report
+            self.storage.delete(manifest_path(manifest.model, manifest.version))
+            for file in (*(entry.file for entry in manifest.all_files()), SIGNATURE):
                 self.storage.delete(f"{manifest.model}/{manifest.version}/{file}")
-        with contextlib.suppress(StorageError):
             semver_index.discard(self.storage, manifest)
 
 

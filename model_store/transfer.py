@@ -8,15 +8,22 @@ Rules:
   interrupted copy, while another publisher of the same number is refused;
 - every byte is checked against the manifest when it is read from the source, and again after the
   target has stored it; a file that the target already holds complete is not sent again;
-- the signature is copied unchanged; it is verified when the version is loaded.
+- the signature is copied unchanged; it is verified when the version is loaded;
+- the models of a pipeline that the target lacks are copied before it, and it is refused if those
+  that the target has do not fit;
+- a version is refused if the target has others of its major version with another signature: what
+  names a range of them, such as a pipeline, would break.
 """
 
 import hashlib
 from dataclasses import dataclass
 
-from model_store.errors import ConflictError, DigestMismatchError
+from model_store.errors import ConflictError, DigestMismatchError, VersionNotFoundError
 from model_store.manifest import FileEntry, Manifest
+from model_store.pipelines.parts import check_parts, missing_parts
 from model_store.semver import semver_index
+from model_store.semver.compatibility import identity_of, needed_bump
+from model_store.semver.semver import parse_range, parse_semver
 from model_store.storage.storage import MissingFileError
 from model_store.store import ModelStore, Progress, manifest_path, signature_path
 
@@ -29,6 +36,8 @@ class CopyReport:
     files_skipped: int
     """Files that the target held already; digests checked unless the whole version existed."""
     bytes_copied: int
+    parts: tuple[str, ...] = ()
+    """Models of a pipeline that were copied before it, with their numbers: `finder/3`."""
 
 
 def copy_version(
@@ -50,7 +59,9 @@ def copy_version(
     Raises:
         ModelNotFoundError, VersionNotFoundError: the source does not have it.
         DigestMismatchError: a file of the source is corrupt, or the target stored other bytes.
-        ConflictError: the number is taken in the target, by another version or publisher.
+        ConflictError: the number is taken in the target, by another version or publisher; or its
+            versions of the same major version have another signature.
+        PipelinePartError: it is a pipeline, whose parts are missing or do not fit in the target.
         StorageError: one of the stores failed; the same copy can be retried.
     """
     manifest = source.manifest(model, version)
@@ -60,6 +71,30 @@ def copy_version(
         if signature and target.signature(model, version) is None:  # an older copy omitted it
             target.storage.replace(signature_path(model, version), signature)
         return CopyReport(0, len(manifest.all_files()), 0)
+    _check_signature(target, manifest)
+    parts = missing_parts(source, target, manifest)
+    copies = [copy_version(source, target, p.model, p.version, progress) for p in parts]
+    check_parts(target, manifest)
+    own = _copy_one(source, target, manifest, sealed, signature, progress)
+    new = [part for part, copy in zip(parts, copies, strict=True) if copy.files_copied]
+    return CopyReport(
+        files_copied=sum(copy.files_copied for copy in (own, *copies)),
+        files_skipped=sum(copy.files_skipped for copy in (own, *copies)),
+        bytes_copied=sum(copy.bytes_copied for copy in (own, *copies)),
+        parts=tuple(f"{part.model}/{part.version}" for part in new),
+    )
+
+
+def _copy_one(
+    source: ModelStore,
+    target: ModelStore,
+    manifest: Manifest,
+    sealed: bytes,
+    signature: bytes | None,
+    progress: Progress | None,
+) -> CopyReport:
+    """Copies the files of a version, and its manifest last."""
+    model, version = manifest.model, manifest.version
     target.claim(model, version, f"copy of the manifest with sha256 {_digest(sealed)}")
     sizes = target.storage.list(f"{model}/{version}/")
     copied = []
@@ -82,6 +117,33 @@ def copy_version(
         files_skipped=len(manifest.all_files()) - len(copied),
         bytes_copied=sum(entry.size_bytes for entry in copied),
     )
+
+
+def _check_signature(target: ModelStore, manifest: Manifest) -> None:
+    """Checks that a version fits the target's versions of the same major version.
+
+    Raises:
+        ConflictError: it breaks the newest of them, or is broken by it.
+        StoreError: the target cannot be read.
+    """
+    semver = parse_semver(manifest.semver or "")
+    wanted = None if semver is None else parse_range(f"^{semver.major}")
+    if semver is None or wanted is None:
+        return
+    try:
+        other = semver_index.fitting(target, manifest.model, wanted, f"^{semver.major}")
+    except VersionNotFoundError:
+        return
+    there = parse_semver(other.semver or "")
+    older, newer = (other, manifest) if there and there < semver else (manifest, other)
+    need = needed_bump(identity_of(older), identity_of(newer))
+    if need.bump == "major":
+        raise ConflictError(
+            f"version {manifest.version_text} of '{manifest.model}' does not fit the versions "
+            f"^{semver.major} in {target.url}: between {older.version_text} and "
+            f"{newer.version_text}, {need.reason}, which takes a major version; publish it there "
+            "again"
+        )
 
 
 def _is_published(

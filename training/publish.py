@@ -27,6 +27,7 @@ from model_store.manifest import (
     PythonStep,
     Verification,
 )
+from model_store.pipelines.parts import naming_pipelines
 from model_store.semver import semver_index
 from model_store.semver.compatibility import Identity
 from model_store.store import ModelStore, Sign
@@ -85,7 +86,8 @@ def check_bump(
     model = recipe.publish.model
     listing = store.listing(model).get(model)
     versions = listing.versions if listing else ()
-    semver_index.next_semver(store, model, identity, versions, recipe.publish.bump)
+    with naming_pipelines(store, model):
+        semver_index.next_semver(store, model, identity, versions, recipe.publish.bump)
 
 
 def publish(
@@ -174,16 +176,27 @@ def _check_any_proven(model: str, report: Report, figures: Path) -> None:
     Raises:
         NothingProvenError: every artifact was refused; the message has the reasons.
     """
-    if report.published():
-        return
-    reasons = "; ".join(f"{a.name}: {a.refusal}" for a in report.artifacts)
     advice = "widen its tolerance in export if that is acceptable, or export another kind"
     if any(artifact.mixes_rows for artifact in report.artifacts):
         advice = "no tolerance and no other kind helps a network that mixes rows"
-    raise NothingProvenError(
-        f"no artifact of '{model}' kept its tolerance, so nothing is published "
-        f"({reasons}); {advice}; figures in {figures}"
-    )
+    failed = f"no artifact of '{model}' kept its tolerance, so nothing is published"
+    check_any_verified(report, failed, f"{advice}; figures in {figures}")
+
+
+def check_any_verified(report: Report, failed: str, advice: str) -> None:
+    """Refuses a report without a verified artifact.
+
+    Args:
+        report: the report.
+        failed: what to say if there is none, before the reason of each artifact.
+        advice: what to do, after them.
+
+    Raises:
+        NothingProvenError: every artifact was refused.
+    """
+    if not report.published():
+        reasons = "; ".join(f"{one.name}: {one.refusal}" for one in report.artifacts)
+        raise NothingProvenError(f"{failed} ({reasons}); {advice}")
 
 
 def file_entry(folder: Path, name: str) -> FileEntry:

@@ -22,8 +22,10 @@ from flambeau.protocol.tensors import Array
 from model_store.pipelines.graph import Pipeline
 from services.errors import ServingError
 from services.inference.backends.backend import Backend
+from services.inference.pipelines.held_bytes import HeldBytes
 from services.inference.pipelines.pipeline_lane import PipelineLane
 from services.inference.pipelines.plan import Planner
+from services.inference.pipelines.step_gate import StepGates
 from services.inference.scheduling.batch_rules import batch_rules
 from services.inference.scheduling.device_turns import DeviceTurns
 from services.inference.scheduling.latency import LatencyModel
@@ -92,7 +94,9 @@ class Served:
             tasks.create_task(worker.run())
             self.queue.open(lane, worker)
             directory.announce(ServedVersion(lane=lane, state="ready", signature=SIGNATURE))
-        planner = Planner(GRAPH, SIGNATURE, directory, self.workers.get)
+        planner = Planner(
+            GRAPH, SIGNATURE, directory, self.workers.get, StepGates(1000), HeldBytes(2**30)
+        )
         self.queue.open(WHOLE, PipelineLane(WHOLE, planner))
 
     def close(self) -> None:

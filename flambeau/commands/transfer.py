@@ -44,7 +44,10 @@ def push(
     store: StoreUrl = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a version to another store, under the same number; run it again to resume."""
+    """Copy a version to another store, under the same number; run it again to resume.
+
+    Models of a pipeline that are missing there are copied, too.
+    """
     _copy(model, version, source_url=store, target_url=to, as_json=as_json)
 
 
@@ -55,27 +58,35 @@ def pull(
     store: StoreUrl = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a version from another store, under the same number; run it again to resume."""
+    """Copy a version from another store, under the same number; run it again to resume.
+
+    Models of a pipeline that are missing there are copied, too.
+    """
     _copy(model, version, source_url=from_, target_url=store, as_json=as_json)
 
 
 @failing_with(STORE_FAILURES)
 def _copy(named: str, number: int | None, source_url: str, target_url: str, as_json: bool) -> None:
+    from model_store.pipelines.parts import missing_parts
     from model_store.store import ModelStore
     from model_store.transfer import copy_version
 
     model, version = named_version(named, number, source_url)
     source = existing_store(source_url)
-    total_bytes = sum(e.size_bytes for e in source.manifest(model, version).all_files())
-    target = ModelStore(target_url)
+    manifest, target = source.manifest(model, version), ModelStore(target_url)
+    versions = [*missing_parts(source, target, manifest), manifest]
+    total_bytes = sum(entry.size_bytes for one in versions for entry in one.all_files())
     with _progress(f"{model} {version}", total_bytes) as progress:
         report = copy_version(source, target, model, version, progress)
     if as_json:
         where = {"model": model, "version": version, "store": target.url}
         print_json({**where, **asdict(report)})
         return
+    what = f"{model} {version} is"
+    if report.parts:
+        what = f"{model} {version} and its models ({', '.join(report.parts)}) are"
     typer.echo(
-        f"{model} {version} is in {target.url}: {report.files_copied} files copied "
+        f"{what} in {target.url}: {report.files_copied} files copied "
         f"({size_text(report.bytes_copied)}), {report.files_skipped} there already"
     )
 

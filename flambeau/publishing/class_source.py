@@ -29,14 +29,14 @@ _INSTALLED = ("site-packages", "dist-packages")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
-def class_source(cls: type) -> str:
-    """Returns source that defines the class and all that it uses.
+def class_source(definition: type | FunctionType) -> str:
+    """Returns source that defines a class, or a function, and all that it uses.
 
     Raises:
         CaptureError: its source is not available, or it uses a value that has none.
     """
     found = _Collected()
-    found.add(cls.__name__, cls, cls.__name__)
+    found.add(definition.__name__, definition, definition.__name__)
     imports, parts = dict.fromkeys(found.imports), found.parts
     return "\n".join([*imports, "", "", "\n\n".join(parts.values())]).strip() + "\n"
 

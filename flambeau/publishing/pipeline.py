@@ -1,11 +1,15 @@
-"""A pipeline in Python: steps that run models of the store, and the tensors between them.
+"""A pipeline in Python: steps that run models of the store or code, and the tensors between them.
+
+    def crops_of(inputs):
+        return {"crop": cut(inputs["image"], inputs["boxes"])}
 
     reader = flambeau.Pipeline(
         steps=[
             flambeau.Step("detect", "detector@^1", {"image": "input.image"}),
+            flambeau.Step("cut", crops_of, {"image": "input.image", "boxes": "detect.boxes"}),
             flambeau.Step(
-                "read", "recognizer@^2", {"crop": "detect.crops"},
-                for_each="detect.crops", where="detect.found",
+                "read", "recognizer@^2", {"crop": "cut.crop"},
+                for_each="cut.crop", where="detect.found",
             ),
         ],
         outputs={"text": "read.text", "boxes": "detect.boxes"},
@@ -15,13 +19,26 @@
 The rules of graphs are in docs/guides/pipelines.md; our process checks them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
-from flambeau.publishing.python_files import example_arrays
+from flambeau.publishing.class_source import class_source
+from flambeau.publishing.errors import ExampleError, PublishError
+from flambeau.publishing.python_files import (
+    SOURCE,
+    copy_files,
+    example_arrays,
+    kept_args,
+)
+from flambeau.publishing.staged_files import FILES
 from flambeau.publishing.staging import write_request
+
+FUNCTION_CLASS = "FunctionStep"
+"""Class of a Python model that is written as a function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +48,71 @@ class Step:
     Args:
         name: unique name, which other steps use: its outputs are `NAME.OUTPUT`.
         model: the model and its versions: `detector@^1`, `detector@~1.4` or `detector@3`; a name
-            alone stands for the versions that are compatible with the one in production now.
+            alone stands for the versions that are compatible with the one in production now. Or
+            code of the pipeline's own: a class with a method `infer` or `infer_one`, or a function
+            that takes the inputs by name, [rows, ...], and returns the outputs so, as `infer` does.
         inputs: tensor of each input of the model: `input.NAME` of the request, or `STEP.OUTPUT`; or
             several of steps with `where`, of which each row has one.
         for_each: a tensor [rows, items, ...]: the step runs for each item, all of a request in one
             batch.
         where: BOOL tensor, [rows] or [rows, items], or the number of items of each row, [rows]: the
             step runs for these alone, and its outputs are 0, or empty, for the others.
+        args: of a class: its arguments, values of JSON.
+        files: of a class: files that the version keeps for it.
     """
 
     name: str
-    model: str
+    model: str | type | Callable[..., Any]
     inputs: Mapping[str, str | Sequence[str]]
     for_each: str | None = None
     where: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    files: Sequence[str | os.PathLike[str]] = ()
 
-    def document(self) -> dict[str, Any]:
-        """Returns the step as in a YAML file."""
+    def __post_init__(self) -> None:
+        is_class = isinstance(self.model, type)
+        is_model = is_class and any(hasattr(self.model, name) for name in ("infer", "infer_one"))
+        if not (is_model or isinstance(self.model, str | FunctionType)):
+            what = "the class " if is_class else "a "
+            cls = self.model if isinstance(self.model, type) else type(self.model)
+            raise ExampleError(
+                f"step '{self.name}': its model is {what}{cls.__name__}; give a model of the store "
+                "(publish a network first), a class with a method infer or infer_one, or a function"
+            )
+        if not is_class and (self.args or self.files):
+            raise PublishError(f"step '{self.name}': args and files are for a class")
+
+    def document(self, folder: Path) -> dict[str, Any]:
+        """Returns the step as in a YAML file.
+
+        Args:
+            folder: folder of the file, in which code is written.
+
+        Raises:
+            CaptureError: the source of code, an argument or a file cannot be kept.
+        """
         inputs = {n: s if isinstance(s, str) else list(s) for n, s in self.inputs.items()}
-        found = {"name": self.name, "model": self.model, "inputs": inputs}
+        what = {"model": self.model} if isinstance(self.model, str) else self._staged(folder)
+        found = {"name": self.name, **what, "inputs": inputs}
         further = {"for_each": self.for_each, "where": self.where}
         return found | {key: ref for key, ref in further.items() if ref is not None}
+
+    def _staged(self, folder: Path) -> dict[str, Any]:
+        """Writes the code of the step, and copies its files."""
+        own = folder / f"step-{len(list(folder.glob('step-*')))}"
+        own.mkdir()
+        assert isinstance(self.model, type | FunctionType)
+        source, class_name = class_source(self.model), self.model.__name__
+        if isinstance(self.model, FunctionType):
+            source += f"\n\nclass {FUNCTION_CLASS}:\n    infer = staticmethod({class_name})\n"
+            class_name = FUNCTION_CLASS
+        (own / SOURCE).write_text(source, encoding="utf-8")
+        files = copy_files(self.files, own / FILES)
+        return {
+            "python": f"{own.name}/{SOURCE}:{class_name}",
+            "args": kept_args(self.args),
+            "files": [f"{own.name}/{FILES}/{name}" for name in files],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +127,10 @@ class Pipeline:
     steps: Sequence[Step]
     outputs: Mapping[str, str | Sequence[str]]
 
-    def document(self) -> dict[str, Any]:
-        """Returns the graph as in a YAML file."""
+    def document(self, folder: Path) -> dict[str, Any]:
+        """Returns the graph as in a YAML file in a folder; see `Step.document`."""
         outputs = {n: s if isinstance(s, str) else list(s) for n, s in self.outputs.items()}
-        return {"steps": [step.document() for step in self.steps], "outputs": outputs}
+        return {"steps": [step.document(folder) for step in self.steps], "outputs": outputs}
 
 
 def stage_pipeline(
@@ -85,7 +146,8 @@ def stage_pipeline(
 
     Raises:
         ExampleError: the examples are no arrays by name.
+        CaptureError: code of a step cannot be kept.
     """
     kept = ("model", "store", "gates", "alias", "metadata", "bump")
-    request = {key: about[key] for key in kept} | {"pipeline": pipeline.document()}
+    request = {key: about[key] for key in kept} | {"pipeline": pipeline.document(folder)}
     write_request(folder, request, [example_arrays(examples)], [], None)

@@ -39,5 +39,5 @@ class PublishedVersion:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        names = ", ".join(artifact.name for artifact in self.artifacts)
-        return f"{self.model} {self.version} ({self.semver or 'no semantic version'}): {names}"
+        names = ": " * bool(self.artifacts) + ", ".join(one.name for one in self.artifacts)
+        return f"{self.model} {self.version} ({self.semver or 'no semantic version'}){names}"

@@ -10,10 +10,11 @@ from typing import Any
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from flambeau.publishing.class_source import class_source
 from flambeau.publishing.errors import CaptureError, ExampleError
+from flambeau.publishing.staged_files import FILES
 from flambeau.publishing.staging import write_request
 
-SOURCE, FILES = "model.py", "files"
-"""The file of the class, and the folder of its side files."""
+SOURCE = "model.py"
+"""The file of the class."""
 
 
 def stage_python_model(
@@ -37,17 +38,11 @@ def stage_python_model(
         ExampleError: the examples are no arrays by name.
     """
     (folder / SOURCE).write_text(class_source(cls), encoding="utf-8")
-    try:
-        kept_args = json.loads(json.dumps(dict(options.get("args", {}))))
-    except (TypeError, ValueError) as error:
-        raise CaptureError(
-            f"args cannot be kept with the version ({error}); give values of JSON, or files"
-        ) from error
     python = {
         "file": SOURCE,
         "class_name": cls.__name__,
-        "args": kept_args,
-        "files": _copy_files(options.get("files", ()), folder / FILES),
+        "args": kept_args(options.get("args", {})),
+        "files": copy_files(options.get("files", ()), folder / FILES),
     }
     request = {**about, "source": f"class {cls.__name__} from Python", "python": python}
     several = isinstance(examples, list) and bool(examples) and isinstance(examples[0], Mapping)
@@ -55,7 +50,26 @@ def stage_python_model(
     write_request(folder, request, parts, [], None)
 
 
-def _copy_files(files: Sequence[str | os.PathLike[str]], folder: Path) -> list[str]:
+def kept_args(args: Mapping[str, Any]) -> Any:
+    """Returns the arguments of a class as values of JSON.
+
+    Raises:
+        CaptureError: one is none.
+    """
+    try:
+        return json.loads(json.dumps(dict(args)))
+    except (TypeError, ValueError) as error:
+        raise CaptureError(
+            f"args cannot be kept with the version ({error}); give values of JSON, or files"
+        ) from error
+
+
+def copy_files(files: Sequence[str | os.PathLike[str]], folder: Path) -> list[str]:
+    """Copies side files into a new folder. Returns their names.
+
+    Raises:
+        CaptureError: one is no file, or two have one name.
+    """
     folder.mkdir()
     names: list[str] = []
     for file in files:

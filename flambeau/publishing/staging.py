@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from flambeau.protocol.tensors import Array, datatype_of, encode_bytes_elements
-
-REQUEST, EXAMPLES = "request.json", "examples.safetensors"
+from flambeau.publishing.staged_files import EXAMPLES, REQUEST
 
 
 def write_request(

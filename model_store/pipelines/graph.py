@@ -17,7 +17,7 @@ another or by an output; a model is named with a range of semantic versions or w
 that no moved pointer changes a type.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated
@@ -32,6 +32,8 @@ MAX_STEPS = 32
 """Steps of a pipeline, and thus its depth."""
 MAX_TENSORS = 64
 """Inputs of a step, outputs of a pipeline, and names in a join."""
+MAX_REFS = 4096
+"""Tensors that all steps and outputs read: each is looked at when a version of a part changes."""
 INPUT = "input"
 """The source of the tensors that a request brings; no step may have this name."""
 
@@ -153,6 +155,11 @@ class Pipeline(StrictModel):
         names = [step.name for step in self.steps]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two steps are named '{twice}'; give each its own name")
+        reads = sum(map(len, self._sources()))
+        if reads > MAX_REFS:
+            raise ValueError(
+                f"it reads {reads:,} tensors, and {MAX_REFS:,} are allowed; join fewer"
+            )
         for step in self.steps:
             for ref in step.refs():
                 _check_source(f"step '{step.name}'", ref, names)
@@ -172,6 +179,35 @@ class Pipeline(StrictModel):
     def models(self) -> tuple[str, ...]:
         """Returns the models with their versions, as they are written, each once."""
         return tuple(dict.fromkeys(step.model for step in self.steps))
+
+    def reads(self) -> dict[str, set[str]]:
+        """Returns the outputs of each step that another step or an output of the pipeline reads."""
+        refs = [ref for step in self.steps for ref in step.refs()]
+        refs += [ref for source in self.outputs.values() for ref in refs_of(source)]
+        found: dict[str, set[str]] = {}
+        for ref in refs:
+            step, _, tensor = ref.partition(".")
+            found.setdefault(step, set()).add(tensor)
+        return found
+
+    def with_models(self, models: Mapping[str, str]) -> "Pipeline":
+        """Returns the graph with other models, by the text that names each now."""
+        steps = [s.model_copy(update={"model": models.get(s.model, s.model)}) for s in self.steps]
+        return self.model_copy(update={"steps": tuple(steps)})
+
+    def before(self, step: Step, outputs: Mapping[str, Source]) -> "Pipeline":
+        """Returns the graph of the steps that a step reads, or that these read.
+
+        Args:
+            step: the step.
+            outputs: the tensors of them that are the outputs of that graph.
+        """
+        needed = {step_of(ref) for ref in step.refs()}
+        for one in reversed(self.in_order()):
+            if one.name in needed:
+                needed |= {step_of(ref) for ref in one.refs()}
+        steps = tuple(one for one in self.steps if one.name in needed)
+        return Pipeline.model_construct(steps=steps, outputs=dict(outputs))
 
     def _sources(self) -> Iterator[tuple[str, ...]]:
         for step in self.steps:
@@ -205,8 +241,7 @@ class Pipeline(StrictModel):
             ) from None
 
     def _check_used(self) -> None:
-        read = {step_of(ref) for step in self.steps for ref in step.refs()}
-        read |= {step_of(ref) for source in self.outputs.values() for ref in refs_of(source)}
+        read = self.reads()
         if idle := next((step.name for step in self.steps if step.name not in read), None):
             raise ValueError(f"no step and no output reads step '{idle}'; remove it, or use it")
 

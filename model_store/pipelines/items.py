@@ -21,6 +21,9 @@ SLICE_BYTES = 2**18
 """Bytes copied in one turn of an event loop: 0.1 ms at 2.5 GB/s, the rate into new memory."""
 MAX_ITEMS = 1024
 """Rows that a step runs for one request: more items are refused."""
+MAX_PLACES = 2**20
+"""Items of all rows, selected or not: a tensor [rows, items, 0] has any number of them, and the
+outputs of a step have a place for each."""
 MAX_COPIED_BYTES = 2**27
 """Bytes copied for one input of a step: images that are repeated for each of many items."""
 
@@ -73,18 +76,27 @@ def select(rows: int, for_each: Array | None, where: Array | None) -> Selection:
 
     Raises:
         ItemsError: the tensors differ in rows or items.
-        TooManyItemsError: more are selected than `MAX_ITEMS`.
+        TooManyItemsError: more are selected than `MAX_ITEMS`, or there are more than `MAX_PLACES`.
     """
     items = None if for_each is None else for_each.shape[1]
     if for_each is not None and len(for_each) != rows:
         raise ItemsError(f"for_each has {len(for_each)} rows, and the request has {rows}")
+    if rows * (items or 0) > MAX_PLACES:
+        raise TooManyItemsError(
+            f"the request has {rows} rows of {items:,} items, selected or not, and {MAX_PLACES:,} "
+            "are allowed; send fewer rows, or have the model give fewer items"
+        )
     positions: Positions | None = None
     if where is not None:
         is_counts = items is not None and where.dtype != np.bool_
         wanted = (rows,) if items is None or is_counts else (rows, items)
         if where.shape != wanted:
             raise ItemsError(f"where has shape {list(where.shape)}, and {list(wanted)} is needed")
-        positions = _first_items(rows, items or 0, where) if is_counts else np.flatnonzero(where)
+        if is_counts:
+            positions = _first_items(rows, items or 0, where)
+        else:
+            _check_count(int(np.count_nonzero(where)))  # positions have 8 bytes each
+            positions = np.flatnonzero(where)
         if len(positions) == rows * (1 if items is None else items):
             positions = None
     found = Selection(rows, items, positions)

@@ -8,9 +8,19 @@ graphs can contain each other; every later version in the same range has the sam
 a version with another one is a major version (`semver.compatibility`).
 """
 
-from model_store.errors import PipelinePartError, VersionNotFoundError
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+
+from model_store.errors import (
+    BumpTooSmallError,
+    ModelNotFoundError,
+    PipelinePartError,
+    StoreError,
+    VersionNotFoundError,
+)
+from model_store.listing import list_models
 from model_store.manifest import Draft, Manifest
-from model_store.pipelines.graph import Part, Pipeline
+from model_store.pipelines.graph import Part, Pipeline, parse_part
 from model_store.pipelines.step_types import (
     PipelineTypeError,
     TypedPipeline,
@@ -21,9 +31,19 @@ from model_store.semver import semver_index
 from model_store.semver.semver import parse_semver
 from model_store.version_reader import VersionReader
 
+MAX_LOOKED_AT = 200
+"""Models that a refusal reads to name the pipelines among them."""
 
-def part_versions(store: VersionReader, pipeline: Pipeline) -> dict[str, Manifest]:
+
+def part_versions(
+    store: VersionReader, pipeline: Pipeline, without: Collection[str] = ()
+) -> dict[str, Manifest]:
     """Returns the newest version of each part in its range, by the text that names it.
+
+    Args:
+        store: the store with the parts.
+        pipeline: the graph.
+        without: texts of parts that are left out: they are not published yet.
 
     Raises:
         PipelinePartError: there is none, or it is a pipeline itself.
@@ -31,7 +51,7 @@ def part_versions(store: VersionReader, pipeline: Pipeline) -> dict[str, Manifes
     """
     found: dict[str, Manifest] = {}
     for step in pipeline.steps:
-        if step.model not in found:
+        if step.model not in found and step.model not in without:
             try:
                 found[step.model] = newest(store, step.part)
             except VersionNotFoundError as error:
@@ -91,6 +111,55 @@ def check_parts(store: VersionReader, draft: Draft) -> None:
             f"the parts of '{draft.model}' give it other tensors than its draft has; publish it "
             "again: a part was published meanwhile"
         )
+
+
+def missing_parts(source: VersionReader, target: VersionReader, draft: Draft) -> list[Manifest]:
+    """Returns the parts of a pipeline that another store lacks, as the source has them.
+
+    A part that is named by its number must be the same version there, so it is always returned;
+    of a range, any version there suffices.
+
+    Raises:
+        PipelinePartError: the source lacks a part.
+        StoreError: a store cannot be read.
+    """
+    if draft.pipeline is None:
+        return []
+    found = {}
+    for text, manifest in part_versions(source, draft.pipeline.graph).items():
+        part = parse_part(text)
+        with suppress(ModelNotFoundError, VersionNotFoundError):
+            if not isinstance(part.wanted, int) and newest(target, part):
+                continue
+        found[manifest.model, manifest.version] = manifest
+    return [*found.values()]
+
+
+@contextmanager
+def naming_pipelines(store: VersionReader, model: str) -> Iterator[None]:
+    """Adds the pipelines that a too small bump would break to its error.
+
+    They are those whose newest version has the model as a part; of a store with more models than
+    `MAX_LOOKED_AT`, the others are not read.
+
+    Raises:
+        BumpTooSmallError: the block raised it.
+    """
+    try:
+        yield
+    except BumpTooSmallError as error:
+        found = []
+        for name, listing in [*list_models(store.storage).items()][:MAX_LOOKED_AT]:
+            with suppress(StoreError):  # a damaged model uses nothing
+                newest = store.manifest(name, listing.versions[-1]) if listing.versions else None
+                texts = newest.pipeline.graph.models() if newest and newest.pipeline else ()
+                found += [f"{name} ({t})" for t in texts if parse_part(t).model == model]
+        if not found:
+            raise
+        raise BumpTooSmallError(
+            f"{error}. It would break these pipelines: {', '.join(found)}. They go on with the "
+            "versions that fit, until they are published again with the new one"
+        ) from error
 
 
 def version_words(manifest: Manifest) -> str:

@@ -78,7 +78,7 @@ class _Running:
         if len(refs) == 1:
             return self._values[refs[0]]
         chosen = [self._selections[step_of(ref)].chosen_rows() for ref in refs]
-        return _finished(joined([self._values[ref] for ref in refs], chosen))
+        return finished(joined([self._values[ref] for ref in refs], chosen))
 
     def _run(self, one: TypedStep) -> dict[str, Array]:
         step = one.step
@@ -92,7 +92,7 @@ class _Running:
             empty = {n: (specs[n].shape, DATATYPES[specs[n].datatype]) for n in one.outputs}
             return {n: nothing(shape, dtype, selection) for n, (shape, dtype) in empty.items()}
         inputs = {
-            name: _finished(taken(self._value(source), selection, name in one.by_item))
+            name: finished(taken(self._value(source), selection, name in one.by_item))
             for name, source in step.inputs.items()
         }
         at_once = one.signature.max_batch_size
@@ -103,13 +103,13 @@ class _Running:
             for start in range(0, selection.count, at_once)
         ]
         return {
-            name: _finished(put_back([batch[name] for batch in batches], selection))
+            name: finished(put_back([batch[name] for batch in batches], selection))
             for name in one.outputs
         }
 
 
-def _finished(work: Sliced[T]) -> T:
-    """Does all slices of some work."""
+def finished(work: Sliced[T]) -> T:
+    """Does all slices of some work, and returns its result."""
     while True:
         try:
             next(work)

@@ -76,17 +76,20 @@ def check_types(pipeline: Pipeline, signatures: Mapping[str, Signature]) -> Type
 
 
 def are_alike(one: Signature, other: Signature) -> bool:
-    """Returns True if two signatures differ in the order of their tensors at most."""
+    """Returns True if two signatures differ in order and largest batch at most.
+
+    A later part may take larger batches; a step runs in several if its part takes smaller ones.
+    """
     return _sorted(one) == _sorted(other)
 
 
 def _sorted(signature: Signature) -> Signature:
     # A stored graph has lost the order in which its tensors were written.
-    tensors = {
+    tensors: dict[str, object] = {
         side: tuple(sorted(getattr(signature, side), key=lambda spec: spec.name))
         for side in ("inputs", "outputs")
     }
-    return signature.model_copy(update=tensors)
+    return signature.model_copy(update=tensors | {"max_batch_size": 1})
 
 
 class _Types:
@@ -96,19 +99,20 @@ class _Types:
         self._pipeline = pipeline
         self._signatures = signatures
         self._known: dict[str, TensorSpec] = {}
+        self._read = pipeline.reads()
         self.inputs: dict[str, TensorSpec] = {}
         """Inputs of the pipeline, in the order in which steps read them."""
 
     def typed(self, step: Step) -> TypedStep:
         """Checks the inputs of a step whose sources are known, and learns its outputs."""
         signature = self._signatures[step.model]
-        if not signature.is_plain:
-            specs = (*signature.inputs, *signature.outputs)
-            odd = next(spec for spec in specs if spec.batch_axis != 0 or spec.optional)
+        given = [s for s in signature.inputs if not s.optional or s.name in step.inputs]
+        odd = next((s for s in (*given, *signature.outputs) if s.batch_axis != 0), None)
+        if odd is not None:
             raise PipelineTypeError(
-                f"step '{step.name}': '{odd.name}' of {step.model} is optional, or its batch is "
-                "not its first dimension; a step works on rows, so name a model whose tensors are "
-                "all [rows, ...]"
+                f"step '{step.name}': '{odd.name}' of {step.model} has its batch in another "
+                "dimension than the first, or none; a step works on rows, so name a model whose "
+                "tensors are all [rows, ...]"
             )
         known = {spec.name: spec for spec in signature.inputs}
         for name in step.inputs:
@@ -126,7 +130,7 @@ class _Types:
             shape = spec.shape if items is None else (-1, items, *spec.shape[1:])
             ref = f"{step.name}.{spec.name}"
             self._known[ref] = _spec(f"'{ref}'", spec.name, spec.datatype, shape)
-        read = self._read_outputs(step.name)
+        read = self._read.get(step.name, ())
         outputs = tuple(spec.name for spec in signature.outputs if spec.name in read)
         return TypedStep(step, signature, by_item, outputs)
 
@@ -179,7 +183,7 @@ class _Types:
         source, padding = step.inputs.get(spec.name), self._signatures[step.model].padding
         reader = f"step '{step.name}': input '{spec.name}'"
         if source is None:
-            if padding is not None and padding.is_optional(spec.name):
+            if spec.optional or (padding is not None and padding.is_optional(spec.name)):
                 return False
             raise PipelineTypeError(f"{reader} of {step.model} is missing; name its tensor")
         refs = refs_of(source)
@@ -239,12 +243,6 @@ class _Types:
                 what = f"no step reads '{ref}', so its type is unknown"
             raise PipelineTypeError(f"{reader}: {what}{nearest_name(tensor, known)}")
         return found
-
-    def _read_outputs(self, name: str) -> set[str]:
-        """Returns the outputs of a step that another step or an output of the pipeline reads."""
-        refs = [ref for step in self._pipeline.steps for ref in step.refs()]
-        refs += [ref for source in self._pipeline.outputs.values() for ref in refs_of(source)]
-        return {ref.partition(".")[2] for ref in refs if step_of(ref) == name}
 
 
 def _spec(where: str, name: str, datatype: str, shape: tuple[int, ...]) -> TensorSpec:

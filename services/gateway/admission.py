@@ -33,7 +33,7 @@ from services.errors import (
     ShuttingDownError,
     TooManyInFlightError,
 )
-from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_artifact
+from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_lane
 from services.gateway.request_pacer import RequestPacer
 from services.gateway.sliced_work import SlicedWork
 from services.queueing.directory import Directory
@@ -213,6 +213,7 @@ class Admission:
             outputs=call.outputs,
             trace=call.trace,
             sequence=call.sequence,
+            accuracy=call.preference.accuracy if call.preference is not None else "",
         )
         entry = self._queue.submit(request, answered, degrade_to, now)
         if tenant is not None and not entry.dead:
@@ -268,13 +269,14 @@ class Admission:
             call.caller.tenant.take_rows(rows)
         return InferRequest(
             request_id=call.request_id,
-            lane=find_artifact(served, call.preference).lane if call.preference else served.lane,
+            lane=find_lane(served, call.preference),
             inputs={tensor.name: tensor.array for tensor in call.inputs},
             rows=rows,
             deadline=math.inf,
             priority=JOB_PRIORITY,
             length=length,
             outputs=call.outputs,
+            accuracy=call.preference.accuracy if call.preference else "",
         )
 
     def _by_preference(
@@ -285,7 +287,7 @@ class Admission:
         Raises:
             UnknownArtifactError: the requested artifact is not loaded.
         """
-        lane = find_artifact(served, preference).lane if preference else served.lane
+        lane = find_lane(served, preference)
         faster = None
         if self._degrades and not (preference and preference.is_strict):
             faster = faster_artifact(served, lane)

@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 from flambeau.protocol.accuracies import ACCURACIES
 from services.errors import InvalidRequestError, UnknownArtifactError
-from services.queueing.artifact_rules import NOISE, fastest, gives
+from services.queueing.artifact_rules import (
+    NOISE,
+    accurate_artifact,
+    fastest_artifact,
+    loaded_artifacts,
+)
 from services.queueing.records import Lane, ServedArtifact, ServedVersion
 
 
@@ -48,6 +53,25 @@ def checked_preference(artifact: object, accuracy: object) -> ArtifactPreference
     return ArtifactPreference(artifact, str(accuracy))
 
 
+def find_lane(served: ServedVersion, preference: ArtifactPreference | None) -> Lane:
+    """Returns the lane of a request. That of a pipeline applies an accuracy to each step.
+
+    Raises:
+        UnknownArtifactError: the requested artifact is not loaded, or the model is a pipeline.
+    """
+    if preference is None:
+        return served.lane
+    if not served.is_pipeline:
+        return find_artifact(served, preference).lane
+    if preference.artifact:
+        raise UnknownArtifactError(
+            f"artifact '{preference.artifact[:128]}' was asked for, and model {served.lane} is a "
+            "pipeline, which has none of its own; leave out 'artifact', or give 'accuracy', which "
+            "holds for each of its steps"
+        )
+    return served.lane
+
+
 def find_artifact(served: ServedVersion, preference: ArtifactPreference) -> ServedArtifact:
     """Finds the loaded artifact that a preference names, or the fastest one as accurate.
 
@@ -59,39 +83,17 @@ def find_artifact(served: ServedVersion, preference: ArtifactPreference) -> Serv
         if found is None:
             raise UnknownArtifactError(
                 f"artifact '{preference.artifact[:128]}' of model {served.lane} is not loaded; "
-                f"loaded: {_loaded(served)}; ask for one of these, or have the server keep it "
-                "(keep_artifacts)"
+                f"loaded: {loaded_artifacts(served)}; ask for one of these, or have the server "
+                "keep it (keep_artifacts)"
             )
         return found
-    able = [a for a in served.artifacts if gives(preference.accuracy, a.precision, a.accuracy_loss)]
-    found = _fastest(able)
-    if found is None:
-        raise UnknownArtifactError(
-            f"no artifact of model {served.lane} that is loaded gives accuracy "
-            f"'{preference.accuracy}'; loaded: {_loaded(served)}; ask for less, or have the server "
-            f"keep one (keep_artifacts={preference.accuracy})"
-        )
-    return found
+    return accurate_artifact(served, preference.accuracy)
 
 
 def faster_artifact(served: ServedVersion, lane: Lane) -> ServedArtifact | None:
     """Returns the fastest loaded artifact if it beats that of a lane by more than noise."""
     own = next((a for a in served.artifacts if a.lane == lane), None)
-    found = _fastest(served.artifacts)
+    found = fastest_artifact(served.artifacts)
     if own is None or found is None or found.row_ms >= own.row_ms * (1 - NOISE):
         return None
     return found
-
-
-def _fastest(
-    artifacts: "list[ServedArtifact] | tuple[ServedArtifact, ...]",
-) -> ServedArtifact | None:
-    """Returns the default artifact, or the fastest if that beats it by more than noise."""
-    first = artifacts[:1]
-    others = sorted(artifacts[1:], key=lambda a: a.row_ms)
-    name = fastest((a.name, a.row_ms) for a in (*first, *others))
-    return next((a for a in artifacts if a.name == name), None)
-
-
-def _loaded(served: ServedVersion) -> str:
-    return ", ".join(f"{a.name} ({a.precision})" for a in served.artifacts) or "none"

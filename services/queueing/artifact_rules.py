@@ -10,7 +10,10 @@ it loads, and a gateway to choose among the loaded ones: both define each accura
 | `fast`     | all: each has passed the gate of its recipe                                        |
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from services.errors import UnknownArtifactError
+from services.queueing.records import ServedArtifact, ServedVersion
 
 BALANCED_LOSS = 0.005
 """Half a percentage point: about the noise of a test set of some thousand rows."""
@@ -42,3 +45,33 @@ def fastest(row_ms: Iterable[tuple[str, float]]) -> str:
         if not best or ms < best_ms * (1 - NOISE):
             best, best_ms = name, ms
     return best
+
+
+def accurate_artifact(served: ServedVersion, accuracy: str) -> ServedArtifact:
+    """Returns the fastest loaded artifact of a version that gives an accuracy.
+
+    Raises:
+        UnknownArtifactError: none does; the message names those that are loaded.
+    """
+    able = [a for a in served.artifacts if gives(accuracy, a.precision, a.accuracy_loss)]
+    found = fastest_artifact(able)
+    if found is None:
+        raise UnknownArtifactError(
+            f"no artifact of model {served.lane} that is loaded gives accuracy '{accuracy}'; "
+            f"loaded: {loaded_artifacts(served)}; ask for less, or have the server keep one "
+            f"(keep_artifacts={accuracy})"
+        )
+    return found
+
+
+def fastest_artifact(artifacts: Sequence[ServedArtifact]) -> ServedArtifact | None:
+    """Returns the first artifact, or the fastest if that beats it by more than noise."""
+    first = artifacts[:1]
+    others = sorted(artifacts[1:], key=lambda a: a.row_ms)
+    name = fastest((a.name, a.row_ms) for a in (*first, *others))
+    return next((a for a in artifacts if a.name == name), None)
+
+
+def loaded_artifacts(served: ServedVersion) -> str:
+    """Returns the names of the loaded artifacts with their precisions, for messages."""
+    return ", ".join(f"{a.name} ({a.precision})" for a in served.artifacts) or "none"

@@ -28,6 +28,10 @@ class WorkerIntake(Intake, Protocol):
 class LaneQueue(Protocol):
     """The queue's open lanes, as inference uses them."""
 
+    @property
+    def max_depth(self) -> int:
+        """Most entries that may wait for one lane in this process."""
+
     def open(self, lane: Lane, intake: WorkerIntake) -> None:
         """Admits requests for a lane."""
 

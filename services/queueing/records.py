@@ -19,6 +19,8 @@ HIGHEST_PRIORITY = 1
 LOWEST_PRIORITY = 10
 JOB_PRIORITY = LOWEST_PRIORITY + 1
 """Priority of jobs: they run when the device is otherwise idle."""
+PIPELINE_PLATFORM = "flambeau_pipeline"
+"""The protocol's platform string of pipelines."""
 DEFAULT_PRIORITY = 5
 """Priority of a request with priority 0 or none."""
 
@@ -76,6 +78,8 @@ class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Trace context of a traced request."""
     sequence: SequenceStep | None = None
     """Place in a sequence; None for a request by itself."""
+    accuracy: str = ""
+    """Least accuracy of each step of a pipeline, one of `ACCURACIES`; empty for the default."""
 
 
 class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -136,3 +140,8 @@ class ServedVersion:
     """All loaded artifacts, the default one first."""
     semver: str = ""
     """Its semantic version, if it has one."""
+
+    @property
+    def is_pipeline(self) -> bool:
+        """True if it runs other models."""
+        return self.platform == PIPELINE_PLATFORM

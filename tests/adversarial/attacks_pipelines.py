@@ -24,6 +24,7 @@ MAX_ITEMS = 1024
 ITEMS = (
     (1, 0, 1), (1, 1, 1), (8, 128, 1), (8, 128, 1024), (8, 129, 1), (1, 1024, 1), (1, 2**20, 0),
     (1, 2**22, 1), (8, 2**12, 64), (0, 4, 4), (1, 2**24, 0), (8, 4, 2**16),
+    (8, 2**17, 0), (8, 2**17 + 1, 0), (8, 128, 2**13),
 )  # fmt: skip
 """Shapes [rows, items, values]; the last ones have too many items, too many bytes, or none."""
 FIELDS: tuple[tuple[tuple[str | int, ...], Any], ...] = (
@@ -38,6 +39,8 @@ FIELDS: tuple[tuple[tuple[str | int, ...], Any], ...] = (
     (("graph", "steps"), [{"name": f"s{n}", "model": "finder@^1", "inputs": {"x": "input.x"}}
                           for n in range(10_000)]),
     (("graph", "outputs"), {"scores": ["find.crops"] * 64}),
+    (("graph", "steps", 1, "inputs"), {f"x{n}": ["find.crops"] * 64 for n in range(64)}),
+    (("graph", "steps", 0, "model"), "each@^1"),
     (("recorded_with",), {}),
     (("recorded_with",), {"finder@^1": "9" * 10**5, "scorer@^1": "\0"}),
     (("tolerance",), {"max_abs_difference": -1e300, "min_agreement": 1e300}),

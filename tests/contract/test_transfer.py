@@ -11,12 +11,15 @@ from model_store.errors import (
     ConflictError,
     DigestMismatchError,
     ModelNotFoundError,
+    PipelinePartError,
     StorageError,
     VersionNotFoundError,
 )
 from model_store.storage.storage import Storage
 from model_store.store import ModelStore
 from model_store.transfer import CopyReport, copy_version
+from tests.fixtures.onnx_models import finder, linear, publish, scorer
+from tests.fixtures.pipelines import READER, publish_graph, publish_parts
 from tests.fixtures.store_versions import GOLDEN, draft_in, publish_in
 
 FILES = ["model.onnx", "golden.safetensors", "report.json"]
@@ -234,3 +237,70 @@ def test_what_the_source_lacks_is_named_before_the_target_is_touched(
     with pytest.raises(ModelNotFoundError):
         copy_version(source, target, "letters", 1)
     assert target.storage.list() == {}
+
+
+@pytest.fixture
+def pipeline(source: ModelStore, target: ModelStore) -> tuple[ModelStore, ModelStore]:
+    """Returns the stores; the source has a pipeline, one of whose parts is named by its number."""
+    publish_parts(source.url)
+    publish(source.url, "scorer", scorer(3.0), max_batch_size=8)  # 2 (1.1.0)
+    steps = [READER["steps"][0], {**READER["steps"][1], "model": "scorer@1"}]
+    publish_graph(source.url, graph={**READER, "steps": steps})
+    return source, target
+
+
+def test_a_pipeline_is_copied_with_its_models(pipeline: tuple[ModelStore, ModelStore]) -> None:
+    source, target = pipeline
+    report = copy_version(source, target, "reader", 1)
+    assert report.parts == ("finder/1", "scorer/1")
+    assert target.manifest("reader", 1) == source.manifest("reader", 1)
+    assert (target.versions("finder"), target.versions("scorer")) == ([1], [1])
+    assert copy_version(source, target, "reader", 1).parts == ()
+
+
+def test_models_of_a_pipeline_that_are_there_are_kept(
+    pipeline: tuple[ModelStore, ModelStore],
+) -> None:
+    source, target = pipeline
+    publish(target.url, "finder", finder(), max_batch_size=64)  # another one, which fits ^1
+    own = target.manifest("finder", 1)
+    assert copy_version(source, target, "reader", 1).parts == ("scorer/1",)
+    assert target.manifest("finder", 1) == own != source.manifest("finder", 1)
+
+
+def test_another_model_of_the_number_that_a_pipeline_names_is_refused(
+    pipeline: tuple[ModelStore, ModelStore],
+) -> None:
+    source, target = pipeline
+    publish(target.url, "scorer", scorer(7.0), max_batch_size=8)
+    with pytest.raises(ConflictError, match="version 1 of 'scorer' exists in both stores"):
+        copy_version(source, target, "reader", 1)
+    assert "reader" not in target.models()
+
+
+def test_a_pipeline_that_the_models_there_do_not_fit_is_refused(
+    pipeline: tuple[ModelStore, ModelStore],
+) -> None:
+    source, target = pipeline
+    publish(target.url, "finder", linear())
+    with pytest.raises(PipelinePartError, match="step 'find'"):
+        copy_version(source, target, "reader", 1)
+    assert "reader" not in target.models()
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_version_of_another_signature_under_a_number_of_the_same_major_is_refused(
+    source: ModelStore, target: ModelStore, first: int
+) -> None:
+    for scale in (1.0, 2.0):
+        publish(source.url, "scorer", scorer(scale))  # 1.0.0, 1.1.0
+        publish(target.url, "scorer", linear(scale))
+    publish(source.url, "scorer", scorer(3.0))  # 1.2.0
+    if first == 2:
+        publish(target.url, "scorer", linear(3.0))
+        publish(target.url, "scorer", linear(4.0))  # 1.3.0
+        target.storage.delete("scorer/3/manifest.json")
+        target.storage.delete("scorer/3/claim.json")
+    with pytest.raises(ConflictError, match=r"does not fit the versions \^1 in .* takes a major"):
+        copy_version(source, target, "scorer", 3)
+    assert 3 not in target.versions("scorer")

@@ -13,10 +13,16 @@ import grpc
 import numpy as np
 import pytest
 
+import flambeau
+from flambeau.client import Client
+from flambeau.errors import NotFoundError
+from flambeau.publishing.errors import RefusedError
+from model_store.store import ModelStore
 from tests.e2e.grpc_calls import error_of, outputs, raw_request
 from tests.e2e.rest_calls import call, infer, lookup_inputs, post, tensor
-from tests.fixtures.onnx_models import publish, slow_lookup
+from tests.fixtures.onnx_models import linear, publish, slow_lookup
 from tests.fixtures.pipelines import (
+    READER,
     ROWS,
     TEXT_GRAPH,
     TEXT_SCORES,
@@ -30,6 +36,8 @@ from tests.fixtures.redis_servers import RedisProcess, redis_process
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.split_servers import running_gateway, running_split, running_worker
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
+from training.importing.pipelines.pipeline_source import read_pipeline
+from training.importing.pipelines.publication import publish_pipeline
 
 LOOKUPS: dict[str, Any] = {
     "steps": [
@@ -48,6 +56,24 @@ LOOKUPS: dict[str, Any] = {
 }
 """Two steps at the same time, whose latency the request sets; an index above 9 fails."""
 
+TWICE: dict[str, Any] = {
+    "steps": [
+        {"name": "first", "model": "family@^1", "inputs": {"x": "input.x"}},
+        {"name": "second", "model": "family@^1", "inputs": {"x": "first.y"}},
+    ],
+    "outputs": {"y": "second.y"},
+}
+"""A model twice, whose exact artifact gives 2 x, and whose default one slightly more."""
+OWN_CODE = """
+import numpy as np
+
+class Double:
+    def infer(self, inputs):
+        if inputs["x"].max() > 1000:
+            raise ValueError("a number is above 1000")
+        return {"x": inputs["x"] * np.float32(2)}
+"""
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -60,13 +86,23 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     publish(str(store), "lookup", slow_lookup())
     rows = {"work": np.zeros(2, np.int64), "index": np.array([1, 2])}
     publish_graph(str(store), "lookups", LOOKUPS, rows)
+    family = (linear(2.00001), linear(2), linear(2, layers=1))
+    publish(str(store), "family", *family, precisions=("int8",))
+    publish_graph(str(store), "twice", TWICE, {"x": np.array([[1, 2, 3, 4]], np.float32)})
+    (store.parent / f"{store.name}.py").write_text(OWN_CODE)
+    own = {"name": "double", "python": f"{store.name}.py:Double", "inputs": {"x": "input.x"}}
+    graph = {"steps": [own, *READER["steps"]], "outputs": READER["outputs"]}
+    graph["steps"][1] = {**graph["steps"][1], "inputs": {"x": "double.x"}}
+    there = ModelStore(str(store))
+    publish_pipeline(there, "doubled", read_pipeline(graph, there, store.parent), ROWS)
     return store
 
 
 @pytest.fixture(scope="module", params=["all-in-one", "split"])
 def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProcess]:
     running = running_server if request.param == "all-in-one" else running_split
-    with running(store) as server:
+    own = {"family": {"keep_artifacts": ["exact"]}}
+    with running(store, model_settings=own) as server:
         server.wait_until_read_through()
         yield server
 
@@ -164,6 +200,60 @@ def test_a_python_model_is_a_step(server: ServerProcess) -> None:
 def redis() -> Iterator[RedisProcess]:
     with redis_process() as redis:
         yield redis
+
+
+def test_code_is_a_step(server: ServerProcess) -> None:
+    reply = infer(server, "doubled", x_of(ROWS["x"]))
+    assert reply.outputs()["scores"] == right(2 * ROWS["x"]).ravel().tolist()
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        found = outputs(stub.ModelInfer(raw_request("doubled", {"x": ("FP32", ROWS["x"])})))
+    np.testing.assert_array_equal(found["scores"], right(2 * ROWS["x"]))
+    refused = infer(server, "doubled", x_of([[2000, 0, 0, 0]]))
+    assert refused.status == 400
+    assert refused.error().startswith("step 'double': ")
+    assert refused.error().endswith("a number is above 1000")
+
+
+def test_an_accuracy_holds_for_every_step(server: ServerProcess) -> None:
+    row, exact = [1.0, 2.0, 3.0, 4.0], [4.0, 8.0, 12.0, 16.0]
+    roughly = infer(server, "twice", x_of([row])).outputs()["y"]
+    assert roughly == pytest.approx(exact, rel=1e-4)
+    assert roughly != exact
+    found = infer(server, "twice", x_of([row]), parameters={"accuracy": "exact"})
+    assert found.outputs() == {"y": exact}
+    assert infer(server, "twice", x_of([row]), parameters={"accuracy": "fast"}).status == 200
+    with Client(server.grpc) as client:
+        twice = client.model("twice")
+        assert twice.infer(row, accuracy="exact")["y"].tolist() == [exact]
+        with pytest.raises(NotFoundError, match="is a pipeline, which has none of its own; leave"):
+            twice.infer(row, artifact="onnx")
+        with pytest.raises(NotFoundError, match="is a pipeline"):
+            client.model("reader").infer(row, artifact="onnx-int8")
+    refused = infer(server, "twice", x_of([row]), parameters={"artifact": "onnx"})
+    assert (refused.status, "give 'accuracy'" in refused.error()) == (404, True)
+
+
+class Scorer:
+    """A scorer that takes another input."""
+
+    def infer(self, inputs: Any) -> Any:
+        """Returns the item itself."""
+        return {"score": inputs["other"]}
+
+
+def test_a_part_that_would_break_a_pipeline_is_refused_where_it_is_published(
+    tmp_path: Path,
+) -> None:
+    publish_parts(str(tmp_path))
+    publish_graph(str(tmp_path))
+    options: dict[str, Any] = {"name": "scorer", "to": tmp_path, "progress": False}
+    rows = {"other": np.ones((4, 1), np.float32)}
+    words = r"It would break these pipelines: reader \(scorer@\^1\)"
+    with pytest.raises(RefusedError, match=words):
+        flambeau.publish(Scorer, rows, bump="minor", **options)
+    assert ModelStore(str(tmp_path)).versions("scorer") == [1]
+    assert flambeau.publish(Scorer, rows, **options).semver == "2.0.0"
 
 
 def test_a_job_runs_a_pipeline(store: Path, redis: RedisProcess) -> None:

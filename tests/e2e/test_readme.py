@@ -187,7 +187,8 @@ def run_block(clone: Path, language: str, text: str) -> str:
     command = ["bash", "-euo", "pipefail", "-c", text]
     if language == "python":
         torchs_own = "ignore:`isinstance(treespec:FutureWarning"
-        command = [sys.executable, "-W", "error", "-W", torchs_own, "-c", text]
+        (clone / "block.py").write_text(text)  # a user's file, of which code is published
+        command = [sys.executable, "-W", "error", "-W", torchs_own, "block.py"]
     path = f"{sys.prefix}/bin:{os.environ['PATH']}"
     done = subprocess.run(
         command, cwd=clone, env={**os.environ, "PATH": path}, capture_output=True, text=True

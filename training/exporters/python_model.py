@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from flambeau.protocol.python_model import Network
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import Array
-from model_store.artifact_kinds import STORED_KINDS
 from model_store.manifest import Precision, PythonModel
+from model_store.python_models.network_file import read_network
 from model_store.python_models.open_model import OpenModel
 from training.errors import ExportError
 from training.exporters.exporter import ExportJob
@@ -76,13 +76,7 @@ def _open_network(path: Path) -> Network:
     """Opens an ONNX file, on one thread; servers do it in `backends/python_model.py`."""
     import onnxruntime
 
-    if path.suffix != ".onnx":
-        raise ValueError(
-            f"'{path.name}' is no .onnx file, and context.network opens no other; open it by the "
-            f"library that reads it, at context.files['{path.name}']"
-        )
-    data = path.read_bytes()
-    STORED_KINDS["onnx"].check(data, path.name)
+    data = read_network(path)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = _ERRORS_ONLY

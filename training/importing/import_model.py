@@ -20,7 +20,7 @@ from model_store.golden import GoldenRows
 from model_store.manifest import Draft, Golden, Lineage, Manifest
 from model_store.store import ModelStore, Sign
 from training.auto.pareto_front import drop_reasons
-from training.errors import NothingProvenError, RecipeError
+from training.errors import RecipeError
 from training.exporters.triton_config import triton_config
 from training.importing.derive import DeriveJob, derive_apart
 from training.importing.derived_entries import derived_entries, source_of
@@ -34,6 +34,7 @@ from training.publish import (
     REPORT,
     REPORT_PAGE,
     artifact_of,
+    check_any_verified,
     file_entry,
     git_commit,
     write_triton_config,
@@ -49,6 +50,14 @@ IMPORT = "import.json"
 """File of a version with the request that made it."""
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A verified model that is not published yet; its files are in a folder."""
+
+    draft: Draft
+    report: Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +122,28 @@ def import_model(
         TrainingError: a step failed; see `training.errors`. Nothing is published.
         StoreError: the store cannot be read or written, or refuses the version.
     """
-    first = originals[0]
     store = ModelStore(request.store)  # a store that cannot be opened fails before the work
+    prepared = prepare_model(originals, examples, request, folder, say)
+    say(f"publishing {request.model}")
+    manifest = store.publish(prepared.draft, folder, sign=sign, bump=request.bump)
+    if request.alias is not None:
+        why = f"imported {originals[0].source}"
+        store.promote(request.model, manifest.version, request.alias, why)
+    notes = tuple(note for one in originals for note in one.notes)
+    return Imported(manifest=manifest, report=prepared.report, request=request, notes=notes)
+
+
+def prepare_model(
+    originals: Sequence[Original],
+    examples: ExampleRows,
+    request: ImportRequest,
+    folder: Path,
+    say: Say,
+) -> Prepared:
+    """Does all of `import_model` except the publication: its arguments and errors are the same."""
+    first = originals[0]
     entries = _entries(originals, request, examples)
-    inputs = check_examples(first, examples.inputs)
+    inputs = check_examples(first.source, first.signature, examples.inputs)
     outputs = examples.outputs
     if outputs is None:
         say(f"recording the outputs of {first.source}")
@@ -137,11 +164,10 @@ def import_model(
     if not any(report.refusal is None for report in reports):
         reports += _as_brought(entries, originals, expected, request, folder, say)
     report = _report(request, first, expected, _without_losers(reports))
-    manifest = _publish(report, request, first, expected, folder, store, say, sign)
-    if request.alias is not None:
-        store.promote(request.model, manifest.version, request.alias, f"imported {first.source}")
-    notes = tuple(note for one in originals for note in one.notes)
-    return Imported(manifest=manifest, report=report, request=request, notes=notes)
+    draft = _draft(report, request, first, expected, folder)
+    say("replaying the stored golden rows")
+    replay_files(draft, folder, None, request.limits)
+    return Prepared(draft=draft, report=report)
 
 
 def _entries(
@@ -234,20 +260,18 @@ def _report(
     )
 
 
-def _publish(
+def _draft(
     report: Report,
     request: ImportRequest,
     original: Original,
     expected: Reference,
     folder: Path,
-    store: ModelStore,
-    say: Say,
-    sign: Sign | None,
-) -> Manifest:
-    """Writes the files of the version that are still missing, and publishes it."""
+) -> Draft:
+    """Writes the files of the version that are still missing. Returns its draft."""
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
-    _check_any_verified(report)
+    advice = "give gates that say which difference is acceptable, or other artifacts"
+    check_any_verified(report, f"no artifact of '{report.model}' matches {report.run}", advice)
     (folder / IMPORT).write_text(request.model_dump_json(indent=2) + "\n", encoding="utf-8")
     golden = GoldenRows(expected.golden_inputs, expected.golden_outputs)
     (folder / GOLDEN).write_bytes(golden.to_bytes())
@@ -257,7 +281,7 @@ def _publish(
     for path in original.side_files:
         shutil.copyfile(path, folder / path.name)
         files.append(path.name)
-    draft = Draft(
+    return Draft(
         model=request.model,
         signature=expected.signature,
         artifacts=artifacts,
@@ -273,21 +297,6 @@ def _publish(
         ),
         metadata=request.metadata,
         files=tuple(file_entry(folder, name) for name in files),
-    )
-    say("replaying the stored golden rows")
-    replay_files(draft, folder, None, request.limits)
-    say(f"publishing {request.model}")
-    return store.publish(draft, folder, sign=sign, bump=request.bump)
-
-
-def _check_any_verified(report: Report) -> None:
-    """Refuses a report without a verified artifact."""
-    if report.published():
-        return
-    reasons = "; ".join(f"{one.name}: {one.refusal}" for one in report.artifacts)
-    raise NothingProvenError(
-        f"no artifact of '{report.model}' matches {report.run} ({reasons}); give gates that say "
-        "which difference is acceptable, or other artifacts"
     )
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from flambeau.protocol.rounding import gap
-from flambeau.protocol.tensors import Array, datatype_of
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from model_store.arrays.golden_replay import run_in_batches
 from model_store.host.memory_limit import GIB
 from training.errors import DataError, IsolationError, TargetError
@@ -50,25 +51,40 @@ def record_outputs(
         raise TargetError(f"{original.source} does not run on the examples: {text}") from None
 
 
-def check_examples(original: Original, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def check_examples(
+    what: str, signature: Signature, inputs: Mapping[str, Array]
+) -> dict[str, Array]:
     """Returns the examples in the order of the signature, after checking them.
 
+    Args:
+        what: the model, for messages.
+        signature: its signature.
+        inputs: by name, [rows, ...].
+
     Raises:
-        DataError: a name, datatype or shape does not fit the model.
+        DataError: a name, datatype, shape or number of rows does not fit the model.
     """
-    specs = [s for s in original.signature.in_rows().inputs if s.name in inputs or not s.optional]
+    specs = [
+        spec for spec in signature.in_rows().inputs if spec.name in inputs or not spec.optional
+    ]
     wanted = [spec.name for spec in specs]
     if set(inputs) != set(wanted):
         raise DataError(
-            f"the examples have {sorted(inputs)}, and {original.source} takes {wanted}; give an "
-            "array for each"
+            f"the examples have {sorted(inputs)}, and {what} takes {wanted}; give an array for each"
         )
+    rows = {name: array.shape[0] if array.ndim else 0 for name, array in inputs.items()}
+    if len(set(rows.values())) > 1 or 0 in rows.values():
+        raise DataError(f"the examples have {rows} rows; give all the same number, at least 1")
     for spec in specs:
         array = inputs[spec.name]
-        if datatype_of(array) != spec.datatype or not spec.fits(array.shape):
+        try:
+            datatype = datatype_of(array)
+        except TensorError as error:
+            raise DataError(f"the example '{spec.name}': {error}") from error
+        if datatype != spec.datatype or not spec.fits(array.shape):
             raise DataError(
-                f"the example '{spec.name}' is {datatype_of(array)} {list(array.shape)}, and "
-                f"{original.source} takes {spec.datatype} {spec.shape_words()}"
+                f"the example '{spec.name}' is {datatype} {list(array.shape)}, and {what} takes "
+                f"{spec.datatype} {spec.shape_words()}"
             )
     return {name: np.ascontiguousarray(inputs[name]) for name in wanted}
 

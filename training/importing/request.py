@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, JsonValue, ValidationError
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import StrictModel, explain
 from flambeau.protocol.tensors import Array, decode_bytes_elements, element_count
+from flambeau.publishing.staged_files import EXAMPLES, REQUEST
 from model_store.artifact_kinds import ArtifactKind
 from model_store.document import LARGE, parse_document
 from model_store.errors import BadNameError, DocumentError
@@ -23,8 +24,6 @@ from model_store.pointers import PRODUCTION
 from model_store.semver.semver import Bump
 from training.errors import DataError, RecipeError
 from training.recipe.recipe import ExportLimits
-
-REQUEST, EXAMPLES = "request.json", "examples.safetensors"
 
 
 def _checked_name(name: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.protocol.signature import SignatureError
+from flambeau.publishing.staged_files import FILES
 from model_store.errors import StoreError
 from training.errors import TrainingError
 from training.importing.import_model import import_model
@@ -19,9 +20,6 @@ from training.importing.pipelines.request import publish_request, read_pipeline_
 from training.importing.request import ExampleRows, ImportRequest, read_request
 from training.importing.sources.python_source import python_original
 from training.process.root_cause import root_cause
-
-FILES = "files"
-"""Folder of the side files of a Python model."""
 
 
 def publish_requested(folder: Path) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from flambeau.protocol.python_model import Network
 from flambeau.protocol.tensors import Array
-from model_store.artifact_kinds import STORED_KINDS
+from model_store.python_models.network_file import read_network
 from model_store.python_models.open_model import OpenModel, PythonModelError
 from services.errors import BackendError, InputRefusedError
 from services.inference.backends.backend import PYTHON_PLATFORM, Backend
@@ -102,13 +102,7 @@ def open_network(path: Path, *, threads: int, device: Device) -> Network:
 
     from services.inference.backends.onnx_runtime import session_options
 
-    if path.suffix != ".onnx":
-        raise ValueError(
-            f"'{path.name}' is no .onnx file, and context.network opens no other; open it by the "
-            f"library that reads it, at context.files['{path.name}']"
-        )
-    data = path.read_bytes()
-    STORED_KINDS["onnx"].check(data, path.name)
+    data = read_network(path)
     providers = [] if device.kind == "cpu" else session_providers(device.index, None)
     session = onnxruntime.InferenceSession(
         data, session_options(threads), providers=[*providers, "CPUExecutionProvider"]

@@ -21,24 +21,27 @@ from model_store.arrays.golden_replay import replay_once, run_in_batches
 from model_store.errors import StoreError
 from model_store.golden import read_golden
 from model_store.manifest import Manifest, PublishedPipeline
+from model_store.pipelines.graph import Part
 from model_store.pipelines.parts import answers_alike, newest
 from model_store.store import ModelStore
 from services.errors import ModelNotReadyError, ServingError
+from services.inference.backends.device import CPU
+from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.loading.loader import LoadError
 from services.inference.loading.model_failure import in_thread
 from services.inference.loading.policy import ServingPolicy
+from services.inference.pipelines.held_bytes import SHARE_OF_MEMORY, HeldBytes
 from services.inference.pipelines.pipeline_lane import PipelineLane
 from services.inference.pipelines.plan import Plan, Planner, WorkerOf
+from services.inference.pipelines.step_gate import StepGates
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
 from services.queueing.memory_queue import Entry, Outcome
-from services.queueing.records import InferRequest, Lane, ServedVersion
+from services.queueing.records import PIPELINE_PLATFORM, InferRequest, Lane, ServedVersion
 from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.pipelines")
 
-PLATFORM = "flambeau_pipeline"
-"""The protocol's platform string of pipelines."""
 REPLAY_TIMEOUT_S = 60.0
 """Seconds in which the golden rows must run through all steps."""
 
@@ -54,6 +57,12 @@ class _Known:
     """Models of its parts that have not converged since it was read."""
     is_open: bool = False
     """True once it accepts requests."""
+    is_closed: bool = False
+    """True once no more requests can come."""
+
+    def close(self) -> None:
+        """Notes that no more requests can come."""
+        self.is_closed = True
 
     @property
     def pipeline(self) -> PublishedPipeline:
@@ -77,7 +86,12 @@ class Pipelines:
         self._directory, self._metrics = directory, metrics
         self._policy = policy
         self._worker_of = worker_of
+        self._gates = StepGates(queue.max_depth)
+        memory_bytes = device_memory_bytes(CPU).total_bytes
+        self._held = HeldBytes(int(memory_bytes * SHARE_OF_MEMORY))
         self._known: dict[Lane, _Known] = {}
+        self._draining: list[_Known] = []
+        """Unloaded pipelines whose requests still run, and need their parts."""
         self._newest: dict[str, tuple[Sequence[int], int]] = {}
         """Newest version in a part's range, by its text, with the versions that were there."""
         self._semvers: dict[Lane, str] = {}
@@ -109,8 +123,13 @@ class Pipelines:
 
     def models(self) -> list[str]:
         """Returns the models that the pipelines need."""
-        parts = [step.part for k in self._known.values() for step in k.pipeline.graph.steps]
-        return list(dict.fromkeys(part.model for part in parts))
+        return list(dict.fromkeys(part.model for part in self._parts()))
+
+    def _parts(self) -> list[Part]:
+        """Returns the parts of all pipelines that are served, or still have requests."""
+        self._draining = [k for k in self._draining if not k.is_closed or k.lane.waiting]
+        every = (*self._known.values(), *self._draining)
+        return [step.part for known in every for step in known.pipeline.graph.steps]
 
     async def read(self, manifest: Manifest) -> None:
         """Reads a pipeline that should be served; `settle` opens it when its parts are there.
@@ -123,7 +142,12 @@ class Pipelines:
         trust = self._policy.lane_of(lane.model).load.trust
         await in_thread(trust.check_data, self._store, manifest)
         planner = Planner(
-            manifest.pipeline.graph, manifest.signature, self._directory, self._worker_of
+            manifest.pipeline.graph,
+            manifest.signature,
+            self._directory,
+            self._worker_of,
+            self._gates,
+            self._held,
         )
         parts = {step.part.model for step in manifest.pipeline.graph.steps}
         self._known[lane] = _Known(manifest, planner, PipelineLane(lane, planner), parts)
@@ -145,12 +169,7 @@ class Pipelines:
             live: the version that production names, which needs no other one beside it if it is in
                 the range.
         """
-        parts = {
-            step.part.text: step.part
-            for known in self._known.values()
-            for step in known.pipeline.graph.steps
-            if step.part.model == model
-        }
+        parts = {part.text: part for part in self._parts() if part.model == model}
         for known in self._known.values():
             known.unseen.discard(model)
         found = []
@@ -222,7 +241,7 @@ class Pipelines:
                 lane=lane,
                 state="ready",
                 signature=known.manifest.signature,
-                platform=PLATFORM,
+                platform=PIPELINE_PLATFORM,
                 semver=known.manifest.semver or "",
             )
         )
@@ -232,7 +251,8 @@ class Pipelines:
         known = self._known.pop(lane)
         self._directory.withdraw(lane)
         if known.is_open:
-            self._queue.close(lane, _nothing)
+            self._draining.append(known)
+            self._queue.close(lane, known.close)
         self._metrics.forget_lane(lane.model, lane.version)
         logger.info("version unloaded", extra={"model": lane.model, "version": lane.version})
 
@@ -296,7 +316,3 @@ async def _ask(known: _Known, inputs: Mapping[str, Array]) -> dict[str, Array]:
     if isinstance(outcome, ServingError):
         raise outcome
     return dict(outcome.outputs)
-
-
-def _nothing() -> None:
-    """Callback of a closed lane: a pipeline has no backends to close."""

@@ -11,15 +11,17 @@ Rules:
   begins anew with those that are loaded then, at most `MAX_RESTARTS` times;
 - the first error of a step ends the run, and is given with the name of the step; the other
   requests of the run are dropped, and so are all of them when the caller leaves or its time is up;
-- no step here blocks or awaits: a callback begins the next step, and long copies are made in
-  slices.
+- no step here blocks or awaits: a callback begins the next step, long copies are made in slices,
+  and a step without a place at its worker is resumed when it has one (`step_gate.py`).
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
+
+import numpy as np
 
 from flambeau.protocol.signature import SignatureError
 from flambeau.protocol.tensors import Array
@@ -37,6 +39,7 @@ from model_store.pipelines.items import (
 )
 from services.errors import (
     BackendError,
+    BufferFullError,
     InvalidRequestError,
     ModelNotReadyError,
     PayloadTooLargeError,
@@ -44,6 +47,7 @@ from services.errors import (
     UnsupportedError,
 )
 from services.inference.pipelines.plan import PlannedStep, Planner
+from services.inference.pipelines.step_gate import StepGate, Waiter
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, InferRequest
 
@@ -54,8 +58,18 @@ MAX_RESTARTS = 3
 REQUESTS_AT_ONCE = 16
 """Requests that a step sends in one turn of the event loop: each takes about 20 µs."""
 
+Work = Generator[StepGate | None, None, None]
+"""Work of a step: yields between its slices, or a gate to wait for a place at."""
+
 _DROPPED = ServingError("the pipeline's request is over")
 """Outcome of requests of steps whose run is over; it is delivered to nobody."""
+
+
+def _ended(gate: StepGate, done: Done, outcome: Outcome) -> None:
+    """Gives back the place of a request of a step, and hands over its outcome."""
+    if isinstance(outcome, ServingError) or outcome.is_last:
+        gate.leave()
+    done(outcome)
 
 
 class PipelineRun:
@@ -71,22 +85,24 @@ class PipelineRun:
     """
 
     __slots__ = (
-        "_batch_rows", "_ended", "_entry", "_execution_s", "_left", "_needs", "_open", "_outcomes",
-        "_plan", "_planner", "_queue_s", "_restarts", "_selections", "_unanswered", "_values",
-        "is_over",
+        "_batch_rows", "_ended", "_entry", "_execution_s", "_held_bytes", "_left", "_needs",
+        "_open", "_outcomes", "_plan", "_planner", "_queue_s", "_restarts", "_selections",
+        "_unanswered", "_values", "_waiters", "is_over",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, planner: Planner, ended: Callable[[Entry], None]) -> None:
         self._entry, self._planner, self._ended = entry, planner, ended
-        self._restarts = 0
+        self._restarts = self._held_bytes = 0
         self._open: list[Entry] = []
         """Requests of steps that have no outcome yet."""
+        self._waiters: dict[Waiter, StepGate] = {}
+        """Steps that wait for a place at their workers."""
         self.is_over = False
 
     def begin(self) -> None:
         """Begins every step that reads nothing but the request."""
         try:
-            plan = self._plan = self._planner.plan()
+            plan = self._plan = self._planner.plan(self._entry.request.accuracy)
         except ServingError as error:
             self._finish(error)
             return
@@ -118,40 +134,62 @@ class PipelineRun:
             reason: as in `Intake.discard`.
         """
         self.is_over = True
+        waiters, self._waiters = self._waiters, {}
+        for waiter, gate in waiters.items():
+            gate.forget(waiter)
+        self._planner.held.give(self._held_bytes)
+        self._held_bytes = 0
         entries, self._open = self._open, []
         for entry in entries:
             entry.abandon(_DROPPED, reason)
 
     def _start(self, step: PlannedStep) -> None:
         rows = self._entry.request.rows
-        if step.is_whole and rows <= step.signature.max_batch_size:
-            values = self._values
+        gate = step.gates[self._entry.request.priority]
+        if step.is_whole and rows <= step.signature.max_batch_size and gate.enter():
+            values, done = self._values, partial(self._replied_whole, self._restarts, step)
             inputs = {name: values[ref] for name, ref in step.whole_inputs}
-            self._send(step, inputs, rows, partial(self._replied_whole, self._restarts, step))
+            self._send(step, gate, inputs, rows, done)
         else:
             self._go_on(self._restarts, step, self._prepare(step))
 
-    def _go_on(self, attempt: int, step: PlannedStep | None, work: Sliced[None]) -> None:
+    def _go_on(self, attempt: int, step: PlannedStep | None, work: Work) -> None:
         """Does the next slice of work for a step, or for the answer."""
         if not self._goes_on(attempt):
             return
         try:
-            next(work)
+            gate = next(work)
         except StopIteration:
             return
         except TooManyItemsError as error:
             self._fail(step, PayloadTooLargeError(str(error)))
         except ItemsError as error:
             self._fail(step, BackendError(str(error)))
+        except BufferFullError as error:
+            self._fail(step, error)
         except Exception:  # a bug here must not leave the caller without an answer
             logger.exception(
                 "a pipeline failed", extra={"request_id": self._entry.request.request_id}
             )
             self._fail(step, ServingError("internal error; see the server's log"))
         else:
-            asyncio.get_running_loop().call_soon(self._go_on, attempt, step, work)
+            go_on = partial(self._go_on, attempt, step, work)
+            if gate is None:
+                asyncio.get_running_loop().call_soon(go_on)
+            else:
+                self._wait(gate, go_on)
 
-    def _prepare(self, step: PlannedStep) -> Sliced[None]:
+    def _wait(self, gate: StepGate, go_on: Callable[[], None]) -> None:
+        """Goes on with a step once its request has a place."""
+
+        def resume() -> None:
+            del self._waiters[waiter]
+            go_on()
+
+        waiter = gate.wait(self._entry.request.deadline, resume)
+        self._waiters[waiter] = gate
+
+    def _prepare(self, step: PlannedStep) -> Work:
         """Selects the rows or items of a step, and sends its requests."""
         values, rows = self._values, self._entry.request.rows
         selection = Selection(rows, None, None)
@@ -162,23 +200,38 @@ class PipelineRun:
         if not selection.count:
             for name, ref in step.gives:
                 values[ref] = nothing(*step.empty_output(name), selection)
+                self._hold(values[ref])
             self._done(step)
             return
         inputs = {}
         for take in step.takes:
             array = yield from self._value(take.refs)
             inputs[take.name] = yield from taken(array, selection, take.by_item)
+            if not np.may_share_memory(inputs[take.name], array):
+                self._hold(inputs[take.name])
         attempt, at_once = self._restarts, step.signature.max_batch_size
+        gate = step.gates[self._entry.request.priority]
         starts = range(0, selection.count, at_once)
         self._outcomes[step.number], self._unanswered[step.number] = {}, len(starts)
         for place, start in enumerate(starts):
             if place and place % REQUESTS_AT_ONCE == 0:
-                yield
+                yield None
             if not self._goes_on(attempt):
                 return
+            if not gate.enter():
+                yield gate  # it is resumed with a place
             batch = {name: array[start : start + at_once] for name, array in inputs.items()}
             done = partial(self._replied, attempt, step, place)
-            self._send(step, batch, min(at_once, selection.count - start), done)
+            self._send(step, gate, batch, min(at_once, selection.count - start), done)
+
+    def _hold(self, array: Array) -> None:
+        """Counts the bytes of a tensor until the run is over.
+
+        Raises:
+            BufferFullError: all requests hold too many.
+        """
+        self._planner.held.take(array.nbytes)
+        self._held_bytes += array.nbytes
 
     def _value(self, refs: tuple[str, ...]) -> Sliced[Array]:
         """Returns a tensor, or the join of several."""
@@ -187,15 +240,24 @@ class PipelineRun:
         chosen = [self._selections[step_of(ref)].chosen_rows() for ref in refs]
         return (yield from joined([self._values[ref] for ref in refs], chosen))
 
-    def _send(self, step: PlannedStep, inputs: Mapping[str, Array], rows: int, done: Done) -> None:
-        """Sends one request of a step to its worker."""
+    def _send(
+        self,
+        step: PlannedStep,
+        gate: StepGate,
+        inputs: Mapping[str, Array],
+        rows: int,
+        done: Done,
+    ) -> None:
+        """Sends one request of a step, which has a place, to its worker."""
         if self._planner.worker_of(step.lane) is not step.worker:
+            gate.leave()
             self._restart(step)
             return
         request = self._entry.request
         try:
             length = step.length_of(inputs)
         except SignatureError as error:
+            gate.leave()
             self._fail(step, InvalidRequestError(str(error)))
             return
         sent = Entry(
@@ -212,7 +274,7 @@ class PipelineRun:
                 trace=request.trace,
             ),
             time.monotonic(),
-            done,
+            partial(_ended, gate, done),
         )
         sent.intake = step.worker
         self._open.append(sent)
@@ -240,8 +302,13 @@ class PipelineRun:
             return
         self._note(reply.queue_s, reply.execution_s, reply.batch_rows)
         values, outputs = self._values, reply.outputs
-        for name, ref in step.gives:
-            values[ref] = outputs[name]
+        try:
+            for name, ref in step.gives:
+                values[ref] = outputs[name]
+                self._hold(values[ref])
+        except BufferFullError as error:
+            self._fail(step, error)
+            return
         self._done(step)
 
     def _checked(self, attempt: int, step: PlannedStep, outcome: Outcome) -> InferReply | None:
@@ -275,6 +342,7 @@ class PipelineRun:
         for name, ref in step.gives:
             parts = [reply.outputs[name] for reply in replies]
             self._values[ref] = yield from put_back(parts, selection)
+            self._hold(self._values[ref])
         self._done(step)
 
     def _done(self, step: PlannedStep) -> None:

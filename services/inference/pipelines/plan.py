@@ -4,11 +4,13 @@ In: the graph, and the versions that this process serves. Out: a plan, the same 
 loads, unloads or becomes live; or the error that names the step, the model and its range.
 
 Rules: a step uses the live version of its model if that is in its range, else the newest loaded one
-in its range; two steps that name a model alike use the same version.
+in its range; two steps that name a model alike use the same version. If a request asks for an
+accuracy, each step runs on the fastest loaded artifact of that version which gives it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +24,10 @@ from model_store.pipelines.step_types import (
     check_types,
 )
 from model_store.semver.semver import parse_semver
-from services.errors import ModelNotReadyError
+from services.errors import ModelNotReadyError, ServingError, UnknownArtifactError
+from services.inference.pipelines.held_bytes import HeldBytes
+from services.inference.pipelines.step_gate import StepGate, StepGates
+from services.queueing.artifact_rules import accurate_artifact
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import WorkerIntake
 from services.queueing.records import Lane, ServedVersion
@@ -43,6 +48,14 @@ class Take:
     by_item: bool
 
 
+class _Place(NamedTuple):
+    """Where the steps of one model run."""
+
+    lane: Lane
+    worker: WorkerIntake
+    gates: Mapping[int, StepGate]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
     """A step, and where it runs."""
@@ -51,6 +64,8 @@ class PlannedStep:
     name: str
     lane: Lane
     worker: WorkerIntake
+    gates: Mapping[int, StepGate]
+    """Places of the worker for requests of pipelines, by priority."""
     signature: Signature
     takes: tuple[Take, ...]
     outputs: tuple[str, ...]
@@ -116,6 +131,8 @@ class Planner:
         signature: the signature that callers were told.
         directory: versions of this process.
         worker_of: finds their workers.
+        gates: places of the workers for requests of pipelines.
+        held: bytes that these requests hold.
     """
 
     def __init__(
@@ -124,55 +141,74 @@ class Planner:
         signature: Signature,
         directory: Directory,
         worker_of: WorkerOf,
+        gates: StepGates,
+        held: HeldBytes,
     ) -> None:
         self._pipeline = pipeline
         self._signature = signature
         self._directory = directory
         self.worker_of = worker_of
+        self._gates = gates
+        self.held = held
         self._planned_at = -1
-        self._plan: Plan | None = None
-        self._refusal = ""
+        self._plans: dict[str, Plan | ServingError] = {}
+        """Plans and refusals by accuracy."""
 
-    def plan(self) -> Plan:
+    def plan(self, accuracy: str = "") -> Plan:
         """Returns the plan of requests that begin now.
+
+        Args:
+            accuracy: least accuracy of each step; empty for the models' default artifacts.
 
         Raises:
             ModelNotReadyError: a part is not loaded, or does not fit.
+            UnknownArtifactError: no loaded artifact of a part gives the accuracy.
         """
         if self._planned_at != self._directory.changes:
-            self._planned_at, self._plan, self._refusal = self._directory.changes, None, ""
+            self._planned_at = self._directory.changes
+            self._plans.clear()
+        found = self._plans.get(accuracy)
+        if found is None:
             try:
-                self._plan = self._new_plan()
-            except (ModelNotReadyError, PipelineTypeError) as error:
-                self._refusal = str(error)
-        if self._plan is None:
-            raise ModelNotReadyError(self._refusal)
-        return self._plan
+                found = self._new_plan(accuracy)
+            except (ModelNotReadyError, UnknownArtifactError) as error:
+                found = error
+            except PipelineTypeError as error:
+                found = ModelNotReadyError(str(error))
+            self._plans[accuracy] = found
+        if isinstance(found, ServingError):
+            raise type(found)(str(found))
+        return found
 
-    def _new_plan(self) -> Plan:
-        found: dict[str, tuple[ServedVersion, WorkerIntake]] = {}
+    def _new_plan(self, accuracy: str) -> Plan:
+        found: dict[str, tuple[ServedVersion, Lane, WorkerIntake]] = {}
         for step in self._pipeline.steps:
             if step.model not in found:
-                found[step.model] = self._find(step)
-        signatures = {text: served.signature for text, (served, _) in found.items()}
+                found[step.model] = self._find(step, accuracy)
+        signatures = {text: served.signature for text, (served, _, _) in found.items()}
         typed = check_types(self._pipeline, {t: s for t, s in signatures.items() if s is not None})
         if not are_alike(typed.signature, self._signature):
             raise PipelineTypeError(
                 "its parts give it other tensors than its manifest has; publish it again"
             )
         numbers = {one.step.name: number for number, one in enumerate(typed.steps)}
-        steps = [_planned(one, *found[one.step.model], numbers, typed.steps) for one in typed.steps]
+        places = {
+            text: _Place(lane, worker, self._gates.of(worker))
+            for text, (_, lane, worker) in found.items()
+        }
+        sources = {s.name: {step_of(ref) for ref in s.refs()} for s in self._pipeline.steps}
+        steps = [_planned(one, places[one.step.model], numbers, sources) for one in typed.steps]
         outputs = self._signature.outputs
         return Plan(
             steps=tuple(steps),
-            versions={text: served for text, (served, _) in found.items()},
+            versions={text: served for text, (served, _, _) in found.items()},
             outputs={s.name: refs_of(self._pipeline.outputs[s.name]) for s in outputs},
             has_joins=any(not isinstance(s, str) for s in self._pipeline.outputs.values()),
             datatypes={spec.name: spec.datatype for spec in outputs},
         )
 
-    def _find(self, step: Step) -> tuple[ServedVersion, WorkerIntake]:
-        """Finds the version that runs a step, and its worker."""
+    def _find(self, step: Step, accuracy: str) -> tuple[ServedVersion, Lane, WorkerIntake]:
+        """Finds the version that runs a step, and the lane and the worker of its artifact."""
         part = step.part
         known = self._directory.of_model(part.model)
         in_range = [v for v in known if part.fits(v.lane.version, v.semver)]
@@ -187,12 +223,23 @@ class Planner:
                 f"step '{step.name}' needs {part.text}: {self._why_not(part, known, in_range)}"
             )
         live = self._directory.live_version(part.model)
-        return max(
+        served, worker = max(
             ready,
             key=lambda one: (
                 one[0].lane.version == live, parse_semver(one[0].semver), one[0].lane.version,
             ),
         )  # fmt: skip
+        if not accuracy:
+            return served, served.lane, worker
+        try:
+            lane = accurate_artifact(served, accuracy).lane
+        except UnknownArtifactError as error:
+            raise UnknownArtifactError(f"step '{step.name}': {error}") from error
+        if (accurate := self.worker_of(lane)) is None:
+            raise ModelNotReadyError(
+                f"step '{step.name}': model {lane} is being unloaded; try again"
+            )
+        return served, lane, accurate
 
     def _why_not(
         self, part: Part, known: Sequence[ServedVersion], in_range: Sequence[ServedVersion]
@@ -211,26 +258,22 @@ class Planner:
 
 def _planned(
     typed: TypedStep,
-    served: ServedVersion,
-    worker: WorkerIntake,
+    place: _Place,
     numbers: Mapping[str, int],
-    steps: Sequence[TypedStep],
+    sources: Mapping[str, set[str]],
 ) -> PlannedStep:
+    """Plans a step; `sources` has the steps that each step reads."""
     step = typed.step
     takes = tuple(
         Take(name=name, refs=refs_of(source), by_item=name in typed.by_item)
         for name, source in step.inputs.items()
     )
-    readers = [
-        numbers[other.step.name]
-        for other in steps
-        if step.name in {step_of(ref) for ref in other.step.refs()}
-    ]
     return PlannedStep(
         number=numbers[step.name],
         name=step.name,
-        lane=served.lane,
-        worker=worker,
+        lane=place.lane,
+        worker=place.worker,
+        gates=place.gates,
         signature=typed.signature,
         takes=takes,
         outputs=typed.outputs,
@@ -241,6 +284,6 @@ def _planned(
         is_whole=step.for_each is None
         and step.where is None
         and all(len(take.refs) == 1 for take in takes),
-        needs=len({step_of(ref) for ref in step.refs()} & numbers.keys()),
-        readers=tuple(readers),
+        needs=len(sources[step.name] & numbers.keys()),
+        readers=tuple(numbers[name] for name, read in sources.items() if step.name in read),
     )

@@ -65,6 +65,11 @@ class RedisReceiver:
         self._delivery = OutcomeDelivery(clients, self._downlink, self._tasks, self._has_room)
         self._draining = False
 
+    @property
+    def max_depth(self) -> int:
+        """Most entries that may wait for one lane in this process."""
+        return self._queue.max_depth
+
     def open(self, lane: Lane, intake: WorkerIntake) -> None:
         """Admits requests for a lane, from all gateways."""
         self._queue.open(lane, intake)

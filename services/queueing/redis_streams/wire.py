@@ -56,6 +56,7 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     outputs: tuple[str, ...]
     trace: TraceContext | None = None
     sequence: SequenceStep | None = None
+    accuracy: str = ""
 
 
 class ReplyRecord(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0):
@@ -159,6 +160,7 @@ def _request_record(request: InferRequest, inputs: tuple[TensorRecord, ...]) -> 
         tuple(request.outputs),
         request.trace,
         request.sequence,
+        request.accuracy,
     )
 
 
@@ -213,6 +215,7 @@ def request_of(
         alone=alone,
         trace=found.trace,
         sequence=found.sequence,
+        accuracy=found.accuracy,
     )
 
 

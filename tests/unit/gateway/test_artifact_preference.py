@@ -1,5 +1,6 @@
 """The choice of an artifact: preferences in requests, and their effect under overload."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,23 @@ from services.errors import (
     WouldMissDeadlineError,
 )
 from services.gateway.admission import Admission, InferCall, InputTensor
-from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_artifact
+from services.gateway.artifact_preference import (
+    ArtifactPreference,
+    faster_artifact,
+    find_artifact,
+    find_lane,
+)
 from services.gateway.edges import grpc_codec
 from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue, Outcome
-from services.queueing.records import InferReply, Lane, ServedArtifact, ServedVersion
+from services.queueing.records import (
+    PIPELINE_PLATFORM,
+    InferReply,
+    Lane,
+    ServedArtifact,
+    ServedVersion,
+)
 from services.telemetry.metrics import Metrics
 from tests.fixtures.queue_ends import MAX_DEPTH, Shelf, reply, reply_of
 from tests.fixtures.signatures import one_to_one
@@ -140,6 +152,14 @@ def test_a_preference_that_no_loaded_artifact_meets_names_those_that_are_loaded(
     with pytest.raises(UnknownArtifactError, match=reason):
         find_artifact(ROUGH, ArtifactPreference(*preference))
     assert UnknownArtifactError.http_status == 404
+
+
+def test_an_accuracy_holds_for_the_steps_of_a_pipeline_which_has_no_artifact() -> None:
+    pipeline = replace(version(), platform=PIPELINE_PLATFORM)
+    assert find_lane(pipeline, None) == find_lane(pipeline, ArtifactPreference("", "exact")) == LANE
+    words = "artifact 'onnx' was asked for, and model 'm' version 1 is a pipeline"
+    with pytest.raises(UnknownArtifactError, match=words):
+        find_lane(pipeline, ArtifactPreference("onnx", ""))
 
 
 def test_only_what_is_faster_by_more_than_noise_is_faster() -> None:

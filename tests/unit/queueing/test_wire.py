@@ -59,7 +59,7 @@ def test_a_request_comes_out_as_it_went_in(
 ) -> None:
     sent = InferRequest(
         request_id=name, lane=LANE, inputs=inputs, rows=7, deadline=1.0, priority=2,
-        length=length, outputs=("b", "a"),
+        length=length, outputs=("b", "a"), accuracy="exact",
     )  # fmt: skip
     found = decode_request(encode_request(sent), LANE, 5.0, alone=True)
     assert isinstance(found, InferRequest)
@@ -67,6 +67,7 @@ def test_a_request_comes_out_as_it_went_in(
     assert (found.request_id, found.rows, found.priority) == (name, 7, 2)
     assert (found.length, found.outputs) == (length, ("b", "a"))
     assert (found.lane, found.deadline, found.alone) == (LANE, 5.0, True)
+    assert found.accuracy == "exact"
 
 
 @given(outputs=TENSORS)

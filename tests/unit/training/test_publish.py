@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flambeau.protocol.signature import Signature, TensorSpec
@@ -13,6 +14,7 @@ from model_store.store import ModelStore
 from model_store.tolerance import Tolerance
 from tests.fixtures import onnx_models
 from tests.fixtures.client_environment import run_in_client_environment
+from tests.fixtures.pipelines import publish_graph
 from tests.fixtures.shaped_models import BIASED, STATEFUL
 from tests.fixtures.store_versions import artifact_in, draft_in, entry_in
 from tests.unit.training.recipes import recipe, splits, untrained
@@ -92,8 +94,14 @@ def test_a_run_that_changes_more_than_it_says_is_refused_before_it_exports(tmp_p
     check("patch")
     with pytest.raises(BumpTooSmallError, match=r"takes a minor one .*: the network changed"):
         check("patch", model={**model, "args": {"width": 5}})
-    with pytest.raises(BumpTooSmallError, match=r"takes a major one .* 'logits' is removed"):
+    (own,) = store.manifest("digits", 1).signature.inputs
+    step = {"name": "only", "model": "digits@^1", "inputs": {own.name: "input.x"}}
+    rows = {"x": np.zeros((2, *own.shape[1:]), np.float32)}
+    graph, found = {"steps": [step], "outputs": {"y": "only.logits"}}, np.zeros((2, 10), np.float32)
+    publish_graph(store.url, "reader", graph, rows, {"y": found})
+    with pytest.raises(BumpTooSmallError, match=r"takes a major one .* 'logits' is removed") as err:
         check("minor", model={**model, "outputs": ["scores"]})
+    assert "It would break these pipelines: reader (digits@^1)" in str(err.value)
     check("major", model={**model, "outputs": ["scores"]})
     check(None, model={**model, "outputs": ["scores"]})
 

@@ -2,14 +2,16 @@
 
 In: a graph, a store that has its models, example rows. Out: a new version's manifest.
 
-Rules: tensors that do not fit are refused before anything runs; nothing is published unless the
-outputs are the same twice.
+Rules: tensors that do not fit are refused before they are used; nothing is published unless the
+outputs are the same twice. Code of the pipeline's own becomes Python models, `PIPELINE.STEP`, which
+the pipeline names by their exact versions; they are published just before it, all or none.
 """
 
 import hashlib
 import platform
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,25 +20,33 @@ import yaml
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
+from model_store.errors import ModelNotFoundError, StoreError
 from model_store.gates import Gate, GateError, OwnGate, parse_gates
 from model_store.golden import GoldenRows
-from model_store.manifest import Draft, Golden, Lineage, Manifest, PublishedPipeline
-from model_store.pipelines.graph import Pipeline
+from model_store.manifest import (
+    Draft,
+    Golden,
+    Lineage,
+    Manifest,
+    PublishedPipeline,
+    check_name,
+)
 from model_store.pipelines.parts import part_versions, typed, version_words
 from model_store.pointers import PRODUCTION
 from model_store.semver.semver import Bump
 from model_store.store import ModelStore, Sign
 from training.errors import RecipeError
-from training.importing.pipelines.pipeline_source import read_pipeline
-from training.importing.pipelines.recording import check_rows, fetch_part, record_outputs
+from training.importing.import_model import Say
+from training.importing.pipelines.own_steps import OwnStep, Parts, prepare_steps
+from training.importing.pipelines.pipeline_source import PipelineSource, own_model, read_pipeline
+from training.importing.pipelines.recording import fetch_part, record_outputs
+from training.importing.recording import check_examples
 from training.process.library_versions import library_versions
 from training.publish import GOLDEN, LIBRARIES, file_entry, git_commit
 from training.recipe.recipe import ExportLimits
 
 PIPELINE = "pipeline.yaml"
 """File of a version with its graph."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,59 +94,99 @@ class ImportedPipeline:
 def publish_pipeline(
     store: ModelStore,
     name: str,
-    pipeline: Pipeline,
+    source: PipelineSource,
     examples: Mapping[str, Array],
     options: PublicationOptions | None = None,
     say: Say = lambda _: None,
 ) -> Manifest:
-    """Publishes a pipeline.
+    """Publishes a pipeline, and the models of its own steps before it.
 
     Args:
-        store: the store, which has the models of the steps.
+        store: the store, which has the models of the other steps.
         name: name to publish under.
-        pipeline: the graph.
+        source: the graph, and the code of its own steps.
         examples: input rows by name, [rows, ...].
         options: what else is said of it.
         say: called with a line before each phase.
 
     Raises:
+        BadNameError: the name, or that of an own step's model, is not allowed.
         PipelinePartError: a model is missing, or tensors do not fit. Nothing is published.
         DataError: the examples do not fit.
         RecipeError: a gate names no output or measure, or is a function.
+        TrainingError: code of a step is unusable.
         NothingProvenError: a step fails on the examples, or the outputs cannot be verified.
         StoreError: the store failed, or the bump is too small.
     """
     options = options or PublicationOptions()
-    versions = part_versions(store, pipeline)
-    types = typed(pipeline, versions)
-    inputs = check_rows(types.signature, examples)
-    gates = _checked_gates(options.gates, types.signature)
+    own = {own_model("", step): own_model(name, step) for step in source.own}
+    for text in own.values():
+        check_name(text.rpartition("@")[0])
+    graph = source.graph.with_models(own)
+    versions = part_versions(store, graph, frozenset(own.values()))
     with tempfile.TemporaryDirectory(prefix="flambeau-pipeline-") as temporary:
         folder = Path(temporary)
-        say(f"running {len(pipeline.steps)} steps on {len(next(iter(inputs.values())))} rows")
-        parts = {
+        files = {
             text: fetch_part(store, manifest, folder / "parts" / str(number))
             for number, (text, manifest) in enumerate(versions.items())
         }
-        golden, tolerance = record_outputs(pipeline, types, parts, inputs, gates, options.limits)
-        published = PublishedPipeline(
-            graph=pipeline,
-            recorded_with={text: version_words(m) for text, m in versions.items()},
-            tolerance=tolerance,
-        )
-        _write_files(folder, pipeline, golden)
+        parts = Parts(versions, files)
+        place = folder / "own"
+        prepared = prepare_steps(graph, source.own, parts, examples, options.limits, place, say)
+        types = typed(graph, versions)
+        inputs = check_examples("the pipeline", types.signature, examples)
+        gates = _checked_gates(options.gates, types.signature)
+        say(f"running {len(graph.steps)} steps on {len(next(iter(inputs.values())))} rows")
+        golden, tolerance = record_outputs(graph, types, files, inputs, gates, options.limits)
         say(f"publishing {name}")
-        draft = Draft(
-            model=name,
-            signature=types.signature,
-            artifacts=(),
-            pipeline=published,
-            golden=Golden(file=file_entry(folder, GOLDEN), rows=golden.rows),
-            lineage=_lineage(folder, options.source),
-            metadata=dict(options.metadata),
-            files=(file_entry(folder, PIPELINE),),
-        )
-        return store.publish(draft, folder, sign=options.sign, bump=options.bump)
+        with _published_together(store, name, prepared, options.sign) as numbered:
+            texts = {text: f"{m.model}@{m.version}" for text, m in numbered.items()}
+            published = PublishedPipeline(
+                graph=graph.with_models(texts),
+                recorded_with={
+                    texts.get(text, text): version_words(manifest)
+                    for text, manifest in (versions | numbered).items()
+                },
+                tolerance=tolerance,
+            )
+            draft = _draft(name, types.signature, published, golden, folder, options)
+            return store.publish(draft, folder, sign=options.sign, bump=options.bump)
+
+
+@contextmanager
+def _published_together(
+    store: ModelStore, name: str, steps: Mapping[str, OwnStep], sign: Sign | None
+) -> Iterator[dict[str, Manifest]]:
+    """Publishes the models of own steps, and deletes them again if the pipeline is not published.
+
+    Yields:
+        Their versions, by the texts that have named them so far.
+    """
+    found: dict[str, Manifest] = {}
+    try:
+        for text, step in steps.items():
+            found[text] = store.publish(step.draft, step.folder, sign=sign)
+        yield found
+    except BaseException:
+        with suppress(StoreError):  # the first failure is the one to report
+            if not _is_used(store, name, found.values()):
+                for manifest in found.values():
+                    store.discard(manifest)
+        raise
+
+
+def _is_used(store: ModelStore, name: str, parts: Iterable[Manifest]) -> bool:
+    """Returns True if the newest version of a pipeline has such parts: it exists after all.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    try:
+        newest = store.manifest(name, store.versions(name)[-1])
+    except ModelNotFoundError:
+        return False
+    models = () if newest.pipeline is None else newest.pipeline.graph.models()
+    return any(f"{part.model}@{part.version}" in models for part in parts)
 
 
 def import_pipeline(
@@ -147,6 +197,7 @@ def import_pipeline(
     options: PublicationOptions,
     alias: str | None = PRODUCTION,
     say: Say = lambda _: None,
+    folder: Path = Path(),
 ) -> ImportedPipeline:
     """Reads a graph, publishes it, and moves an alias to it.
 
@@ -158,12 +209,13 @@ def import_pipeline(
         options: what else is said of it.
         alias: the alias; None for none.
         say: called with a line before each phase.
+        folder: folder of the code that a document names.
 
     Raises:
         TrainingError, StoreError: as `read_pipeline` and `publish_pipeline`; nothing is published.
     """
-    pipeline = read_pipeline(source, store)
-    manifest = publish_pipeline(store, name, pipeline, examples, options, say)
+    found = read_pipeline(source, store, folder)
+    manifest = publish_pipeline(store, name, found, examples, options, say)
     if alias is not None:
         store.promote(name, manifest.version, alias, why="published")
     return ImportedPipeline(manifest, alias, store.url)
@@ -190,10 +242,28 @@ def _checked_gates(told: object, signature: Signature) -> dict[str, Gate]:
     return found
 
 
-def _write_files(folder: Path, pipeline: Pipeline, golden: GoldenRows) -> None:
-    document = pipeline.model_dump(mode="json")
-    (folder / PIPELINE).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+def _draft(
+    name: str,
+    signature: Signature,
+    published: PublishedPipeline,
+    golden: GoldenRows,
+    folder: Path,
+    options: PublicationOptions,
+) -> Draft:
+    """Writes the files of a version. Returns its draft."""
+    document = yaml.safe_dump(published.graph.model_dump(mode="json"), sort_keys=False)
+    (folder / PIPELINE).write_text(document, encoding="utf-8")
     (folder / GOLDEN).write_bytes(golden.to_bytes())
+    return Draft(
+        model=name,
+        signature=signature,
+        artifacts=(),
+        pipeline=published,
+        golden=Golden(file=file_entry(folder, GOLDEN), rows=golden.rows),
+        lineage=_lineage(folder, options.source),
+        metadata=dict(options.metadata),
+        files=(file_entry(folder, PIPELINE),),
+    )
 
 
 def _lineage(folder: Path, source: str) -> Lineage:

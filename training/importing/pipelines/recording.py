@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from flambeau.protocol.row_form import Run
 from flambeau.protocol.signature import Signature
-from flambeau.protocol.tensors import Array, TensorError, datatype_of
+from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import replay_once, run_in_batches
 from model_store.gates import Gate
 from model_store.golden import GoldenRows
@@ -86,19 +85,7 @@ def record_outputs(
     Raises:
         NothingProvenError: a step fails, or the outputs cannot be verified.
     """
-    try:
-        failure, outputs = run_isolated(
-            _record,
-            pipeline,
-            typed,
-            dict(parts),
-            dict(inputs),
-            dict(gates),
-            time_limit_s=limits.time_s,
-            memory_limit_bytes=int(limits.memory_gib * GIB),
-        )
-    except IsolationError as error:
-        raise NothingProvenError(f"the pipeline does not run on the examples: {error}") from error
+    failure, outputs = _apart(pipeline, typed, parts, inputs, gates, limits)
     if failure:
         raise NothingProvenError(
             f"a second run of the examples, or one row alone, gives other outputs: {failure}; each "
@@ -109,33 +96,43 @@ def record_outputs(
     return GoldenRows(dict(inputs), outputs), gated_tolerance(wide | dict(gates))
 
 
-def check_rows(signature: Signature, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the example rows in the order of the signature.
+def run_apart(
+    pipeline: Pipeline,
+    typed: TypedPipeline,
+    parts: Mapping[str, PartFiles],
+    inputs: Mapping[str, Array],
+    limits: ExportLimits,
+) -> dict[str, Array]:
+    """Returns the outputs of a pipeline, without their proof; see `record_outputs`.
 
     Raises:
-        DataError: a name, datatype or shape does not fit the pipeline.
+        NothingProvenError: a step fails.
     """
-    wanted = [spec.name for spec in signature.inputs]
-    if set(inputs) != set(wanted):
-        raise DataError(
-            f"the examples have {sorted(inputs)}, and the pipeline takes {wanted}; give an array "
-            "for each"
+    return _apart(pipeline, typed, parts, inputs, None, limits)[1]
+
+
+def _apart(
+    pipeline: Pipeline,
+    typed: TypedPipeline,
+    parts: Mapping[str, PartFiles],
+    inputs: Mapping[str, Array],
+    gates: Mapping[str, Gate] | None,
+    limits: ExportLimits,
+) -> tuple[str, dict[str, Array]]:
+    """Runs `_record` in a process with limits."""
+    try:
+        return run_isolated(
+            _record,
+            pipeline,
+            typed,
+            dict(parts),
+            dict(inputs),
+            gates,
+            time_limit_s=limits.time_s,
+            memory_limit_bytes=int(limits.memory_gib * GIB),
         )
-    rows = {name: array.shape[0] if array.ndim else 0 for name, array in inputs.items()}
-    if len(set(rows.values())) > 1 or 0 in rows.values():
-        raise DataError(f"the examples have {rows} rows; give all the same number, at least 1")
-    for spec in signature.inputs:
-        array = inputs[spec.name]
-        try:
-            datatype = datatype_of(array)
-        except TensorError as error:
-            raise DataError(f"the example '{spec.name}': {error}") from error
-        if datatype != spec.datatype or not spec.fits(array.shape):
-            raise DataError(
-                f"the example '{spec.name}' is {datatype} {list(array.shape)}, and the pipeline "
-                f"takes {spec.datatype} {list(spec.shape)}"
-            )
-    return {name: np.ascontiguousarray(inputs[name]) for name in wanted}
+    except IsolationError as error:
+        raise NothingProvenError(f"the pipeline does not run on the examples: {error}") from error
 
 
 def fetch_part(store: ModelStore, manifest: Manifest, folder: Path) -> PartFiles:
@@ -159,6 +156,21 @@ def fetch_part(store: ModelStore, manifest: Manifest, folder: Path) -> PartFiles
         if entry == artifact.file:
             artifact.check_file(data)
         (folder / entry.file).write_bytes(data)
+    step_source = b"" if step is None else store.read_file(manifest, step.file)
+    return part_files(manifest, artifact, folder, step_source)
+
+
+def part_files(
+    manifest: Manifest, artifact: Artifact, folder: Path, step_source: bytes
+) -> PartFiles:
+    """Returns the files of a part that are in a folder.
+
+    Args:
+        manifest: manifest of the part.
+        artifact: the artifact to run.
+        folder: folder of its files, which gets the description of a Python model.
+        step_source: source of its Python step; empty without one.
+    """
     if artifact.python is not None:
         description = artifact.python.model_dump_json()
         description_path(folder / artifact.file.file).write_text(description, encoding="utf-8")
@@ -167,8 +179,8 @@ def fetch_part(store: ModelStore, manifest: Manifest, folder: Path) -> PartFiles
         precisions=tuple(a.precision for a in manifest.artifacts),
         file=folder / artifact.file.file,
         signature=manifest.signature.model_copy(update={"inputs": manifest.artifact_inputs()}),
-        step=step,
-        step_source=b"" if step is None else store.read_file(manifest, step.file),
+        step=manifest.python_step,
+        step_source=step_source,
     )
 
 
@@ -177,9 +189,12 @@ def _record(
     typed: TypedPipeline,
     parts: dict[str, PartFiles],
     inputs: dict[str, Array],
-    gates: dict[str, Gate],
+    gates: Mapping[str, Gate] | None,
 ) -> tuple[str, dict[str, Array]]:
-    """Returns why the outputs cannot be verified, or nothing, and the outputs; in its process."""
+    """Returns why the outputs cannot be verified, or nothing, and the outputs; in its process.
+
+    Without gates, they are not verified.
+    """
     torch.set_num_threads(1)
     runs = {text: _runner(part) for text, part in parts.items()}
     run = partial(run_steps, pipeline, typed, runs)
@@ -188,7 +203,9 @@ def _record(
         outputs = run_in_batches(run, inputs, rows)
     except StepError as error:
         raise NothingProvenError(str(error)) from None
-    tolerance = gated_tolerance(default_gates(outputs, Fp32Tolerance()) | gates)
+    if gates is None:
+        return "", outputs
+    tolerance = gated_tolerance(default_gates(outputs, Fp32Tolerance()) | dict(gates))
     again = replay_once("the examples", run, GoldenRows(inputs, outputs), rows, tolerance.gates)
     return again.failure(tolerance) or "", outputs
 

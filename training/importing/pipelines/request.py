@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from flambeau.protocol.strict import StrictModel, explain
+from flambeau.publishing.staged_files import EXAMPLES, REQUEST
 from model_store.document import LARGE, parse_document
 from model_store.errors import DocumentError
 from model_store.manifest import Metadata
@@ -19,7 +20,7 @@ from model_store.semver.semver import Bump
 from model_store.store import ModelStore, Sign
 from training.errors import RecipeError
 from training.importing.pipelines.publication import PublicationOptions, import_pipeline
-from training.importing.request import EXAMPLES, REQUEST, read_examples
+from training.importing.request import read_examples
 
 
 class PipelineRequest(StrictModel):
@@ -80,5 +81,6 @@ def publish_request(
         options,
         request.alias,
         say,
+        folder,
     )
     return imported.summary()

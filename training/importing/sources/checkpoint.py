@@ -70,15 +70,8 @@ def read(path: Path, options: SourceOptions, staging: Path) -> Original:
     examined: Examined = call_apart(
         _export, path.absolute(), staging / FILE, options, where=path.name, limits=options.limits
     )
-    return Original(
-        kind="pt2",
-        precision="fp32",
-        file=staging / FILE,
-        signature=examined.signature,
-        examples=examined.examples,
-        source=f"{path.name} of {options.network}" if options.network else path.name,
-        notes=examined.notes,
-    )
+    source = f"{path.name} of {options.network}" if options.network else path.name
+    return examined.original("pt2", staging / FILE, source)
 
 
 def _export(path: Path, program: Path, options: SourceOptions) -> Examined:

@@ -8,6 +8,7 @@ Rules: weights are safetensors, or a pickle if the user allows it; a folder whos
 its own (`auto_map`) is refused; weights beyond the memory limit are refused before they are read.
 """
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -105,20 +106,12 @@ def read(path: Path, options: SourceOptions, staging: Path) -> Original:
         for name in TOKENIZER_FILES
         if (path / name).exists()
     )
-    notes = examined.notes
+    notes: tuple[str, ...] = ()
     if "vocab_size" in config and not any(f.name.startswith(_TOKENIZERS) for f in side_files):
-        notes += (f"{path.name} has no tokenizer: requests must carry tokens",)
-    return Original(
-        kind="pt2",
-        precision="fp32",
-        file=staging / FILE,
-        signature=examined.signature,
-        examples=examined.examples,
-        made_up=examined.made_up,
-        source=f"Hugging Face folder {path.name}",
-        side_files=side_files,
-        notes=notes,
-    )
+        notes = (f"{path.name} has no tokenizer: requests must carry tokens",)
+    source = f"Hugging Face folder {path.name}"
+    original = examined.original("pt2", staging / FILE, source, notes=notes)
+    return dataclasses.replace(original, side_files=side_files)
 
 
 _TOKENIZERS = ("tokenizer.json", "vocab", "tokenizer.model", "spiece", "sentencepiece")

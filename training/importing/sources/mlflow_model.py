@@ -112,15 +112,7 @@ def _read_pytorch(
         where=str(file),
         limits=options.limits,
     )
-    return Original(
-        kind="pt2",
-        precision="fp32",
-        file=staging / FILE,
-        signature=examined.signature,
-        examples=examined.examples,
-        source="",
-        notes=examined.notes,
-    )
+    return examined.original("pt2", staging / FILE, "")
 
 
 def _unpickle(file: Path, code: str, program: Path, options: SourceOptions) -> Examined:

@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused_in_words(given: Any, dynamic: Any, words: 
 def test_the_user_is_told_limits_that_examples_set_and_not_those_of_dynamic() -> None:
     given = [{"ids": torch.ones(4, n), "image": torch.ones(4, n, 2)} for n in (5, 9)]
 
-    found = read_examples(None, given, {"image": {1: (1, 64)}})
+    found = read_examples(lambda ids, image: ids, given, {"image": {1: (1, 64)}})
 
     (note,) = found.notes(found.sizes({"ids": 0, "image": 0}))
     assert note.startswith("axis 1 of input 'ids' may have 5 to 9")

@@ -24,6 +24,7 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue, Outcome
 from services.queueing.records import InferReply, InferRequest
 from services.telemetry.metrics import Metrics
+from tests.fixtures import shaped_models
 from tests.fixtures.onnx_models import finder, linear, publish, scorer
 from tests.fixtures.pipelines import ROWS, publish_graph, publish_parts, right
 
@@ -132,6 +133,28 @@ async def test_a_part_in_production_of_another_range_is_loaded_beside_the_one_th
     assert running.directory.live_version("finder") == 2
 
 
+async def test_a_part_that_takes_larger_batches_fits(tmp_path: Path, start: Start) -> None:
+    publish_parts(str(tmp_path))
+    publish_graph(str(tmp_path))
+    assert publish(str(tmp_path), "finder", finder(), max_batch_size=64).semver == "1.1.0"
+    running = await start()
+    np.testing.assert_array_equal((await running.ask()).outputs["scores"], right(ROWS["x"]))
+    assert running.directory.versions("finder") == [2]
+
+
+async def test_an_optional_input_that_a_step_leaves_out_fits(tmp_path: Path, start: Start) -> None:
+    shaped_models.publish(str(tmp_path), "biased")  # y = x + 1, 2, 3
+    graph = {
+        "steps": [{"name": "bias", "model": "biased@^1", "inputs": {"x": "input.x"}}],
+        "outputs": {"y": "bias.y"},
+    }
+    rows = {"x": np.ones((2, 3), np.float32)}
+    publish_graph(str(tmp_path), "reader", graph, rows)
+    running = await start()
+    outputs = (await running.ask(rows)).outputs
+    np.testing.assert_array_equal(outputs["y"], [[2, 3, 4]] * 2)
+
+
 async def test_a_newer_part_in_the_range_is_used_once_it_is_in_production(
     tmp_path: Path, start: Start
 ) -> None:
@@ -227,6 +250,36 @@ async def test_a_pipeline_whose_part_is_unloaded_is_not_ready_until_it_is_back(
     hidden.rename(tmp_path / "scorer")
     await running.until(lambda: running.state()[0] == "ready")
     await running.ask()
+
+
+async def test_the_parts_of_an_unloaded_pipeline_stay_until_its_requests_are_answered(
+    tmp_path: Path, start: Start
+) -> None:
+    url, store = str(tmp_path), ModelStore(str(tmp_path))
+    publish(url, "slow", linear(1.0, layers=3000))  # takes 0.3 s
+    publish(url, "last", linear(2.0))
+    steps = [
+        {"name": "slow", "model": "slow@1", "inputs": {"x": "input.x"}},
+        {"name": "last", "model": "last@1", "inputs": {"x": "slow.y"}},
+    ]
+    publish_graph(url, "reader", {"steps": steps, "outputs": {"y": "last.y"}})
+    publish_parts(url)
+    publish_graph(url)
+    publish(url, "last", linear(3.0))
+    for model, version in (("last", 2), ("slow", 1), ("reader", 1)):
+        store.promote(model, version)
+    running = await start(newest_versions=0)
+    assert running.directory.versions("last") == [1, 2]
+    answer = asyncio.create_task(running.ask())
+    await asyncio.sleep(0)
+    store.promote("reader", 2)
+    await running.until(lambda: running.directory.versions("reader") == [2])
+    for _ in range(3):  # passes in which no served pipeline names the part
+        running.passed.clear()
+        await running.passed.wait()
+    assert not answer.done()
+    np.testing.assert_array_equal((await answer).outputs["y"], 2 * ROWS["x"])
+    await running.until(lambda: running.directory.versions("last") == [2])
 
 
 async def test_a_deleted_pipeline_is_withdrawn(tmp_path: Path, start: Start) -> None:

@@ -10,7 +10,14 @@ from pydantic import ValidationError
 from flambeau.protocol.signature import Padding, Signature, TensorSpec
 from flambeau.protocol.strict import explain
 from flambeau.protocol.tensor_spec import MAX_RANK
-from model_store.pipelines.graph import MAX_STEPS, Pipeline, parse_part, refs_of, step_of
+from model_store.pipelines.graph import (
+    MAX_STEPS,
+    MAX_TENSORS,
+    Pipeline,
+    parse_part,
+    refs_of,
+    step_of,
+)
 from model_store.pipelines.step_types import PipelineTypeError, are_alike, check_types
 from tests.fixtures.signatures import one_to_one
 
@@ -74,6 +81,15 @@ def test_what_is_no_graph_is_refused(
     steps: list[dict[str, Any]], outputs: dict[str, Any], words: str
 ) -> None:
     assert words in refusal(*steps, **outputs)
+
+
+def test_a_graph_reads_a_limited_number_of_tensors() -> None:
+    steps = [step("a", "input.x", where="input.w")]
+    join = [f"a.y{number}" for number in range(MAX_TENSORS)]
+    steps += [step(f"b{number}", *[join] * 33) for number in range(2)]
+    assert "it reads 4,227 tensors, and 4,096 are allowed" in refusal(*steps, y="b0.y", z="b1.y")
+    steps[2] = step("b1", *[join] * 30)
+    graph(*steps, y="b0.y", z="b1.y")
 
 
 def test_a_pipeline_is_not_deeper_than_its_limit() -> None:
@@ -272,12 +288,26 @@ def test_the_mask_of_a_padded_model_may_be_left_out() -> None:
     check_types(graph(step("a", "input.x"), y="a.y"), {"m@^1": padded})
 
 
-@pytest.mark.parametrize("field", [{"batch_axis": 1}, {"optional": True}])
-def test_a_model_whose_tensors_are_not_rows_is_no_step(field: dict[str, Any]) -> None:
-    odd = TensorSpec.model_validate({"name": "z", "datatype": "FP32", "shape": (-1, -1), **field})
+@pytest.mark.parametrize("batch_axis", [None, 1])
+def test_a_model_whose_tensors_are_not_rows_is_no_step(batch_axis: int | None) -> None:
+    odd = TensorSpec(name="z", datatype="FP32", shape=(-1, -1), batch_axis=batch_axis)
     signature = Signature(inputs=(tensor("x", 1), odd), outputs=(tensor("y", 1),), max_batch_size=4)
     with pytest.raises(PipelineTypeError, match=r"step .a.: .z. of m@.*a step works on rows"):
         check_types(graph(step("a", "input.x"), y="a.y"), {"m@^1": signature})
+
+
+def test_an_optional_input_may_be_left_out_or_be_rows() -> None:
+    inputs = [tensor("x", 1), tensor("z", 1).model_copy(update={"optional": True})]
+    signature = Signature(inputs=tuple(inputs), outputs=(tensor("y", 1),), max_batch_size=4)
+    found = check_types(graph(step("a", "input.x"), y="a.y"), {"m@^1": signature})
+    assert [spec.name for spec in found.signature.inputs] == ["x"]
+    both = step("a") | {"inputs": {"x": "input.x", "z": "input.z"}}
+    assert len(check_types(graph(both, y="a.y"), {"m@^1": signature}).signature.inputs) == 2
+    shared = inputs[1].model_copy(update={"batch_axis": None})
+    signature = Signature(inputs=(inputs[0], shared), outputs=signature.outputs, max_batch_size=4)
+    check_types(graph(step("a", "input.x"), y="a.y"), {"m@^1": signature})
+    with pytest.raises(PipelineTypeError, match="'z' of m@"):
+        check_types(graph(both, y="a.y"), {"m@^1": signature})
 
 
 def test_signatures_are_alike_whatever_the_order_of_their_tensors() -> None:
@@ -285,7 +315,8 @@ def test_signatures_are_alike_whatever_the_order_of_their_tensors() -> None:
         inputs=(tensor("x", 1), tensor("z", 2)), outputs=(tensor("y"),), max_batch_size=4
     )
     assert are_alike(one, one.model_copy(update={"inputs": one.inputs[::-1]}))
-    assert not are_alike(one, one.model_copy(update={"max_batch_size": 5}))
+    assert are_alike(one, one.model_copy(update={"max_batch_size": 5}))
+    assert not are_alike(one, one.model_copy(update={"outputs": (tensor("z"),)}))
 
 
 def test_a_source_is_one_tensor_or_several() -> None:

@@ -91,8 +91,27 @@ def test_a_part_with_other_tensors_is_a_major_version_outside_the_range(
     assert publish(url, "scorer", linear(), max_batch_size=8).semver == "2.0.0"
     assert publish_graph(url).semver == "1.1.0"  # with the version that still fits
     draft = draft_in(tmp_path / "draft", "scorer")
-    with pytest.raises(BumpTooSmallError, match="takes a major one"):
+    with pytest.raises(BumpTooSmallError, match="takes a major one") as caught:
         ModelStore(url).publish(draft, tmp_path / "draft", bump="minor")
+    words = "It would break these pipelines: reader (scorer@^1). They go on with the versions"
+    assert words in str(caught.value)
+    assert ModelStore(url).versions("scorer") == [1, 2]
+
+
+def test_a_damaged_pipeline_does_not_hide_the_refusal_of_a_part(url: str, tmp_path: Path) -> None:
+    publish_graph(url)
+    publish_graph(url, "second")
+    (Path(url) / "reader/1/manifest.json").write_text("{")
+    draft = draft_in(tmp_path / "draft", "scorer")
+    with pytest.raises(BumpTooSmallError, match=r"these pipelines: second \(scorer@\^1\)\. They"):
+        ModelStore(url).publish(draft, tmp_path / "draft", bump="patch")
+
+
+def test_a_refusal_without_pipelines_speaks_of_none(url: str, tmp_path: Path) -> None:
+    draft = draft_in(tmp_path / "draft", "scorer")
+    with pytest.raises(BumpTooSmallError) as caught:
+        ModelStore(url).publish(draft, tmp_path / "draft", bump="minor")
+    assert "pipelines" not in str(caught.value)
 
 
 def test_a_part_with_other_weights_stays_in_the_range(url: str) -> None:

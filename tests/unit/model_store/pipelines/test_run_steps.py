@@ -15,6 +15,7 @@ from model_store.pipelines.graph import Pipeline
 from model_store.pipelines.items import (
     MAX_COPIED_BYTES,
     MAX_ITEMS,
+    MAX_PLACES,
     ItemsError,
     Selection,
     Sliced,
@@ -128,16 +129,22 @@ def test_too_many_items_are_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [MAX_ITEMS + 1, 2**40, -(2**40)])
-def test_a_tensor_without_bytes_has_any_number_of_items(count: int) -> None:
-    items = np.zeros((2, 2**40, 0), np.float32)  # a mask of it would have 2 TiB
-    counts = np.array([count, 3])
+def test_a_count_of_items_is_limited_by_those_that_there_are(count: int) -> None:
+    each = MAX_PLACES // 2
+    items, counts = np.zeros((2, each, 0), np.float32), np.array([count, 3])
     if count < 0:
         selection = select(2, items, counts)
         assert selection.positions is not None
-        assert selection.positions.tolist() == [2**40, 2**40 + 1, 2**40 + 2]
+        assert selection.positions.tolist() == [each, each + 1, each + 2]
         return
-    with pytest.raises(TooManyItemsError, match=f"{count + 3:,} items"):
+    with pytest.raises(TooManyItemsError, match=f"{min(count, each) + 3:,} items"):
         select(2, items, counts)
+
+
+def test_items_without_bytes_that_nobody_selects_are_counted() -> None:
+    items = np.zeros((2, MAX_PLACES // 2 + 1, 0), np.float32)
+    with pytest.raises(TooManyItemsError, match=f"2 rows of {MAX_PLACES // 2 + 1:,} items"):
+        select(2, items, np.array([0, 0]))
 
 
 def test_too_many_bytes_are_refused_before_they_are_copied() -> None:

@@ -13,6 +13,7 @@ from flambeau.publishing.pipeline import stage_pipeline
 from model_store.errors import PipelinePartError, StoreError
 from model_store.golden import read_golden
 from model_store.store import ModelStore
+from tests.fixtures import shaped_models
 from tests.fixtures.onnx_models import batch_rows, lookup, publish
 from tests.fixtures.pipelines import (
     READER,
@@ -54,7 +55,7 @@ def test_a_yaml_file_becomes_a_version_with_recorded_outputs(
 ) -> None:
     (tmp_path / "reader.yaml").write_text(TEXT)
     pipeline = read_pipeline(tmp_path / "reader.yaml", store)
-    assert pipeline.models() == ("finder@^1", "scorer@~1.0")  # a range for the name alone
+    assert pipeline.graph.models() == ("finder@^1", "scorer@~1.0")  # a range for the name alone
     said: list[str] = []
     manifest = publish_pipeline(store, "reader", pipeline, ROWS, say=said.append)
     golden = read_golden(store, manifest)
@@ -100,6 +101,17 @@ def test_a_python_model_is_a_step(store: ModelStore) -> None:
     manifest = publish_pipeline(store, "texts", read_pipeline(TEXT_GRAPH, store), TEXTS)
     outputs = read_golden(store, manifest).outputs
     assert outputs["scores"][..., 0].tolist() == TEXT_SCORES
+
+
+def test_a_step_leaves_out_an_optional_input(store: ModelStore) -> None:
+    shaped_models.publish(store.url, "biased")  # y = x + 1, 2, 3
+    graph = {
+        "steps": [{"name": "bias", "model": "biased", "inputs": {"x": "input.x"}}],
+        "outputs": {"y": "bias.y"},
+    }
+    rows = {"x": np.ones((2, 3), np.float32)}
+    manifest = publish_pipeline(store, "reader", read_pipeline(graph, store), rows)
+    np.testing.assert_array_equal(read_golden(store, manifest).outputs["y"], [[2, 3, 4]] * 2)
 
 
 def test_a_request_about_a_model_is_none_about_a_pipeline(tmp_path: Path) -> None:
