@@ -16,7 +16,7 @@ from services.gateway.request_accounting import RequestAccounting
 from services.inference.config import InferenceConfig
 from services.queueing.directory import Directory
 from services.queueing.records import InferRequest, Lane
-from services.queueing.redis_streams.wire import decode_request, encode_request
+from services.queueing.redis_streams.wire import RequestRecord, decode_request, encode_request
 from services.settings import ConfigError, checked
 from services.telemetry.metrics import Metrics
 from services.tracing import tracer as tracing
@@ -191,7 +191,8 @@ def test_a_trace_crosses_the_queue_and_an_older_gateway_sends_none() -> None:
     found = decode_request(data, LANE, 9.0, alone=False)
     assert isinstance(found, InferRequest)
     assert found.trace == trace
-    older = msgspec.msgpack.encode(msgspec.msgpack.decode(data)[:-2])
+    fields = msgspec.msgpack.decode(data)
+    older = msgspec.msgpack.encode(fields[: RequestRecord.__struct_fields__.index("trace")])
     found = decode_request(older, LANE, 9.0, alone=False)
     assert isinstance(found, InferRequest)
     assert found.trace is None
