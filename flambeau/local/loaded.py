@@ -8,6 +8,7 @@ import numpy as np
 
 from flambeau.calling.classes import Classified
 from flambeau.calling.input_values import Inputs, Value, as_arrays
+from flambeau.errors import InvalidRequestError
 from flambeau.local.server import Server, start
 from flambeau.local.store_url import DEFAULT_STORE, store_url
 from flambeau.wire import Array, single_or_all
@@ -78,7 +79,12 @@ class LoadedModel:
             self._model.infer({n: a[at : at + size] for n, a in arrays.items()}, outputs=outputs)
             for at in range(0, rows, size)
         ]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        try:
+            return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"the answers to {rows} rows have different shapes; call with one row at a time"
+            ) from error
 
     def classify(self, inputs: Inputs, *, top: int = 1) -> list[list[Classified]]:
         """Returns the best classes of each row with their labels; see `Model.classify`."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from flambeau.protocol.tensors import Array, datatype_of, encode_bytes_elements
+from flambeau.publishing.errors import ExampleError
 from flambeau.publishing.staged_files import EXAMPLES, REQUEST
 
 
@@ -42,6 +43,25 @@ def write_request(
         tensors["targets"] = np.ascontiguousarray(targets)
     save_file(tensors, folder / EXAMPLES)
     (folder / REQUEST).write_text(json.dumps(request, indent=2), encoding="utf-8")
+
+
+def target_array(targets: Any, rows: int) -> Array | None:
+    """Returns targets as an array; None for None.
+
+    Raises:
+        ExampleError: they are no numbers, or not one for each row.
+    """
+    if targets is None:
+        return None
+    array: Array = np.asarray(targets.detach().cpu() if hasattr(targets, "detach") else targets)
+    if array.dtype.kind not in "biuf":
+        raise ExampleError(f"targets has type {array.dtype}; give numbers, such as classes [rows]")
+    if array.ndim == 0 or len(array) != rows:
+        raise ExampleError(
+            f"targets has shape {list(array.shape)} and the examples have {rows} rows; give one "
+            "for each row"
+        )
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
 
 
 def _encoded(place: str, name: str, array: Array) -> dict[str, Array]:

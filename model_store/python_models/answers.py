@@ -3,7 +3,8 @@
 In: a mapping by output name or a single value, for a batch or for one row. Out: an array for each
 output of the signature, [rows, ...], in its datatype.
 
-Rule: nothing is converted but text to BYTES: a datatype that differs is an error of the model.
+Rule: nothing is converted but text to BYTES, and empty lists, which have no datatype: another
+datatype than the signature's is an error of the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -133,7 +134,7 @@ class Answers:
             texts = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
             raise AnswerError(
                 f"{self._method} returned '{name}' of shapes {texts} for two rows of a batch; "
-                "return equal shapes, or publish the model with max_batch_size 1"
+                "return equal shapes, or publish the model with max_batch_size=1"
             )
         if arrays[0].dtype.hasobject:
             flat = object_array([text for array in arrays for text in array.ravel().tolist()])
@@ -155,6 +156,8 @@ class Answers:
             if isinstance(value, list | tuple) and _is_text(value):
                 return object_array([as_bytes(element) for element in value])
             array = np.asarray(value)
+            if not array.size and array is not value and self._specs is not None:  # an empty list
+                return array.astype(DATATYPES[self._specs[name].datatype])
             if array.dtype.kind in "OSU":
                 flat = object_array([as_bytes(element) for element in array.ravel().tolist()])
                 return flat.reshape(array.shape)

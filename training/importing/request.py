@@ -19,7 +19,7 @@ from flambeau.publishing.staged_files import EXAMPLES, REQUEST
 from model_store.artifact_kinds import ArtifactKind
 from model_store.document import LARGE, parse_document
 from model_store.errors import BadNameError, DocumentError
-from model_store.manifest import Metadata, Precision, check_name
+from model_store.manifest import Metadata, Precision, PythonProcess, check_name
 from model_store.pointers import PRODUCTION
 from model_store.semver.semver import Bump
 from training.errors import DataError, RecipeError
@@ -50,6 +50,8 @@ class PythonFiles(StrictModel):
     args: dict[str, JsonValue] = Field(default={})
     files: tuple[str, ...] = ()
     """Names of its side files, in the folder `files`."""
+    max_batch_size: int = Field(default=32, ge=1, le=65_536)
+    process: PythonProcess = "own"
 
 
 class ImportRequest(StrictModel):

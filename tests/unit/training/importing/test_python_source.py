@@ -11,7 +11,7 @@ import pytest
 
 from flambeau.protocol.tensors import Array, object_array
 from model_store.golden import GoldenRows
-from model_store.manifest import Artifact
+from model_store.manifest import Artifact, PythonProcess
 from model_store.store import ModelStore
 from services.inference.loading.loader import LoadError, LoadOptions, load_version
 from tests.fixtures.onnx_models import linear
@@ -32,18 +32,18 @@ def original(
     source: str,
     examples: Any = X,
     args: Mapping[str, Any] | None = None,
-    **files: bytes,
+    files: Mapping[str, bytes] | None = None,
+    **how: Any,
 ) -> Original:
-    """Returns class `Model` of the source; side files are keywords, `words_txt` for `words.txt`."""
+    """Returns class `Model` of the source, with its side files."""
     given, staging = folder / "given", folder / "staging"
     for one in (given, staging):
-        one.mkdir()
+        one.mkdir(parents=True)
     (given / "mine.py").write_text(dedent(source))
-    names = {name.replace("_", "."): data for name, data in files.items()}
-    for name, data in names.items():
+    for name, data in (files or {}).items():
         (given / name).write_bytes(data)
-    paths = {name: given / name for name in names}
-    return python_original(given / "mine.py", "Model", args or {}, paths, examples, staging)
+    paths = {name: given / name for name in files or {}}
+    return python_original(given / "mine.py", "Model", args or {}, paths, examples, staging, **how)
 
 
 def specs(found: Original) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -65,7 +65,8 @@ def test_the_signature_is_learned_from_the_examples(tmp_path: Path) -> None:
             scores = self.network(x=np.array(rows, np.float32))["y"]
             return {"first": [text.split()[0] for text in inputs["text"]], "score": scores}
     """
-    found = original(tmp_path, source, TEXTS, {"a": 1}, words_txt=b"a", scores_onnx=linear(2.0))
+    files = {"words.txt": b"a", "scores.onnx": linear(2.0)}
+    found = original(tmp_path, source, TEXTS, {"a": 1}, files)
     assert specs(found) == [
         ("text", "BYTES", (-1,)), ("first", "BYTES", (-1,)), ("score", "FP32", (-1, 4)),
     ]  # fmt: skip
@@ -75,9 +76,9 @@ def test_the_signature_is_learned_from_the_examples(tmp_path: Path) -> None:
     assert (described.name, described.args) == ("Model", {"a": 1})
     assert [entry.file for entry in described.files] == ["words.txt", "scores.onnx"]
     assert (found.file.parent / "words.txt").read_bytes() == b"a"
-    outputs = record_outputs(found, TEXTS, ExportLimits())
-    assert outputs["first"].tolist() == [b"a", b"d", b"e"]
-    assert outputs["score"][:, 0].tolist() == [8, 2, 10]
+    (recorded,) = record_outputs(found, TEXTS, ExportLimits())
+    assert recorded.outputs["first"].tolist() == [b"a", b"d", b"e"]
+    assert recorded.outputs["score"][:, 0].tolist() == [8, 2, 10]
 
 
 def test_axes_that_differ_between_examples_vary(tmp_path: Path) -> None:
@@ -89,10 +90,36 @@ def test_axes_that_differ_between_examples_vary(tmp_path: Path) -> None:
 
 def test_rows_whose_answers_differ_in_shape_run_alone(tmp_path: Path) -> None:
     source = "class Model:\n def infer_one(self, text): return {'words': text.split()}"
-    found = original(tmp_path, source, TEXTS)
-    assert found.signature.outputs[0].shape == (-1, -1)
+    texts = {"text": object_array([b"a bc", b"d", b"", b"e f g", b"h i"])}
+    found = original(tmp_path, source, texts)
+    assert specs(found)[1] == ("words", "BYTES", (-1, -1))
     assert found.signature.max_batch_size == 1
-    assert "different shapes, so requests run one row at a time" in found.notes[0]
+    assert "different shapes, so requests have one row each" in found.notes[0]
+    recorded = record_outputs(found, texts, ExportLimits())
+    assert [one.rows for one in recorded] == [[0, 4], [1], [2], [3]]
+    assert recorded[0].outputs["words"].tolist() == [[b"a", b"bc"], [b"h", b"i"]]
+
+
+def test_a_largest_batch_of_one_lets_any_row_differ_in_shape(tmp_path: Path) -> None:
+    source = "class Model:\n def infer_one(self, text): return {'words': text.split()}"
+    texts = {"text": object_array([b"one"] * 40 + [b"and two"])}
+    found = original(tmp_path, source, texts, max_batch_size=1)
+    assert specs(found)[1] == ("words", "BYTES", (-1, -1))
+    found = original(tmp_path / "larger", source, texts)
+    with pytest.raises(
+        TargetError, match=r"of shapes .* or publish the model with max_batch_size=1"
+    ):
+        record_outputs(found, texts, ExportLimits())
+
+
+@pytest.mark.parametrize("process", ["own", "shared"])
+def test_the_process_is_kept(tmp_path: Path, process: PythonProcess) -> None:
+    source = "class Model:\n def infer(self, inputs): return {'y': inputs['x']}"
+    found = original(tmp_path, source, process=process)
+    assert description_of(found.file).process == process
+    if process == "shared":
+        with pytest.raises(TargetError, match=r"'more.py' is a module.*choose process 'own'"):
+            original(tmp_path / "more", source, process=process, files={"more.py": b""})
 
 
 def test_a_generator_of_one_row_runs_alone(tmp_path: Path) -> None:
@@ -199,8 +226,9 @@ def test_recorded_answers_are_replayed_where_it_is_served(tmp_path: Path) -> Non
         def infer_one(self, x):
             return {"y": x * self.factor}
     """
-    found = original(tmp_path, source, factor_json=json.dumps(3).encode())
-    outputs = record_outputs(found, X, ExportLimits())
+    found = original(tmp_path, source, files={"factor.json": json.dumps(3).encode()})
+    (recorded,) = record_outputs(found, X, ExportLimits())
+    outputs = recorded.outputs
     store = published(tmp_path, found, outputs)
     loaded = load_version(store, store.manifest("mine", 1), LoadOptions())
     (backend,) = loaded.backends
