@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from flambeau.protocol.tensors import Array, object_array
 from model_store.golden import GoldenRows
@@ -79,6 +80,38 @@ def test_the_signature_is_learned_from_the_examples(tmp_path: Path) -> None:
     (recorded,) = record_outputs(found, TEXTS, ExportLimits())
     assert recorded.outputs["first"].tolist() == [b"a", b"d", b"e"]
     assert recorded.outputs["score"][:, 0].tolist() == [8, 2, 10]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("suffix", [".pt", ".pt2"])
+def test_networks_of_other_kinds_open_as_the_error_says(tmp_path: Path, suffix: str) -> None:
+    source = """
+    import torch
+
+    class Model:
+        def load(self, context):
+            try:
+                context.network(context.args["net"])
+            except ValueError as error:
+                call = str(error).rpartition(" by ")[2]
+            self.net = eval(call, {"context": context, "torch": torch})
+
+        def infer(self, inputs):
+            return self.net(torch.tensor(inputs["x"])).numpy()
+    """
+    net, x = torch.nn.ReLU(), torch.tensor(X["x"])
+    if suffix == ".pt":
+        torch.jit.trace(net, x).save(tmp_path / "net.pt")
+    else:
+        rows = {0: torch.export.Dim("rows")}
+        torch.export.save(
+            torch.export.export(net, (x,), dynamic_shapes=[rows]), tmp_path / "net.pt2"
+        )
+    name = f"net{suffix}"
+    files = {name: (tmp_path / name).read_bytes()}
+    found = original(tmp_path, source, args={"net": name}, files=files)
+    (recorded,) = record_outputs(found, X, ExportLimits())
+    assert recorded.outputs["output"].tolist() == X["x"].tolist()
 
 
 def test_axes_that_differ_between_examples_vary(tmp_path: Path) -> None:
