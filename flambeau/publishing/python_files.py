@@ -11,7 +11,7 @@ from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from flambeau.publishing.class_source import class_source
 from flambeau.publishing.errors import CaptureError, ExampleError
 from flambeau.publishing.staged_files import FILES
-from flambeau.publishing.staging import target_array, write_request
+from flambeau.publishing.staging import check_room, target_array, write_request
 
 SOURCE = "model.py"
 """The file of the class."""
@@ -82,7 +82,13 @@ def copy_files(files: Sequence[str | os.PathLike[str]], folder: Path) -> list[st
             raise CaptureError(f"files names '{path}', which is no file; give its path")
         if path.name in names:
             raise CaptureError(f"files has two files named '{path.name}'; rename one")
-        shutil.copyfile(path, folder / path.name)
+        try:
+            shutil.copyfile(path, folder / path.name)
+        except OSError as error:
+            raise CaptureError(
+                f"cannot copy '{path}' to {folder.parent.parent}: {error.strerror}; let it be "
+                "read, free space there, or set TMPDIR to another folder"
+            ) from error
         names.append(path.name)
     return names
 
@@ -102,6 +108,7 @@ def example_arrays(given: Any) -> dict[str, Array]:
         )
     arrays: dict[str, Array] = {}
     for name, value in given.items():
+        check_room(name, value)
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if array.dtype.kind in "SUO":
             items = [value] if isinstance(value, str | bytes) else value

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from flambeau.protocol.available_memory import lack_of_memory
 from flambeau.protocol.tensors import Array, datatype_of, encode_bytes_elements
-from flambeau.publishing.errors import ExampleError
+from flambeau.publishing.errors import ExampleError, PublishError
 from flambeau.publishing.staged_files import EXAMPLES, REQUEST
 
 
@@ -30,7 +31,11 @@ def write_request(
         inputs: inputs of each example, the first one's rows and those at other sizes.
         outputs: outputs of each example; empty where our process records them.
         targets: labels of the first example's rows, if any.
+
+    Raises:
+        PublishError: the folder's disk is full.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file  # noqa: TID251 - the arrays are made contiguous
 
     tensors: dict[str, Array] = {}
@@ -41,8 +46,25 @@ def write_request(
                 tensors |= _encoded(f"{number}.{side}", name, array)
     if targets is not None:
         tensors["targets"] = np.ascontiguousarray(targets)
-    save_file(tensors, folder / EXAMPLES)
-    (folder / REQUEST).write_text(json.dumps(request, indent=2), encoding="utf-8")
+    try:
+        save_file(tensors, folder / EXAMPLES)
+        (folder / REQUEST).write_text(json.dumps(request, indent=2), encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise PublishError(
+            f"cannot write the examples to {folder.parent} ({error}); free space there, or set "
+            "TMPDIR to another folder"
+        ) from error
+
+
+def check_room(name: str, value: Any) -> None:
+    """Checks that an example fits into memory: an expanded array has more elements than bytes.
+
+    Raises:
+        ExampleError: it does not.
+    """
+    if lack := lack_of_memory(getattr(value, "nbytes", 0)):
+        shape = list(value.shape)
+        raise ExampleError(f"examples['{name}'] {shape} {lack}; give fewer rows, or smaller ones")
 
 
 def target_array(targets: Any, rows: int) -> Array | None:

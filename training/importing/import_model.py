@@ -289,6 +289,8 @@ def _draft(
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
     advice = "give gates that say which difference is acceptable, or other artifacts"
+    if all(str(one.refusal).startswith("export failed") for one in report.artifacts):
+        advice = "remove the cause, or choose other artifacts"
     check_any_verified(report, f"no artifact of '{report.model}' matches {report.run}", advice)
     (folder / IMPORT).write_text(request.model_dump_json(indent=2) + "\n", encoding="utf-8")
     golden = GoldenRows(expected.golden_inputs, expected.golden_outputs)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, Field, JsonValue, ValidationError
 
+from flambeau.protocol.available_memory import GIB, free_bytes
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import StrictModel, explain
 from flambeau.protocol.tensors import Array, decode_bytes_elements, element_count
@@ -25,12 +26,22 @@ from model_store.semver.semver import Bump
 from training.errors import DataError, RecipeError
 from training.recipe.recipe import ExportLimits
 
+LEAST_GIB = 2.0
+"""Memory of one artifact where less is free: its libraries alone need some of it."""
+
 
 def _checked_name(name: str) -> str:
     try:
         return check_name(name)
     except BadNameError as error:
         raise ValueError(str(error)) from error
+
+
+def limits_here() -> ExportLimits:
+    """Returns limits that also keep this machine from swapping, with room for the libraries."""
+    limits = ExportLimits()
+    free_gib = max(free_bytes() / GIB, LEAST_GIB)
+    return limits.model_copy(update={"memory_gib": min(limits.memory_gib, free_gib)})
 
 
 class CapturedFile(StrictModel):
@@ -82,7 +93,7 @@ class ImportRequest(StrictModel):
     """Alias that moves to the version; None for none."""
     metadata: Metadata = Field(default={})
     bump: Bump | None = None
-    limits: ExportLimits = ExportLimits()
+    limits: ExportLimits = Field(default_factory=limits_here)
     """Limits of making or verifying one artifact."""
 
 

@@ -30,10 +30,10 @@ from model_store.python_models.open_model import MAX_SOURCE_BYTES, OpenModel, Py
 from training.errors import DataError, IsolationError, TargetError
 from training.exporters.python_model import description_path, open_class
 from training.importing.original import Original
+from training.importing.request import limits_here
 from training.network.row_dependence import ROUNDING_SHARE
 from training.process.isolated_run import run_isolated
 from training.recipe.kinds.python_kind import PythonExport
-from training.recipe.recipe import ExportLimits
 
 FOLDER = "python"
 """Folder of the class in the staging folder."""
@@ -86,7 +86,7 @@ def python_original(
     parts = [examples] if isinstance(examples, Mapping) else list(examples)
     inputs, dynamic = _input_specs(parts)
     path = _staged(file, class_name, args, files, staging, process)
-    limits = ExportLimits()
+    limits = limits_here()
     try:
         learned = run_isolated(
             _learn,
