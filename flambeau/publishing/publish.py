@@ -253,7 +253,9 @@ class _Importer:
     def __init__(self, folder: Path) -> None:
         waits, self._go = os.pipe()
         try:
-            self._process = OwnProcess(IMPORTER, str(folder), str(waits), descriptors=[waits])
+            self._process = OwnProcess(
+                IMPORTER, str(folder), str(waits), descriptors=[waits], folder=str(folder)
+            )
         finally:
             os.close(waits)
 
