@@ -74,12 +74,12 @@ def placed(signature: Signature, values: Sequence[Any], named: Mapping[str, Any]
             f"{len(values)} values were given, and the model has {len(names)} "
             f"input{'s' if len(names) > 1 else ''}: {', '.join(names)}; give one for each"
         )
-    given = dict(zip(names, values, strict=False))
+    given: dict[str, Any] = dict(zip(names, values, strict=False))
     if twice := given.keys() & named.keys():
         raise InvalidRequestError(
             f"input '{min(twice)}' was given by its place and by its name; give it once"
         )
-    return given | named
+    return {**given, **named}
 
 
 def as_array(spec: TensorSpec, value: Any) -> Array:

@@ -26,9 +26,9 @@ MAX_ANSWER_BYTES = 2**30
 """Limit of the outputs of one batch: a process shares them with the server by its memory."""
 MAX_TEXT_BYTES = 2**22
 """The same for text, which each process between the model and its caller copies, one text in one
-piece. A text of this size stalls other callers of the server for 7 ms as JSON, 5 ms by gRPC and 2 ms
-as binary data over REST; one of 32 MiB for 88, 25 and 23 ms (2 busy cores, the healthy client of
-`tests/adversarial`)."""
+piece. A text of this size stalls other callers of the server for 7 ms as JSON, 5 ms by gRPC and
+2 ms as binary data over REST; one of 32 MiB for 88, 25 and 23 ms (2 busy cores, the healthy client
+of `tests/adversarial`)."""
 SINGLE_OUTPUT = "output"
 """Name of an output that is returned without one, if no signature names it."""
 

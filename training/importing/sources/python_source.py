@@ -83,17 +83,14 @@ def python_original(
         DataError: the examples contradict each other.
         OSError: a file cannot be read or written.
     """
-    parts = [examples] if isinstance(examples, Mapping) else list(examples)
+    parts = [dict(part) for part in ([examples] if isinstance(examples, Mapping) else examples)]
     inputs, dynamic = _input_specs(parts)
     path = _staged(file, class_name, args, files, staging, process)
     limits = limits_here()
     try:
         learned = run_isolated(
             _learn,
-            path,
-            class_name,
-            [dict(part) for part in parts],
-            max_batch_size,
+            *(path, class_name, parts, max_batch_size),
             time_limit_s=limits.time_s,
             memory_limit_bytes=int(limits.memory_gib * GIB),
         )
@@ -112,7 +109,7 @@ def python_original(
         precision="fp32",
         file=path,
         signature=signature,
-        examples=dict(parts[0]),
+        examples=parts[0],
         source=f"class {class_name} of {file.name}",
         notes=learned.notes,
     )
