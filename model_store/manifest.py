@@ -112,6 +112,9 @@ class MadeWith(StrictModel):
     """Device it was made for, if the kind is for one device only."""
 
 
+PythonProcess = Literal["own", "shared"]
+
+
 class PythonModel(StrictModel):
     """Class of a Python model, and the files beside its source; see `python_models/`."""
 
@@ -121,7 +124,7 @@ class PythonModel(StrictModel):
     """Settings that the class reads from `context.args`."""
     files: tuple[FileEntry, ...] = Field(default=(), max_length=256)
     """Its side files: tokenizers, vocabularies, networks, further modules."""
-    process: Literal["own", "shared"] = "own"
+    process: PythonProcess = "own"
     """Process that runs it unless the server isolates every model: its own, or the server's."""
 
     @model_validator(mode="after")
@@ -130,7 +133,7 @@ class PythonModel(StrictModel):
         if modules and self.process == "shared":
             raise ValueError(
                 f"the side file '{modules[0]}' is a module, which only a process of its own can "
-                "import without harm to other models; write process: own, or one Python file"
+                "import without harm to other models; choose process 'own', or use one Python file"
             )
         return self
 

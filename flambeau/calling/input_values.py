@@ -57,6 +57,31 @@ def as_arrays(signature: Signature, inputs: Inputs) -> dict[str, Array]:
     return {name: as_array(specs[name], value) for name, value in inputs.items()}
 
 
+def placed(signature: Signature, values: Sequence[Any], named: Mapping[str, Any]) -> Inputs:
+    """Returns positional values by input name, in the signature's order, beside named ones.
+
+    A single mapping stands for all inputs, a single value for the only one that is required.
+
+    Raises:
+        InvalidRequestError: there are more values than inputs, or an input has two.
+    """
+    is_whole = len(values) == 1 and not named
+    if is_whole and (isinstance(values[0], Mapping) or len(_required(signature)) == 1):
+        return values[0]  # type: ignore[no-any-return]
+    names = [spec.name for spec in signature.inputs]
+    if len(values) > len(names):
+        raise InvalidRequestError(
+            f"{len(values)} values were given, and the model has {len(names)} "
+            f"input{'s' if len(names) > 1 else ''}: {', '.join(names)}; give one for each"
+        )
+    given: dict[str, Any] = dict(zip(names, values, strict=False))
+    if twice := given.keys() & named.keys():
+        raise InvalidRequestError(
+            f"input '{min(twice)}' was given by its place and by its name; give it once"
+        )
+    return {**given, **named}
+
+
 def as_array(spec: TensorSpec, value: Any) -> Array:
     """Returns the array to send for a value of one input.
 
@@ -100,13 +125,17 @@ def _one_row(spec: TensorSpec, array: Array) -> tuple[int, ...]:
     return shape if axis is None else (*shape[:axis], 1, *shape[axis:])
 
 
-def _only_input(signature: Signature) -> str:
+def _required(signature: Signature) -> list[str]:
     padding = signature.padding
-    names = [
+    return [
         spec.name
         for spec in signature.inputs
         if padding is None or not padding.is_optional(spec.name)
     ]
+
+
+def _only_input(signature: Signature) -> str:
+    names = _required(signature)
     if len(names) != 1:
         raise InvalidRequestError(f"the model has inputs {', '.join(names)}; give values by name")
     return names[0]

@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -70,6 +70,13 @@ SideFiles = Annotated[
     list[Path] | None,
     typer.Option("--files", help="File that a Python model needs; may be repeated."),
 ]
+Process = Annotated[
+    Literal["own", "shared"],
+    typer.Option(
+        help="Process that runs a Python model: one of its own, or the server's, which is faster "
+        "and shares its faults."
+    ),
+]
 AllowPickle = Annotated[
     bool,
     typer.Option(
@@ -124,6 +131,7 @@ def import_(
     network: Network = "",
     arguments: Arguments = "",
     side_files: SideFiles = None,
+    process: Process = "own",
     allow_pickle: AllowPickle = False,
     allow_native_code: AllowNativeCode = False,
     model: OfRepository = "",
@@ -152,6 +160,7 @@ def import_(
         "network": network,
         "args": _mapping(arguments, "--args"),
         "side_files": tuple(side_files or ()),
+        "process": process,
         "allow_pickle": allow_pickle,
         "allow_native_code": allow_native_code,
         "model": model,

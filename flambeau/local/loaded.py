@@ -7,7 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from flambeau.calling.classes import Classified
-from flambeau.calling.input_values import Inputs, Value, as_arrays
+from flambeau.calling.input_values import Inputs, Value, as_arrays, placed
+from flambeau.errors import InvalidRequestError
 from flambeau.local.server import Server, start
 from flambeau.local.store_url import DEFAULT_STORE, store_url
 from flambeau.wire import Array, single_or_all
@@ -51,9 +52,14 @@ class LoadedModel:
         """The number of the process that runs it."""
         return self._server.pid
 
-    def __call__(self, inputs: Inputs | None = None, /, **named: Value) -> Any:
-        """Returns the only output as an array, or a dict of arrays by name; see `infer`."""
-        return single_or_all(self.infer(named if inputs is None else inputs))
+    def __call__(self, /, *values: Inputs, **named: Value) -> Any:
+        """Returns the only output as an array, or a dict of arrays by name; see `infer`.
+
+        Args:
+            values: values in the order of the signature's inputs, or one mapping by input name.
+            named: values by input name.
+        """
+        return single_or_all(self.infer(placed(self.signature, values, named)))
 
     def infer(self, inputs: Inputs, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Runs any number of rows, in batches of the version's size.
@@ -78,7 +84,12 @@ class LoadedModel:
             self._model.infer({n: a[at : at + size] for n, a in arrays.items()}, outputs=outputs)
             for at in range(0, rows, size)
         ]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        try:
+            return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"the answers to {rows} rows have different shapes; call with one row at a time"
+            ) from error
 
     def classify(self, inputs: Inputs, *, top: int = 1) -> list[list[Classified]]:
         """Returns the best classes of each row with their labels; see `Model.classify`."""

@@ -22,15 +22,22 @@ from typing import Any, Self
 PACKAGES = Path(__file__).parents[2]
 """Folder of our packages: a checkout, or the environment's `site-packages`."""
 _START = (
-    "import os, runpy, signal, sys, threading\n"
+    "import os, runpy, shutil, signal, sys, threading\n"
     "def end():\n"
     "    while os.read(0, 1): pass\n"  # until the caller's process ends, or closes the pipe
     "    os.kill(os.getpid(), signal.SIGTERM)\n"
-    "threading.Thread(target=end, daemon=True).start()\n"
-    "module, root, *paths = sys.argv.pop(1).splitlines()\n"
-    "sys.path.insert(0, root)\n"
-    "sys.path += [path for path in paths if path not in sys.path]\n"
-    "runpy.run_module(module, run_name='__main__', alter_sys=True)\n"
+    "module, folder, root, *paths = sys.argv.pop(1).splitlines()\n"
+    "if folder: signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+    "try:\n"
+    "    try:\n"
+    "        threading.Thread(target=end, daemon=True).start()\n"
+    "        sys.path.insert(0, root)\n"
+    "        sys.path += [path for path in paths if path not in sys.path]\n"
+    "        runpy.run_module(module, run_name='__main__', alter_sys=True)\n"
+    "    finally:\n"  # a SIGTERM that arrives here leads to the outer one
+    "        if folder: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "finally:\n"
+    "    if folder: shutil.rmtree(folder, ignore_errors=True)\n"
 )
 _INSTALLED = ("site-packages", "dist-packages")
 _LAST_WORDS_BYTES = 4096
@@ -42,15 +49,16 @@ class OwnProcessError(Exception):
     """The process died; the message has its last line."""
 
 
-def own_command(module: str, *arguments: str) -> list[str]:
+def own_command(module: str, *arguments: str, folder: str = "") -> list[str]:
     """Returns the command that runs a module of ours.
 
     Args:
         module: as for `python -m`.
         arguments: its command-line arguments.
+        folder: a folder that the process removes when it ends.
     """
     installed = [path for path in sys.path if Path(path).name in _INSTALLED]
-    where = "\n".join([module, str(PACKAGES), *installed])
+    where = "\n".join([module, folder, str(PACKAGES), *installed])
     return [sys.executable, "-I", "-c", _START, where, *arguments]
 
 
@@ -61,12 +69,15 @@ class OwnProcess:
         module: as for `python -m`.
         arguments: its command-line arguments.
         descriptors: open files that it inherits, under the same numbers.
+        folder: a folder that it removes when it ends, as a killed caller cannot; empty for none.
     """
 
-    def __init__(self, module: str, *arguments: str, descriptors: Sequence[int] = ()) -> None:
+    def __init__(
+        self, module: str, *arguments: str, descriptors: Sequence[int] = (), folder: str = ""
+    ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(  # noqa: S603 - our own module
-            own_command(module, *arguments),
+            own_command(module, *arguments, folder=folder),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -53,6 +53,15 @@ from flambeau.protocol.tensors import Array
 Network = Callable[..., dict[str, Array]]
 """Runs a network on arrays by input name, as one mapping or as keywords; returns every output."""
 
+_OPENED_BY = {
+    ".pt": "as TorchScript by torch.jit.load({})",
+    ".pt2": "by torch.export.load({}).module()",
+    ".safetensors": "by safetensors.numpy.load_file({})",
+    ".xml": "by openvino.Core().compile_model({})",
+}
+"""Calls that open files of other kinds, by suffix: their outputs have no names, or their libraries
+take other arrays, so a class calls them itself."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
@@ -83,4 +92,11 @@ class Context:
                 f"there is no side file '{name}'{nearest_name(name, self.files)}; "
                 "publish it with the model"
             )
-        return self.open_network(self.files[name])
+        path = self.files[name]
+        if path.suffix != ".onnx":
+            how = _OPENED_BY.get(path.suffix, "by the library that reads it: {}")
+            raise ValueError(
+                f"'{name}' is no .onnx file, and context.network opens no other; open it in load, "
+                + how.format(f"context.files['{name}']")
+            )
+        return self.open_network(path)

@@ -329,9 +329,9 @@ class Signature(StrictModel):
         if count < 1:
             raise SignatureError("the batch has 0 rows; give at least 1")
         if count > self.max_batch_size:
-            raise SignatureError(
-                f"the batch has {count} rows; at most {self.max_batch_size} fit, so split it"
-            )
+            most = self.max_batch_size
+            fit = f"at most {most} fit, so split it" if most > 1 else "send one row a request"
+            raise SignatureError(f"the batch has {count} rows; {fit}")
         return count
 
 

@@ -7,6 +7,7 @@ never changed, pickled or moved; a model whose answers cannot be verified is ref
 random outputs, layers in training mode, rows that depend on each other, inputs without effect.
 """
 
+import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
+from flambeau.protocol.available_memory import lack_of_memory
 from flambeau.protocol.row_form import to_rows
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import explain
@@ -41,6 +43,8 @@ PROGRAM, SCRIPT = "program.pt2", "module.torchscript.pt"
 """Files of the captured model."""
 MIN_EXPORT_ROWS = 2
 """Exporters specialise on 0 and 1 rows."""
+FULL_BYTES = 2**16
+"""Free bytes of a disk below which a file could not be written."""
 _RANDOM_LAYERS = (
     nn.modules.dropout._DropoutNd,
     nn.modules.batchnorm._BatchNorm,
@@ -93,7 +97,7 @@ def capture(
         ExampleError: the examples do not fit the model.
     """
     _check_mode(model)
-    _check_device(model)
+    _check_tensors(model, folder)
     call = CalledByName(model, examples.names) if examples.by_name else model
     axes = find_batch_axes(call, examples.inputs, outputs, examples.batch_axes, max_batch_size)
     if not axes.has_batch:
@@ -108,7 +112,13 @@ def capture(
     files, refusals = _capture_files(flat, examples, signature, dynamic, folder, script)
     if not files:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in refusals.items())
-        raise CaptureError(f"torch cannot capture the model: {reasons}")
+        lost = f"torch cannot capture the model: {reasons}"
+        if shutil.disk_usage(folder).free < FULL_BYTES:
+            lost = (
+                f"the disk of {folder.parent} is full: {lost}; free space there, or set TMPDIR to "
+                "another folder"
+            )
+        raise CaptureError(lost)
     notes = axes.notes() + examples.notes(dynamic)
     return Captured(files, refusals, signature, [found, *sized], notes)
 
@@ -129,9 +139,11 @@ def _check_mode(model: Model) -> None:
             )
 
 
-def _check_device(model: Model) -> None:
+def _check_tensors(model: Model, folder: Path) -> None:
+    """Refuses a module whose tensors are elsewhere, or larger than memory or the folder's disk."""
     if not isinstance(model, nn.Module):
         return
+    stored: dict[int, int] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_meta:
             raise CaptureError(
@@ -143,6 +155,20 @@ def _check_device(model: Model) -> None:
                 f"the model's '{name}' is on {tensor.device}, and artifacts are verified on the "
                 "CPU; pass model.cpu()"
             )
+        storage = tensor.untyped_storage()
+        stored[storage.data_ptr()] = storage.nbytes()
+        is_expanded = tensor.nbytes > storage.nbytes()
+        if is_expanded and (lack := lack_of_memory(tensor.nbytes)):
+            raise CaptureError(
+                f"the model's '{name}' {list(tensor.shape)} {lack}: it is expanded from "
+                f"{storage.nbytes():,} bytes; expand it in forward, or make it smaller"
+            )
+    needed, free = sum(stored.values()), shutil.disk_usage(folder).free
+    if needed > free:
+        raise CaptureError(
+            f"the model has {needed:,} bytes, and {free:,} are free in {folder.parent}, where it "
+            "is captured; free space there, or set TMPDIR to another folder"
+        )
 
 
 def _run(

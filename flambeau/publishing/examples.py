@@ -19,6 +19,7 @@ from torch import Tensor
 from flambeau.protocol.strict import nearest_name
 from flambeau.protocol.tensors import TensorError, datatype_of
 from flambeau.publishing.errors import ExampleError
+from flambeau.publishing.staging import check_room
 
 Sizes = dict[str, dict[int, tuple[int, int]]]
 """Smallest and largest size of the axes that vary, by input."""
@@ -219,6 +220,7 @@ def _tensor(name: str, value: Any) -> Tensor:
     Raises:
         ExampleError: it is no array of numbers.
     """
+    check_room(name, value)
     if isinstance(value, Tensor):
         tensor = _on_cpu(name, value)
     else:

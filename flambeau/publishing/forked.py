@@ -3,11 +3,11 @@
 Exporting a network imports a hundred megabytes of torch's compiler; in a child they are gone
 afterwards. The child shares the caller's memory, so nothing is copied on the way in.
 
-Rule: a fork of a process with threads may deadlock. A child that uses no CPU time for `STUCK_S`
-seconds is ended, and the caller makes the call itself.
+Rules: a fork of a process with threads may deadlock. A child that uses no CPU time for `STUCK_S`
+seconds is ended, and the caller makes the call itself. A child that a signal ends has crashed: the
+call would end the caller's process too, so it is not made there.
 """
 
-import contextlib
 import json
 import os
 import select
@@ -27,11 +27,11 @@ _CHUNK_BYTES = 2**16
 
 
 class ForkedCallError(Exception):
-    """The call raised; the message has type and first line of the innermost exception."""
+    """The call raised, with type and first line of the innermost exception; or it crashed."""
 
 
 class ForkUnavailableError(Exception):
-    """There is no fork here, or the child could not finish its work; the caller may do it."""
+    """There is no fork here, or the child got stuck; the caller may do its work."""
 
 
 def call_in_fork(call: Callable[[], Result]) -> Result:
@@ -42,8 +42,8 @@ def call_in_fork(call: Callable[[], Result]) -> Result:
             this process has used.
 
     Raises:
-        ForkedCallError: the call raised; exceptions themselves would import their modules here.
-        ForkUnavailableError: the system has no fork, or the child died or got stuck.
+        ForkedCallError: the call raised or crashed; the exception itself would import modules here.
+        ForkUnavailableError: the system has no fork, or the child got stuck.
     """
     if not hasattr(os, "fork"):
         raise ForkUnavailableError("this system has no fork")
@@ -55,14 +55,18 @@ def call_in_fork(call: Callable[[], Result]) -> Result:
         os.close(reader)
         _answer(call, writer)
     os.close(writer)
+    data: bytes | None = None
     try:
         data = _read(reader, child)
     finally:
         os.close(reader)
-        with contextlib.suppress(ProcessLookupError):
+        if data is None:
             os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
     if not data:
+        if data is not None and os.WIFSIGNALED(status):
+            how = signal.Signals(os.WTERMSIG(status)).name
+            raise ForkedCallError(f"its process was ended by {how}")
         raise ForkUnavailableError("the child ended without an answer")
     succeeded, found = json.loads(data)
     if not succeeded:
@@ -96,8 +100,8 @@ def innermost_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def _read(reader: int, child: int) -> bytes:
-    """Returns what the child writes until it closes the pipe; empty if it is stuck."""
+def _read(reader: int, child: int) -> bytes | None:
+    """Returns what the child writes until it closes the pipe; None if it is stuck."""
     parts: list[bytes] = []
     quiet_s, used = 0.0, _cpu_ticks(child)
     while True:
@@ -111,7 +115,7 @@ def _read(reader: int, child: int) -> bytes:
         quiet_s = quiet_s + _LOOK_EVERY_S if now == used else 0.0
         used = now
         if quiet_s >= STUCK_S:
-            return b""
+            return None
 
 
 def _cpu_ticks(process: int) -> int:

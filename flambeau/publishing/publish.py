@@ -18,13 +18,16 @@ from flambeau.publishing.function_location import located
 from flambeau.publishing.pipeline import Pipeline, stage_pipeline
 from flambeau.publishing.published import PublishedArtifact, PublishedVersion
 from flambeau.publishing.python_files import stage_python_model
-from flambeau.publishing.staging import write_request
+from flambeau.publishing.staging import target_array, write_request
 
 IMPORTER = "training.importing.run"
 
 DEFAULT_MAX_BATCH_SIZE = 32
 
 Bump = Literal["major", "minor", "patch"]
+
+_OF_CLASSES = ("args", "files", "process")
+_OF_NETWORKS = ("outputs", "labels", "dynamic", "batch_axes")
 
 
 class PublishOptions(TypedDict, total=False):
@@ -52,6 +55,10 @@ class PublishOptions(TypedDict, total=False):
         max_batch_size: largest batch of a server in rows, 32 unless given.
         args: of a class: its arguments, which the version keeps.
         files: of a class: files that the version keeps for it, such as `tokenizer.json`.
+        process: of a class: the process that runs it where it is served. `own`, unless given, is
+            one for each instance: a crash, a leak or an endless loop harms no other model, at some
+            tens of microseconds a request. `shared` is the server's: faster, and its faults are
+            the server's.
         bump: required change of the semantic version; None for the smallest that is right.
     """
 
@@ -68,6 +75,7 @@ class PublishOptions(TypedDict, total=False):
     max_batch_size: int
     args: Mapping[str, Any]
     files: Sequence[str | os.PathLike[str]]
+    process: Literal["own", "shared"]
     bump: Bump | None
 
 
@@ -99,8 +107,8 @@ def publish(
         to: the store: a folder, or `s3://bucket/prefix`.
         progress: False to print nothing; or a function that receives the name of each step.
         options: `outputs`, `targets`, `metric`, `artifacts`, `gates`, `alias`, `labels`,
-            `metadata`, `dynamic`, `batch_axes`, `max_batch_size`, `args`, `files`, `bump`;
-            `help(flambeau.PublishOptions)` describes each.
+            `metadata`, `dynamic`, `batch_axes`, `max_batch_size`, `args`, `files`, `process`,
+            `bump`; `help(flambeau.PublishOptions)` describes each.
 
     Raises:
         TypeError: an option is unknown.
@@ -196,7 +204,7 @@ def _stage_network(
         "notes": captured.notes,
     }
     rows = len(next(iter(inputs[0].values())))
-    write_request(folder, request, inputs, outputs, _targets(options.get("targets"), rows))
+    write_request(folder, request, inputs, outputs, target_array(options.get("targets"), rows))
 
 
 def _check_options(model: Any, options: PublishOptions) -> None:
@@ -206,11 +214,13 @@ def _check_options(model: Any, options: PublishOptions) -> None:
         if option not in known:
             raise TypeError(f"publish has no option '{option}'{nearest_name(option, known)}")
     _check_model(model)
-    if isinstance(model, type):
-        return
-    for option in ("args", "files"):
-        if options.get(option):
-            raise PublishError(f"{option} is for a class, and the model is an object already")
+    is_class = isinstance(model, type)
+    for option in (*_OF_NETWORKS, *_OF_CLASSES):
+        if not options.get(option) or is_class == (option in _OF_CLASSES):
+            continue
+        if is_class:
+            raise PublishError(f"{option} is for modules and functions, and the model is a class")
+        raise PublishError(f"{option} is for a class, and the model is an object already")
 
 
 def _check_model(model: Any) -> None:
@@ -237,34 +247,15 @@ def _wanted(artifacts: Any) -> Any:
     return wanted
 
 
-def _targets(targets: Any, rows: int) -> Any:
-    """Returns the targets as an array.
-
-    Raises:
-        ExampleError: they are no numbers, or not one for each row.
-    """
-    if targets is None:
-        return None
-    import numpy as np
-
-    array = np.asarray(targets.detach().cpu() if hasattr(targets, "detach") else targets)
-    if array.dtype.kind not in "biuf":
-        raise ExampleError(f"targets has type {array.dtype}; give numbers, such as classes [rows]")
-    if array.ndim == 0 or len(array) != rows:
-        raise ExampleError(
-            f"targets has shape {list(array.shape)} and the examples have {rows} rows; give one "
-            "for each row"
-        )
-    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
-
-
 class _Importer:
     """Our process: it loads its libraries while the model is captured, and then imports it."""
 
     def __init__(self, folder: Path) -> None:
         waits, self._go = os.pipe()
         try:
-            self._process = OwnProcess(IMPORTER, str(folder), str(waits), descriptors=[waits])
+            self._process = OwnProcess(
+                IMPORTER, str(folder), str(waits), descriptors=[waits], folder=str(folder)
+            )
         finally:
             os.close(waits)
 

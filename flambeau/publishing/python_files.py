@@ -11,7 +11,7 @@ from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from flambeau.publishing.class_source import class_source
 from flambeau.publishing.errors import CaptureError, ExampleError
 from flambeau.publishing.staged_files import FILES
-from flambeau.publishing.staging import write_request
+from flambeau.publishing.staging import check_room, target_array, write_request
 
 SOURCE = "model.py"
 """The file of the class."""
@@ -31,11 +31,11 @@ def stage_python_model(
         examples: inputs by name, [rows, ...]; text and bytes as lists or arrays of them.
         folder: the folder of the request.
         about: fields of the request that do not depend on the model.
-        options: `args`, arguments of the class, of values of JSON; `files` that it needs.
+        options: as of `publish`.
 
     Raises:
         CaptureError: its source, an argument or a file cannot be kept.
-        ExampleError: the examples are no arrays by name.
+        ExampleError: the examples are no arrays by name, or the targets do not fit them.
     """
     (folder / SOURCE).write_text(class_source(cls), encoding="utf-8")
     python = {
@@ -43,11 +43,15 @@ def stage_python_model(
         "class_name": cls.__name__,
         "args": kept_args(options.get("args", {})),
         "files": copy_files(options.get("files", ()), folder / FILES),
+        "max_batch_size": options.get("max_batch_size", 32),
+        "process": options.get("process", "own"),
     }
     request = {**about, "source": f"class {cls.__name__} from Python", "python": python}
     several = isinstance(examples, list) and bool(examples) and isinstance(examples[0], Mapping)
     parts = [example_arrays(one) for one in (examples if several else [examples])]
-    write_request(folder, request, parts, [], None)
+    rows = next(iter(parts[0].values())).shape[:1]
+    targets = target_array(options.get("targets"), *rows or (0,))
+    write_request(folder, request, parts, [], targets)
 
 
 def kept_args(args: Mapping[str, Any]) -> Any:
@@ -78,7 +82,13 @@ def copy_files(files: Sequence[str | os.PathLike[str]], folder: Path) -> list[st
             raise CaptureError(f"files names '{path}', which is no file; give its path")
         if path.name in names:
             raise CaptureError(f"files has two files named '{path.name}'; rename one")
-        shutil.copyfile(path, folder / path.name)
+        try:
+            shutil.copyfile(path, folder / path.name)
+        except OSError as error:
+            raise CaptureError(
+                f"cannot copy '{path}' to {folder.parent.parent}: {error.strerror}; let it be "
+                "read, free space there, or set TMPDIR to another folder"
+            ) from error
         names.append(path.name)
     return names
 
@@ -98,6 +108,7 @@ def example_arrays(given: Any) -> dict[str, Array]:
         )
     arrays: dict[str, Array] = {}
     for name, value in given.items():
+        check_room(name, value)
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if array.dtype.kind in "SUO":
             items = [value] if isinstance(value, str | bytes) else value

@@ -125,9 +125,9 @@ class InferenceSettings(ProcessSettings):
     is probed in a limited process first; 0 is a quarter of the total, at most 4 GiB, or three
     times its files if that is more. Raise it for models that need much memory beside weights."""
     open_time_limit_s: float = Field(120.0, gt=0, le=86_400)
-    """CPU time that an artifact may take to be opened and run in that probe, and the time that one
-    in a process of its own may take for its golden rows; raise it for models that are compiled when
-    they load."""
+    """CPU time that an artifact may take to be opened and run in that probe; the time that one in a
+    process of its own may take to open, and again for its golden rows. Raise it for models that
+    load for minutes, or are compiled when they load."""
     needs_file: str = "~/.cache/flambeau/artifact_needs.json"
     """File that caches the measured needs of artifacts; change it if the home folder is read-only,
     empty it to probe them at every start."""

@@ -42,6 +42,28 @@ import json
 print(json.dumps({"version": version.version, "gap": gap, "seen": seen}))
 """
 
+STARTED = """
+import asyncio, json, multiprocessing, sys
+import torch
+import flambeau
+
+def publish(store):
+    net = torch.nn.Linear(4, 3).eval()
+    found = flambeau.publish(
+        net, torch.randn(4, 4), name="mine", to=store, artifacts=["pt2"], progress=False
+    )
+    print(json.dumps({"version": found.version}), flush=True)
+
+async def in_a_task():
+    publish(sys.argv[1])
+
+def in_a_child(how):
+    context = multiprocessing.get_context(how)
+    child = context.Process(target=publish, args=(sys.argv[1],))
+    child.start()
+    child.join()
+"""
+
 
 def run(arguments: list[str], folder: Path, **environment: str) -> dict[str, object]:
     """Runs a program in a folder; returns the JSON of its last line."""
@@ -49,6 +71,7 @@ def run(arguments: list[str], folder: Path, **environment: str) -> dict[str, obj
         [sys.executable, *arguments],
         cwd=folder,
         env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=240,
@@ -106,6 +129,24 @@ def test_a_cell_of_a_notebook_publishes(tmp_path: Path) -> None:
     )
 
     assert run(["-c", text], tmp_path)["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        (["-i", "training.py"], "asyncio.run(in_a_task())"),
+        (["-m", "package.module"], "in_a_child('fork')"),
+        (["yaml.py"], "in_a_child('spawn')"),
+    ],
+)
+def test_programs_publish_however_they_are_started(
+    command: list[str], call: str, tmp_path: Path
+) -> None:
+    """From an interactive session, a task, a package, children, and under names of modules."""
+    file = "package/module.py" if "-m" in command else command[-1]
+    (tmp_path / "package").mkdir()
+    (tmp_path / file).write_text(STARTED + f"\nif __name__ == '__main__':\n    {call}\n")
+    assert run([*command, str(tmp_path / "store")], tmp_path) == {"version": 1}
 
 
 def test_nothing_is_published_where_a_gate_is_missed(tmp_path: Path) -> None:

@@ -117,14 +117,16 @@ def test_a_killed_importer_is_told_and_leaves_no_process(tmp_path: Path) -> None
     assert list(run.temporary.glob("flambeau-publish-*")) == []  # what it held open stays
 
 
-def test_a_killed_caller_leaves_no_process(tmp_path: Path) -> None:
-    run = Run(tmp_path, "making")
-    assert run.line() == "making onnx"
+@pytest.mark.parametrize(
+    ("step", "number"), [("capturing", signal.SIGTERM), ("making", signal.SIGKILL)]
+)
+def test_a_killed_caller_leaves_nothing(step: str, number: signal.Signals, tmp_path: Path) -> None:
+    run = Run(tmp_path, step)
+    assert run.line().startswith(step)
 
-    run.program.kill()
+    run.program.send_signal(number)
 
-    run.end()
-    assert list(run.store.glob("mine/*")) == []
+    run.check_nothing_is_left()
 
 
 def test_two_publishes_at_once_get_two_numbers(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Python models behind a server: text in, errors in one line, and faults that harm no neighbour."""
 
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -134,3 +135,34 @@ def test_a_fault_of_its_process_harms_no_neighbour(
     assert failed.status == status
     assert re.search(words, failed.error())
     assert is_doubled(ask(server, "faulty", 4.0), 4.0)
+
+
+def test_a_load_that_never_ends_is_shown_ended_and_harms_no_neighbour(tmp_path: Path) -> None:
+    source = f"""
+    import os, threading
+
+    class Model:
+        def load(self, context):
+            with open({str(tmp_path / "began")!r}, "w") as fifo:  # waits for a reader
+                fifo.write("began")
+            threading.Event().wait()
+        def infer(self, inputs):
+            return inputs
+    """
+    os.mkfifo(tmp_path / "began")
+    store = tmp_path / "store"
+    python_models.publish(str(store), "neighbour", DOUBLING, process="shared")
+    with running_server(store, open_time_limit_s=8.0) as server:
+        python_models.publish(str(store), "endless", source)
+        assert (tmp_path / "began").read_text() == "began"
+        waiting = ask(server, "endless", 3.0)
+        assert (waiting.status, "is not ready: version 1: loading" in waiting.error()) == (
+            503,
+            True,
+        )
+        assert is_doubled(ask(server, "neighbour", 3.0), 3.0)
+        assert is_doubled(ask(server, "neighbour", 4.0), 4.0)
+        server.wait_for_log(message="version refused", model="endless")
+        refused = ask(server, "endless", 3.0)
+        assert (refused.status, "model 'endless'" in refused.error()) == (503, True)
+        assert "did not open within 8 s (open_time_limit_s); raise the limit" in refused.error()

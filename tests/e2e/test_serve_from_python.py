@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import flambeau
+from flambeau.errors import InvalidRequestError
 from flambeau.local.server import ServerError
 from flambeau.server_process import server_process
+from model_store.golden import GoldenRows
 from model_store.store import ModelStore
-from tests.fixtures import onnx_models
+from tests.fixtures import onnx_models, python_models
 
 PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 ROWS = np.ones((3, 4), np.float32)
@@ -78,6 +80,27 @@ def test_a_version_that_is_not_there_is_refused_in_words(
 ) -> None:
     with pytest.raises(ServerError, match=words):
         flambeau.load(address, store=store)
+
+
+def test_values_are_taken_in_the_order_of_the_inputs(tmp_path: Path) -> None:
+    source = "class Model:\n def infer(self, inputs): return {'y': inputs['z'] - inputs['a']}"
+    signature = python_models.signature_of(
+        [("z", "FP32", (-1, 4)), ("a", "FP32", (-1, 4))], [("y", "FP32", (-1, 4))]
+    )
+    golden = GoldenRows({"z": 3 * ROWS, "a": ROWS}, {"y": 2 * ROWS})
+    python_models.publish(str(tmp_path), "two", source, signature, golden)
+    with flambeau.load("two", store=tmp_path) as two:
+        np.testing.assert_array_equal(two(5 * ROWS, ROWS), 4 * ROWS)
+        np.testing.assert_array_equal(two(5 * ROWS, a=ROWS), 4 * ROWS)
+        np.testing.assert_array_equal(two({"a": ROWS, "z": ROWS}), 0 * ROWS)
+        for values, words in (
+            ((ROWS, ROWS, ROWS), "3 values were given, and the model has 2 inputs: z, a"),
+            ((ROWS,), "'a'"),
+        ):
+            with pytest.raises(InvalidRequestError, match=words):
+                two(*values)
+        with pytest.raises(InvalidRequestError, match="'z' was given by its place and by its name"):
+            two(ROWS, z=ROWS)
 
 
 def test_a_process_ends_with_the_program_that_started_it(store: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.protocol.tensors import Array
-from model_store.manifest import check_name
+from model_store.manifest import PythonProcess, check_name
 from model_store.store import ModelStore, Sign
 from training.errors import DataError, RecipeError
 from training.importing.derived_entries import Wish
@@ -20,7 +20,7 @@ from training.importing.pipelines.publication import (
     import_pipeline,
 )
 from training.importing.request import ExampleRows, ImportRequest
-from training.importing.sources.python_source import python_original
+from training.importing.sources.python_source import MAX_BATCH_SIZE, python_original
 from training.importing.sources.read_source import read_source
 from training.importing.sources.source_options import SourceOptions
 from training.importing.sources.triton.pipeline_draft import PipelineDraft
@@ -51,6 +51,8 @@ class FileImport:
     model: str = ""
     """The model of a repository; empty for all of them."""
     max_batch_size: int | None = None
+    process: PythonProcess = "own"
+    """Process that runs a Python model."""
     dynamic: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
     batch_axes: Mapping[str, int | None] = field(default_factory=dict)
     """Batch axis of inputs where the file cannot tell it; None for an input without a batch."""
@@ -183,7 +185,14 @@ def _read(
         files = {file.name: file for file in wanted.side_files}
         say(f"recording the outputs of {first}")
         original = python_original(
-            Path(path), class_name, wanted.args, files, dict(wanted.examples), staging
+            Path(path),
+            class_name,
+            wanted.args,
+            files,
+            dict(wanted.examples),
+            staging,
+            max_batch_size=wanted.max_batch_size or MAX_BATCH_SIZE,
+            process=wanted.process,
         )
         return [original], []
     if first.endswith(".py"):

@@ -143,16 +143,13 @@ def prepare_model(
     """Does all of `import_model` except the publication: its arguments and errors are the same."""
     first = originals[0]
     entries = _entries(originals, request, examples)
-    inputs = check_examples(first.source, first.signature, examples.inputs)
-    outputs = examples.outputs
-    if outputs is None:
-        say(f"recording the outputs of {first.source}")
-        outputs = record_outputs(first, inputs, request.limits)
+    examples = _with_outputs(first, examples, request, say)
+    assert examples.outputs is not None
     try:
         expected = imported_reference(
             first.signature,
-            inputs,
-            outputs,
+            examples.inputs,
+            examples.outputs,
             labels=examples.targets,
             task=request.metric,
             gates=request.gates,
@@ -168,6 +165,27 @@ def prepare_model(
     say("replaying the stored golden rows")
     replay_files(draft, folder, None, request.limits)
     return Prepared(draft=draft, report=report)
+
+
+def _with_outputs(
+    original: Original, examples: ExampleRows, request: ImportRequest, say: Say
+) -> ExampleRows:
+    """Returns the examples in order, with the original's outputs.
+
+    Rows whose outputs have rarer shapes become examples of their own size.
+    """
+    inputs = check_examples(original.source, original.signature, examples.inputs)
+    if examples.outputs is not None:
+        return replace(examples, inputs=inputs)
+    say(f"recording the outputs of {original.source}")
+    found = record_outputs(original, inputs, request.limits)
+    sides = [({n: array[one.rows] for n, array in inputs.items()}, one.outputs) for one in found]
+    targets = examples.targets
+    if len(found) > 1 and targets is not None:
+        targets = targets[found[0].rows]
+    return replace(
+        examples, inputs=sides[0][0], outputs=sides[0][1], sized=sides[1:], targets=targets
+    )
 
 
 def _entries(
@@ -271,6 +289,8 @@ def _draft(
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
     advice = "give gates that say which difference is acceptable, or other artifacts"
+    if all(str(one.refusal).startswith("export failed") for one in report.artifacts):
+        advice = "remove the cause, or choose other artifacts"
     check_any_verified(report, f"no artifact of '{report.model}' matches {report.run}", advice)
     (folder / IMPORT).write_text(request.model_dump_json(indent=2) + "\n", encoding="utf-8")
     golden = GoldenRows(expected.golden_inputs, expected.golden_outputs)

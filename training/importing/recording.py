@@ -1,10 +1,12 @@
 """Runs an original on example rows, and records its outputs: the reference of its artifacts.
 
 Rules: it runs in a separate process with limits; its answers must be finite, the same twice, and
-independent of the other rows of a batch, as servers form batches of any requests.
+independent of the other rows of a batch, as servers form batches of any requests. Answers of a
+model that takes one row at a time may differ in shape.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +14,6 @@ import torch
 from flambeau.protocol.rounding import gap
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
-from model_store.arrays.golden_replay import run_in_batches
 from model_store.host.memory_limit import GIB
 from training.errors import DataError, IsolationError, TargetError
 from training.importing.original import Original
@@ -22,10 +23,20 @@ from training.recipe.recipe import ExportLimits
 from training.verification.runners import file_runner
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Outputs of rows that have one shape."""
+
+    rows: list[int]
+    """Numbers of the rows among the examples."""
+    outputs: dict[str, Array]
+    """By name, [rows, ...]."""
+
+
 def record_outputs(
     original: Original, inputs: Mapping[str, Array], limits: ExportLimits
-) -> dict[str, Array]:
-    """Returns the original's outputs for the rows, by name, [rows, ...].
+) -> list[Recorded]:
+    """Returns the original's outputs for the rows, the most frequent shapes first.
 
     Args:
         original: the model.
@@ -89,24 +100,46 @@ def check_examples(
     return {name: np.ascontiguousarray(inputs[name]) for name in wanted}
 
 
-def _record(original: Original, inputs: dict[str, Array]) -> dict[str, Array]:
+def _record(original: Original, inputs: dict[str, Array]) -> list[Recorded]:
     torch.set_num_threads(1)
     signature = original.signature
     run = file_runner(original.kind, original.precision, original.file, signature)
-    outputs = run_in_batches(run, inputs, signature.max_batch_size)
-    again = run_in_batches(run, inputs, signature.max_batch_size)
+    size, rows = signature.max_batch_size, len(next(iter(inputs.values())))
+    batches = [
+        {name: array[start : start + size] for name, array in inputs.items()}
+        for start in range(0, rows, size)
+    ]
+    found = _by_shape([run(batch) for batch in batches], rows)
+    again = _by_shape([run(batch) for batch in batches], rows)
     alone = run({name: array[:1] for name, array in inputs.items()})
-    for name, array in outputs.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+    for name in alone:
+        arrays, others = ([one.outputs[name] for one in each] for each in (found, again))
+        if any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in arrays):
             raise TargetError(f"output '{name}' has infinite or undefined numbers")
-        if not _same(array, again[name]):
+        if len(arrays) != len(others) or not all(map(_same, arrays, others)):
             raise TargetError(
                 f"output '{name}' differs between two runs of the same rows; a served model must "
                 "be deterministic"
             )
-        if not _same(array[:1], alone[name]):
+        (first,) = (one.outputs[name][:1] for one in found if one.rows[0] == 0)
+        if not _same(first, alone[name]):
             raise TargetError(f"output '{name}' of a row depends on the other rows of its batch")
-    return outputs
+    return found
+
+
+def _by_shape(parts: Sequence[Mapping[str, Array]], rows: int) -> list[Recorded]:
+    """Joins the outputs of batches; those of single rows only if their shapes are equal."""
+    groups: dict[object, list[int]] = {}
+    for number, part in enumerate(parts):
+        shapes = tuple(array.shape for array in part.values()) if len(parts) == rows else ()
+        groups.setdefault(shapes, []).append(number)
+    return [
+        Recorded(
+            numbers if len(parts) == rows else list(range(rows)),
+            {name: np.concatenate([parts[n][name] for n in numbers]) for name in parts[0]},
+        )
+        for numbers in sorted(groups.values(), key=len, reverse=True)
+    ]
 
 
 def _same(one: Array, other: Array) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, Field, JsonValue, ValidationError
 
+from flambeau.protocol.available_memory import GIB, free_bytes
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import StrictModel, explain
 from flambeau.protocol.tensors import Array, decode_bytes_elements, element_count
@@ -19,11 +20,14 @@ from flambeau.publishing.staged_files import EXAMPLES, REQUEST
 from model_store.artifact_kinds import ArtifactKind
 from model_store.document import LARGE, parse_document
 from model_store.errors import BadNameError, DocumentError
-from model_store.manifest import Metadata, Precision, check_name
+from model_store.manifest import Metadata, Precision, PythonProcess, check_name
 from model_store.pointers import PRODUCTION
 from model_store.semver.semver import Bump
 from training.errors import DataError, RecipeError
 from training.recipe.recipe import ExportLimits
+
+LEAST_GIB = 2.0
+"""Memory of one artifact where less is free: its libraries alone need some of it."""
 
 
 def _checked_name(name: str) -> str:
@@ -31,6 +35,13 @@ def _checked_name(name: str) -> str:
         return check_name(name)
     except BadNameError as error:
         raise ValueError(str(error)) from error
+
+
+def limits_here() -> ExportLimits:
+    """Returns limits that also keep this machine from swapping, with room for the libraries."""
+    limits = ExportLimits()
+    free_gib = max(free_bytes() / GIB, LEAST_GIB)
+    return limits.model_copy(update={"memory_gib": min(limits.memory_gib, free_gib)})
 
 
 class CapturedFile(StrictModel):
@@ -50,6 +61,8 @@ class PythonFiles(StrictModel):
     args: dict[str, JsonValue] = Field(default={})
     files: tuple[str, ...] = ()
     """Names of its side files, in the folder `files`."""
+    max_batch_size: int = Field(default=32, ge=1, le=65_536)
+    process: PythonProcess = "own"
 
 
 class ImportRequest(StrictModel):
@@ -80,7 +93,7 @@ class ImportRequest(StrictModel):
     """Alias that moves to the version; None for none."""
     metadata: Metadata = Field(default={})
     bump: Bump | None = None
-    limits: ExportLimits = ExportLimits()
+    limits: ExportLimits = Field(default_factory=limits_here)
     """Limits of making or verifying one artifact."""
 
 

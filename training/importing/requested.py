@@ -58,6 +58,8 @@ def _originals(request: ImportRequest, examples: ExampleRows, folder: Path) -> l
             {name: folder / FILES / name for name in python.files},
             [examples.inputs, *examples.others],
             folder,
+            max_batch_size=python.max_batch_size,
+            process=python.process,
         )
         return [replace(original, source=request.source)]
     assert request.signature is not None, "only a Python model is without"

@@ -61,13 +61,19 @@ def run_isolated(
             target=_answer, args=(theirs, log.name, memory_limit_bytes, call, arguments)
         )
         try:
-            start_process(process)
+            try:
+                start_process(process)
+            except (OSError, EOFError) as error:  # its exit code is known to the server alone
+                raise IsolationError(
+                    f"its process ended while it started ({error or 'no answer'}): it crashed, or "
+                    "memory was short; close other programs, and try again"
+                ) from error
             theirs.close()
             if not ours.poll(time_limit_s):
                 raise IsolationError(f"it took longer than {time_limit_s:g} s")
             found, failure = ours.recv()
             process.join(LEAVING_S)
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             process.join()
             raise IsolationError(describe_exit(process.exitcode, Path(log.name))) from None
         finally:

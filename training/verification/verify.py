@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,7 @@ class Reference:
     embeddings: tuple[str, ...] = ()
     """Outputs that are compared by their cosine."""
     sized: list[tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=list)
-    """Some golden rows at other sizes and their outputs, for a model with `dynamic` axes."""
+    """Some rows at other sizes and their outputs, for a model whose axes vary."""
     gates: Mapping[str, Gate | OwnGate] | None = None
     """Gates that the user gave, for a model that was brought: each of its outputs gets one. None
     for a model that was trained, which its recipe's limits judge."""
@@ -418,8 +419,10 @@ def replay(
     where = "the test split" if expected.gates is None else "all examples"
     of_all = compare_rows(where, expected.test_outputs, outputs, gates)
     if expected.gates is not None:
+        in_batches = partial(run_in_batches, run, size=largest)
         return [
             *replay_everything(run, expected.golden, expected.signature, gates),
+            *replay_sized(in_batches, expected.sized, gates),
             of_all,
         ], outputs
     found = replay_in_batches(run, expected.golden, largest, gates)

@@ -95,7 +95,6 @@ def open_network(path: Path, *, threads: int, device: Device) -> Network:
         device: device that runs it.
 
     Raises:
-        ValueError: it is not ONNX.
         StoreError: it refers to more than its own bytes.
     """
     import onnxruntime

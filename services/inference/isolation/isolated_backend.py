@@ -45,7 +45,7 @@ from services.resident_memory import resident_bytes
 _WORKER = "services.inference.isolation.worker_process"
 
 OPEN_TIMEOUT_S = 300.0
-"""Timeout of opening an artifact, after which its process is killed."""
+"""Default timeout of opening an artifact, after which its process is killed."""
 
 END_TIMEOUT_S = 2.0
 """Timeout of a process to end by itself, and again to end after it was killed."""
@@ -84,17 +84,20 @@ class IsolatedBackend(Backend):
         """The worker's process id."""
         return self._process.pid
 
-    def open(self, how: Mapping[str, Any], files: Sequence[bytes]) -> None:
+    def open(
+        self, how: Mapping[str, Any], files: Sequence[bytes], timeout_s: float = OPEN_TIMEOUT_S
+    ) -> None:
         """Sends the artifact and the options to open it with; see `open_isolated_backend`."""
         try:
-            self._channel.wait_at_most(OPEN_TIMEOUT_S)
+            self._channel.wait_at_most(timeout_s)
             send_opening(self._channel, how, files)
             self.platform, self.gives_parts = self._receive("opened")[1]
             self._channel.wait_at_most(None)
         except TimeoutError:
             self.kill()
             raise DeviceError(
-                f"artifact '{self._name}' did not open within {OPEN_TIMEOUT_S:g} s"
+                f"artifact '{self._name}' did not open within {timeout_s:g} s (open_time_limit_s); "
+                "raise the limit, or let it load less"
             ) from None
         except ChannelClosedError:
             raise self._death() from None
@@ -232,15 +235,17 @@ def open_isolated_backend(
     *,
     low_priority: bool = False,
     memory_limit_bytes: int = 0,
+    timeout_s: float = OPEN_TIMEOUT_S,
 ) -> IsolatedBackend:
     """Starts a worker process and opens an artifact in it, as `open_backend` does.
 
     It has the same arguments; `low_priority`: True for a process of permanently low priority, see
-    `low_priority_thread.py`; `memory_limit_bytes`: the most that it may allocate, 0 for no limit.
+    `low_priority_thread.py`; `memory_limit_bytes`: the most that it may allocate, 0 for no limit;
+    `timeout_s`: seconds that opening may take.
 
     Raises:
         BackendError: the artifact does not open; the message is the runtime's.
-        DeviceError: the device is missing, or opening took longer than `OPEN_TIMEOUT_S`.
+        DeviceError: the device is missing, or opening took longer than the timeout.
         WorkerProcessDiedError: the process ended while it opened the artifact.
     """
     backend = IsolatedBackend(
@@ -256,6 +261,7 @@ def open_isolated_backend(
                 "options": options,
             },
             files,
+            timeout_s,
         )
     except BaseException:
         backend.close()

@@ -277,10 +277,14 @@ def _open(
     verified = read_artifact(store, manifest, artifact, options.backend.device, options.trust)
     if not apart:
         return open_backend(verified, options.backend)
-    from services.inference.isolation.isolated_backend import open_isolated_backend
+    from services.inference.isolation.isolated_backend import OPEN_TIMEOUT_S, open_isolated_backend
 
-    limit = memory_limit_bytes(artifact, options)
-    return open_isolated_backend(verified, options.backend, memory_limit_bytes=limit)
+    return open_isolated_backend(
+        verified,
+        options.backend,
+        memory_limit_bytes=memory_limit_bytes(artifact, options),
+        timeout_s=OPEN_TIMEOUT_S if options.needs is None else options.needs.limit_s,
+    )
 
 
 def runs_apart(artifact: Artifact, options: LoadOptions) -> bool:

@@ -18,26 +18,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from model_store.errors import BadNameError
 from model_store.host.memory_limit import GIB
-from model_store.manifest import FileEntry, PythonModel, check_name
+from model_store.manifest import FileEntry, PythonModel, PythonProcess, check_name
 from model_store.python_models.open_model import MAX_SOURCE_BYTES, OpenModel, PythonModelError
 from training.errors import DataError, IsolationError, TargetError
 from training.exporters.python_model import description_path, open_class
 from training.importing.original import Original
+from training.importing.request import limits_here
 from training.network.row_dependence import ROUNDING_SHARE
 from training.process.isolated_run import run_isolated
 from training.recipe.kinds.python_kind import PythonExport
-from training.recipe.recipe import ExportLimits
 
 FOLDER = "python"
 """Folder of the class in the staging folder."""
 MAX_BATCH_SIZE = 32
-ROWS_ALONE = 8
-"""Rows of each example that are also run alone."""
+ROWS_KEPT = 8
+"""Rows of each example that run between an answer and the check that it is unchanged."""
 RESERVED = frozenset(
     ("config.pbtxt", "golden.safetensors", "import.json", "report.html", "report.json")
 )
@@ -60,6 +62,9 @@ def python_original(
     files: Mapping[str, Path],
     examples: Sequence[Rows] | Rows,
     staging: Path,
+    *,
+    max_batch_size: int = MAX_BATCH_SIZE,
+    process: PythonProcess = "own",
 ) -> Original:
     """Returns a class as a model to publish.
 
@@ -70,22 +75,22 @@ def python_original(
         files: paths of its side files, by the names that it uses.
         examples: inputs by name, [rows, ...]; several with other sizes, if axes vary.
         staging: an existing folder, which gets a folder with the class and its files.
+        max_batch_size: largest batch in rows.
+        process: see `model_store.manifest.PythonModel`.
 
     Raises:
         TargetError: a file or the class is unusable, or its answers cannot be verified.
         DataError: the examples contradict each other.
         OSError: a file cannot be read or written.
     """
-    parts = [examples] if isinstance(examples, Mapping) else list(examples)
+    parts = [dict(part) for part in ([examples] if isinstance(examples, Mapping) else examples)]
     inputs, dynamic = _input_specs(parts)
-    path = _staged(file, class_name, args, files, staging)
-    limits = ExportLimits()
+    path = _staged(file, class_name, args, files, staging, process)
+    limits = limits_here()
     try:
         learned = run_isolated(
             _learn,
-            path,
-            class_name,
-            [dict(part) for part in parts],
+            *(path, class_name, parts, max_batch_size),
             time_limit_s=limits.time_s,
             memory_limit_bytes=int(limits.memory_gib * GIB),
         )
@@ -104,7 +109,7 @@ def python_original(
         precision="fp32",
         file=path,
         signature=signature,
-        examples=dict(parts[0]),
+        examples=parts[0],
         source=f"class {class_name} of {file.name}",
         notes=learned.notes,
     )
@@ -116,6 +121,7 @@ def _staged(
     args: Mapping[str, Any],
     files: Mapping[str, Path],
     staging: Path,
+    process: PythonProcess,
 ) -> Path:
     """Copies the class and its side files into a folder. Returns the path of the class's file."""
     source = _checked_source(file)
@@ -131,7 +137,12 @@ def _staged(
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         size_bytes = (folder / name).stat().st_size
         entries.append(FileEntry(file=name, sha256=digest, size_bytes=size_bytes))
-    described = PythonModel(name=class_name, args=dict(args), files=tuple(entries))
+    try:
+        described = PythonModel(
+            name=class_name, args=dict(args), files=tuple(entries), process=process
+        )
+    except ValidationError as error:
+        raise TargetError(f"class {class_name}: {explain(error, PythonModel)}") from error
     description_path(path).write_text(described.model_dump_json())
     return path
 
@@ -225,27 +236,34 @@ def _joint_shape(
     return tuple(shape), sizes
 
 
-def _learn(path: Path, class_name: str, parts: Sequence[Rows]) -> _Learned | str:
+def _learn(
+    path: Path, class_name: str, parts: Sequence[Rows], max_batch_size: int
+) -> _Learned | str:
     """Runs the class on the examples, in a separate process; returns the reason if it fails."""
     try:
-        return _learned(open_class(path, None), class_name, parts)
+        return _learned(open_class(path, None), class_name, parts, max_batch_size)
     except (PythonModelError, TargetError) as error:
         return str(error)
     except ValueError as error:
         return f"it refuses the examples: {error}"
 
 
-def _learned(model: OpenModel, class_name: str, parts: Sequence[Rows]) -> _Learned:
+def _learned(
+    model: OpenModel, class_name: str, parts: Sequence[Rows], max_batch_size: int
+) -> _Learned:
     notes: list[str] = []
     _check_kept(class_name, model, parts)
     takes_one = model.gives_parts and model.answers_row_by_row
-    alone = [[model.run(row) for row in _single_rows(part)] for part in parts]
+    compared = MAX_BATCH_SIZE if max_batch_size > 1 else None  # a later row has no other shape
+    alone = [[model.run(row) for row in _single_rows(part, compared)] for part in parts]
     varies = any(_shapes_differ(rows) for rows in alone)
-    largest = 1 if takes_one or varies else MAX_BATCH_SIZE
+    largest = 1 if takes_one or varies else max_batch_size
     if varies:
+        for part, rows in zip(parts, alone, strict=True):
+            rows += [model.run(row) for row in _single_rows(part, None)[len(rows) :]]
         notes.append(
-            "answers of different rows have different shapes, so requests run one row at a time "
-            "(max_batch_size 1)"
+            "answers of different rows have different shapes, so requests have one row each "
+            "(max_batch_size 1); servers replay the rows of the most frequent shape"
         )
     for part, rows in zip(parts, alone, strict=True):
         batch = {name: array[:largest] for name, array in part.items()}
@@ -254,21 +272,22 @@ def _learned(model: OpenModel, class_name: str, parts: Sequence[Rows]) -> _Learn
         if largest > 1:
             _check_independent(class_name, together, rows)
     outputs = []
-    for name, first in alone[0][0].items():
+    for name in alone[0][0]:
         arrays = [row[name] for rows in alone for row in rows]
-        datatypes = {datatype_of(array) for array in arrays}
+        filled = [array for array in arrays if array.size] or arrays  # an empty list has no type
+        datatypes = {datatype_of(array) for array in filled}
         if len(datatypes) > 1:
             raise TargetError(
                 f"output '{name}' is {' and '.join(sorted(datatypes))} for different rows; "
                 "return one type"
             )
         shape, _ = _joint_shape(f"output '{name}'", arrays)
-        outputs.append(TensorSpec(name=name, datatype=datatype_of(first), shape=shape))
+        outputs.append(TensorSpec(name=name, datatype=datatypes.pop(), shape=shape))
     return _Learned(tuple(outputs), largest, tuple(notes))
 
 
-def _single_rows(part: Rows) -> list[dict[str, Array]]:
-    rows = min(len(next(iter(part.values()))), ROWS_ALONE)
+def _single_rows(part: Rows, most: int | None) -> list[dict[str, Array]]:
+    rows = len(next(iter(part.values()))[:most])
     return [{name: array[row : row + 1] for name, array in part.items()} for row in range(rows)]
 
 
@@ -297,7 +316,7 @@ def _check_independent(name: str, together: Rows, alone: Sequence[Rows]) -> None
 
 def _check_kept(name: str, model: OpenModel, parts: Sequence[Rows]) -> None:
     """Checks that an answer does not change when the model answers again."""
-    rows = [row for part in parts for row in _single_rows(part)]
+    rows = [row for part in parts for row in _single_rows(part, ROWS_KEPT)]
     found = model.run(rows[0])
     before = {output: array.copy() for output, array in found.items()}
     for row in rows[1:]:

@@ -109,9 +109,16 @@ def on_another_device() -> nn.Module:
     return nn.Linear(8, 4, device="meta")
 
 
+def larger_than_memory() -> nn.Module:
+    net = nn.Linear(8, 4)
+    net.register_buffer("table", torch.zeros(1).expand(10**7, 10**6))
+    return net.eval()
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (larger_than_memory, "'table' [10000000, 1000000] takes 37,252.9 GiB of memory, and"),
         (with_dropout, "in training mode, in which its layer '1' (Dropout)"),
         (on_another_device, "'weight' is on the device meta, without values"),
         (lambda: lambda x: x + torch.rand_like(x), "different outputs for the same rows"),

@@ -113,6 +113,8 @@ def test_arguments_that_are_left_out_are_told() -> None:
         ({"left": torch.ones(2, dtype=torch.cfloat)}, None, "examples['left'] is torch.complex64"),
         ({"left": torch.ones(2, dtype=torch.bfloat16)}, None, "is torch.bfloat16"),
         ({"left": torch.ones(2, device="meta")}, None, "on the device meta"),
+        ({"left": torch.zeros(1).expand(4, 10**13)}, None, "takes 149,011.6 GiB of memory, and"),
+        ({"left": np.broadcast_to(ROWS[0, 0], (4, 10**13))}, None, "GiB of memory, and"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(given: Any, dynamic: Any, words: str) -> None:

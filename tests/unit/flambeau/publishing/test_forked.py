@@ -28,8 +28,8 @@ def test_an_exception_is_told_by_its_innermost_line() -> None:
         call_in_fork(fail)
 
 
-def test_a_child_that_dies_is_no_answer() -> None:
-    with pytest.raises(ForkUnavailableError):
+def test_a_child_that_crashes_is_told_and_its_call_is_not_repeated_here() -> None:
+    with pytest.raises(ForkedCallError, match="its process was ended by SIGKILL"):
         call_in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 

@@ -9,13 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flambeau.protocol.available_memory import available_bytes, control_group_limits
 from services.errors import DeviceError
 from services.inference.backends.device import CPU, Device, parse_device
-from services.inference.backends.device_memory import (
-    available_bytes,
-    control_group_limits,
-    device_memory_bytes,
-)
+from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.backends.gpu.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.gpu.cuda_torch import CudaTorchBackend
 from services.inference.backends.gpu.device_faults import device_error, is_device_fault

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from services.errors import BackendError, DeviceError, WorkerProcessDiedError
 from services.inference.backends.device import CPU, Device
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
-from services.inference.isolation import isolated_backend
 from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
 from services.low_priority_thread import STEPS_BELOW_LOOP
 from tests.fixtures import misbehaving_models
@@ -26,10 +26,11 @@ from tests.fixtures.worker_processes import children_of, wait_until_busy, wait_u
 FLOAT = np.dtype(np.float32)
 
 
-def opened(folder: Path, data: bytes, device: Device = CPU) -> IsolatedBackend:
+def opened(folder: Path, data: bytes, device: Device = CPU, **how: Any) -> IsolatedBackend:
     return open_isolated_backend(
         VerifiedArtifact(entry=artifact_of(folder, data), signature=SIGNATURE, data=data),
         OpenOptions(device=device),
+        **how,
     )
 
 
@@ -217,8 +218,7 @@ def test_opening_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     idle.write_text("#!/bin/sh\nexec sleep 1000\n")
     idle.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(idle))
-    monkeypatch.setattr(isolated_backend, "OPEN_TIMEOUT_S", 0.1)
     before = children_of(os.getpid())
     with pytest.raises(DeviceError, match=r"'onnx' did not open within 0\.1 s"):
-        opened(tmp_path, misbehaving_models.raising())
+        opened(tmp_path, misbehaving_models.raising(), timeout_s=0.1)
     assert children_of(os.getpid()) == before

@@ -58,5 +58,5 @@ def test_a_class_of_the_page_answers_as_it_says(tmp_path: Path, file: str) -> No
     found = python_original(
         tmp_path / file, name, {"length": 4}, files, inputs, tmp_path / "staging"
     )
-    outputs = record_outputs(found, inputs, ExportLimits())
-    assert {key: array.tolist() for key, array in outputs.items()} == right
+    (recorded,) = record_outputs(found, inputs, ExportLimits())
+    assert {key: array.tolist() for key, array in recorded.outputs.items()} == right

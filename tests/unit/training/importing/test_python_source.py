@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from flambeau.protocol.tensors import Array, object_array
 from model_store.golden import GoldenRows
-from model_store.manifest import Artifact
+from model_store.manifest import Artifact, PythonProcess
 from model_store.store import ModelStore
 from services.inference.loading.loader import LoadError, LoadOptions, load_version
 from tests.fixtures.onnx_models import linear
@@ -20,6 +21,7 @@ from training.errors import DataError, TargetError
 from training.exporters.python_model import copy_class, description_of
 from training.importing.original import Original
 from training.importing.recording import record_outputs
+from training.importing.request import limits_here
 from training.importing.sources.python_source import python_original
 from training.recipe.recipe import ExportLimits
 
@@ -32,18 +34,18 @@ def original(
     source: str,
     examples: Any = X,
     args: Mapping[str, Any] | None = None,
-    **files: bytes,
+    files: Mapping[str, bytes] | None = None,
+    **how: Any,
 ) -> Original:
-    """Returns class `Model` of the source; side files are keywords, `words_txt` for `words.txt`."""
+    """Returns class `Model` of the source, with its side files."""
     given, staging = folder / "given", folder / "staging"
     for one in (given, staging):
-        one.mkdir()
+        one.mkdir(parents=True)
     (given / "mine.py").write_text(dedent(source))
-    names = {name.replace("_", "."): data for name, data in files.items()}
-    for name, data in names.items():
+    for name, data in (files or {}).items():
         (given / name).write_bytes(data)
-    paths = {name: given / name for name in names}
-    return python_original(given / "mine.py", "Model", args or {}, paths, examples, staging)
+    paths = {name: given / name for name in files or {}}
+    return python_original(given / "mine.py", "Model", args or {}, paths, examples, staging, **how)
 
 
 def specs(found: Original) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -65,7 +67,8 @@ def test_the_signature_is_learned_from_the_examples(tmp_path: Path) -> None:
             scores = self.network(x=np.array(rows, np.float32))["y"]
             return {"first": [text.split()[0] for text in inputs["text"]], "score": scores}
     """
-    found = original(tmp_path, source, TEXTS, {"a": 1}, words_txt=b"a", scores_onnx=linear(2.0))
+    files = {"words.txt": b"a", "scores.onnx": linear(2.0)}
+    found = original(tmp_path, source, TEXTS, {"a": 1}, files)
     assert specs(found) == [
         ("text", "BYTES", (-1,)), ("first", "BYTES", (-1,)), ("score", "FP32", (-1, 4)),
     ]  # fmt: skip
@@ -75,9 +78,41 @@ def test_the_signature_is_learned_from_the_examples(tmp_path: Path) -> None:
     assert (described.name, described.args) == ("Model", {"a": 1})
     assert [entry.file for entry in described.files] == ["words.txt", "scores.onnx"]
     assert (found.file.parent / "words.txt").read_bytes() == b"a"
-    outputs = record_outputs(found, TEXTS, ExportLimits())
-    assert outputs["first"].tolist() == [b"a", b"d", b"e"]
-    assert outputs["score"][:, 0].tolist() == [8, 2, 10]
+    (recorded,) = record_outputs(found, TEXTS, ExportLimits())
+    assert recorded.outputs["first"].tolist() == [b"a", b"d", b"e"]
+    assert recorded.outputs["score"][:, 0].tolist() == [8, 2, 10]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("suffix", [".pt", ".pt2"])
+def test_networks_of_other_kinds_open_as_the_error_says(tmp_path: Path, suffix: str) -> None:
+    source = """
+    import torch
+
+    class Model:
+        def load(self, context):
+            try:
+                context.network(context.args["net"])
+            except ValueError as error:
+                call = str(error).rpartition(" by ")[2]
+            self.net = eval(call, {"context": context, "torch": torch})
+
+        def infer(self, inputs):
+            return self.net(torch.tensor(inputs["x"])).numpy()
+    """
+    net, x = torch.nn.ReLU(), torch.tensor(X["x"])
+    if suffix == ".pt":
+        torch.jit.save(torch.jit.script(net), tmp_path / "net.pt")
+    else:
+        rows = {0: torch.export.Dim("rows")}
+        torch.export.save(
+            torch.export.export(net, (x,), dynamic_shapes=[rows]), tmp_path / "net.pt2"
+        )
+    name = f"net{suffix}"
+    files = {name: (tmp_path / name).read_bytes()}
+    found = original(tmp_path, source, args={"net": name}, files=files)
+    (recorded,) = record_outputs(found, X, ExportLimits())
+    assert recorded.outputs["output"].tolist() == X["x"].tolist()
 
 
 def test_axes_that_differ_between_examples_vary(tmp_path: Path) -> None:
@@ -89,10 +124,36 @@ def test_axes_that_differ_between_examples_vary(tmp_path: Path) -> None:
 
 def test_rows_whose_answers_differ_in_shape_run_alone(tmp_path: Path) -> None:
     source = "class Model:\n def infer_one(self, text): return {'words': text.split()}"
-    found = original(tmp_path, source, TEXTS)
-    assert found.signature.outputs[0].shape == (-1, -1)
+    texts = {"text": object_array([b"a bc", b"d", b"", b"e f g", b"h i"])}
+    found = original(tmp_path, source, texts)
+    assert specs(found)[1] == ("words", "BYTES", (-1, -1))
     assert found.signature.max_batch_size == 1
-    assert "different shapes, so requests run one row at a time" in found.notes[0]
+    assert "different shapes, so requests have one row each" in found.notes[0]
+    recorded = record_outputs(found, texts, ExportLimits())
+    assert [one.rows for one in recorded] == [[0, 4], [1], [2], [3]]
+    assert recorded[0].outputs["words"].tolist() == [[b"a", b"bc"], [b"h", b"i"]]
+
+
+def test_a_largest_batch_of_one_lets_any_row_differ_in_shape(tmp_path: Path) -> None:
+    source = "class Model:\n def infer_one(self, text): return {'words': text.split()}"
+    texts = {"text": object_array([b"one"] * 40 + [b"and two"])}
+    found = original(tmp_path, source, texts, max_batch_size=1)
+    assert specs(found)[1] == ("words", "BYTES", (-1, -1))
+    found = original(tmp_path / "larger", source, texts)
+    with pytest.raises(
+        TargetError, match=r"of shapes .* or publish the model with max_batch_size=1"
+    ):
+        record_outputs(found, texts, ExportLimits())
+
+
+@pytest.mark.parametrize("process", ["own", "shared"])
+def test_the_process_is_kept(tmp_path: Path, process: PythonProcess) -> None:
+    source = "class Model:\n def infer(self, inputs): return {'y': inputs['x']}"
+    found = original(tmp_path, source, process=process)
+    assert description_of(found.file).process == process
+    if process == "shared":
+        with pytest.raises(TargetError, match=r"'more.py' is a module.*choose process 'own'"):
+            original(tmp_path / "more", source, process=process, files={"more.py": b""})
 
 
 def test_a_generator_of_one_row_runs_alone(tmp_path: Path) -> None:
@@ -112,7 +173,7 @@ def test_a_generator_of_one_row_runs_alone(tmp_path: Path) -> None:
         ("import os; os._exit(3)", "cannot be published: its process ended with status 3"),
         ("import ctypes; ctypes.string_at(0)", "its process was ended by SIGSEGV"),
         ("import sys; sys.exit(2)", "Model.infer raised SystemExit: 2"),
-        ("return np.ones(2**34)", "needed more than 16.0 GiB of memory|Unable to allocate"),
+        ("return np.ones(2**34)", r"needed more than [0-9.]+ GiB of memory|Unable to allocate"),
         ("return x if len(x) > 1 else x.astype(int)", "differs|depends on the rows beside it"),
         ("return x[0]", r"of shape \[2\] for 1 rows; its first dimension must be the batch"),
         ("return {'y': x + 1j}", "arrays of type complex64 have no datatype"),
@@ -130,6 +191,14 @@ def test_what_cannot_be_verified_is_refused_in_words(tmp_path: Path, body: str, 
     with pytest.raises(TargetError, match=words) as refused:
         original(tmp_path, dedent(source).lstrip("\n").replace("import numpy", "\nimport numpy", 1))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("free_gib", "limit_gib"), [(100, 16), (5, 5), (0.5, 2)])
+def test_no_process_may_take_more_memory_than_is_free(
+    monkeypatch: pytest.MonkeyPatch, free_gib: float, limit_gib: float
+) -> None:
+    monkeypatch.setattr("training.importing.request.free_bytes", lambda: free_gib * 2**30)
+    assert limits_here().memory_gib == limit_gib
 
 
 @pytest.mark.parametrize(
@@ -199,8 +268,9 @@ def test_recorded_answers_are_replayed_where_it_is_served(tmp_path: Path) -> Non
         def infer_one(self, x):
             return {"y": x * self.factor}
     """
-    found = original(tmp_path, source, factor_json=json.dumps(3).encode())
-    outputs = record_outputs(found, X, ExportLimits())
+    found = original(tmp_path, source, files={"factor.json": json.dumps(3).encode()})
+    (recorded,) = record_outputs(found, X, ExportLimits())
+    outputs = recorded.outputs
     store = published(tmp_path, found, outputs)
     loaded = load_version(store, store.manifest("mine", 1), LoadOptions())
     (backend,) = loaded.backends

@@ -59,6 +59,18 @@ def test_the_dead_are_told_of_with_their_last_words() -> None:
         isolated(die)
 
 
+class Deadly:
+    """Ends the process that reads it."""
+
+    def __reduce__(self) -> tuple[Callable[[int], object], tuple[int]]:
+        return os._exit, (3,)
+
+
+def test_a_process_that_ends_while_it_reads_its_work_is_told() -> None:
+    with pytest.raises(IsolationError, match=r"ended while it started \(.*Broken pipe\): it crash"):
+        isolated(double, Deadly(), bytes(2**22))
+
+
 def test_what_takes_too_long_is_ended() -> None:
     with pytest.raises(IsolationError, match=r"longer than 0\.5 s"):
         isolated(sleep, time_limit_s=0.5)
