@@ -33,8 +33,8 @@ def tracked(*patterns: str) -> list[Path]:
 PYTHON_FILES = [path for path in tracked("*.py") if "_pb2" not in path.name]
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text())):
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -51,16 +51,91 @@ def relative(path: Path) -> str:
 SOURCE_FILES = [path for path in PYTHON_FILES if relative(path).startswith(SOURCES)]
 
 
-@pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
-def test_a_file_stays_readable_in_one_sitting(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
-    for node in functions(path):
-        lines = length(node)
-        assert lines <= MAX_FUNCTION_LINES, f"{node.name} at line {node.lineno}: {lines} lines"
+UNPICKLES_IF_ALLOWED = {"training/importing/sources/unpickling.py"}
+"""Files of foreign models that a user trusts: `flambeau import --allow-pickle`."""
+
+
+def test_every_file_keeps_the_rules() -> None:
+    """One test for all files and rules: each file is parsed once."""
+    faults = [
+        f"{relative(path)}: {fault}"
+        for path in PYTHON_FILES
+        for fault in faults_of(relative(path), path.read_text())
+    ]
+    assert faults == []
+
+
+def faults_of(name: str, text: str) -> Iterator[str]:
+    """Yields what breaks a rule in a file of this name."""
+    tree = ast.parse(text)
+    yield from _too_long(text, tree)
+    if Path(name).stem in BANNED_NAMES | SHADOWING_NAMES:
+        yield "its name says nothing, or is that of a library"
+    docstring = ast.get_docstring(tree)
+    if text.strip() and (not docstring or "TODO" in docstring):
+        yield "no module docstring, or one with a TODO"
+    yield from (
+        f"line {node.lineno}: a relative import"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    )
+    if not name.startswith(("tests", "bench")):
+        yield from _without_docstring(tree)
+    if not name.startswith("tests"):
+        yield from _unpickling(name, text)
+
+
+def _too_long(text: str, tree: ast.Module) -> Iterator[str]:
+    lines = len(text.splitlines())
+    if lines > MAX_FILE_LINES:
+        yield f"{lines} lines"
+    for node in functions(tree):
+        if length(node) > MAX_FUNCTION_LINES:
+            yield f"line {node.lineno}: {node.name} has {length(node)} lines"
+
+
+def _without_docstring(tree: ast.Module) -> Iterator[str]:
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    bodies = [tree.body, *(c.body for c in classes if not c.name.startswith("_"))]
+    for body in bodies:
+        for node in body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if not node.name.startswith("_") and not ast.get_docstring(node):
+                yield f"line {node.lineno}: {node.name} has no docstring"
+
+
+def _unpickling(name: str, text: str) -> Iterator[str]:
+    if re.search(r"^\s*(import|from) (pickle|dill|joblib|cloudpickle)", text, re.MULTILINE):
+        yield "imports a pickling module"
+    if name not in UNPICKLES_IF_ALLOWED and re.search(r"\bload\([^)]*weights_only=(?!True)", text):
+        yield "loads without weights_only=True"
+    if "allow_pickle=True" in text:
+        yield "allow_pickle=True"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("services/a.py", '"""A."""\n' * 501, "501 lines"),
+        ("services/a.py", '"""A."""\ndef _f():\n' + "    pass\n" * 60, "line 2: _f has 61 lines"),
+        ("services/utils.py", '"""A."""\n', "its name says nothing"),
+        ("services/a.py", "x = 1\n", "no module docstring"),
+        ("services/a.py", '"""A."""\nfrom .b import c\n', "line 2: a relative import"),
+        ("services/a.py", '"""A."""\nclass A:\n    pass\n', "line 2: A has no docstring"),
+        ("services/a.py", '"""A."""\nimport pickle\n', "imports a pickling module"),
+        ("services/a.py", '"""A."""\nload(x, weights_only=False)\n', "loads without"),
+        ("services/a.py", '"""A."""\nload(x, allow_pickle=True)\n', "allow_pickle=True"),
+    ],
+)
+def test_a_rule_finds_what_breaks_it(name: str, text: str, fault: str) -> None:
+    (found,) = faults_of(name, text)
+    assert found.startswith(fault)
 
 
 def test_functions_are_short() -> None:
-    lengths = sorted(length(node) for path in SOURCE_FILES for node in functions(path))
+    trees = (ast.parse(path.read_text()) for path in SOURCE_FILES)
+    lengths = sorted(length(node) for tree in trees for node in functions(tree))
     assert lengths[len(lengths) // 2] <= MEDIAN_FUNCTION_LINES
     assert lengths[len(lengths) * 9 // 10] <= LONG_FUNCTION_LINES
 
@@ -69,59 +144,6 @@ def test_a_folder_holds_few_source_files() -> None:
     counts = Counter(path.parent for path in SOURCE_FILES if path.name != "__init__.py")
     crowded = {relative(path): n for path, n in counts.items() if n > MAX_FOLDER_FILES}
     assert not crowded, f"folders with more than {MAX_FOLDER_FILES} source files: {crowded}"
-
-
-@pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
-def test_a_file_is_named_after_one_noun(path: Path) -> None:
-    assert path.stem not in BANNED_NAMES | SHADOWING_NAMES
-
-
-@pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
-def test_a_module_opens_with_what_it_is(path: Path) -> None:
-    text = path.read_text()
-    if text.strip():
-        docstring = ast.get_docstring(ast.parse(text))
-        assert docstring, "no module docstring"
-        assert "TODO" not in docstring
-
-
-@pytest.mark.parametrize(
-    "path",
-    [p for p in PYTHON_FILES if not relative(p).startswith(("tests", "bench"))],
-    ids=relative,
-)
-def test_public_things_say_what_they_are(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    bodies = [tree.body, *(c.body for c in classes if not c.name.startswith("_"))]
-    for body in bodies:
-        for node in body:
-            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            if not node.name.startswith("_"):
-                assert ast.get_docstring(node), f"{node.name} at line {node.lineno}"
-
-
-@pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
-def test_imports_are_absolute(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"relative import at line {node.lineno}"
-
-
-UNPICKLES_IF_ALLOWED = {"training/importing/sources/unpickling.py"}
-"""Files of foreign models that a user trusts: `flambeau import --allow-pickle`."""
-
-
-@pytest.mark.parametrize(
-    "path", [p for p in PYTHON_FILES if not relative(p).startswith("tests")], ids=relative
-)
-def test_nothing_deserialises_by_pickle(path: Path) -> None:
-    text = path.read_text()
-    assert not re.search(r"^\s*(import|from) (pickle|dill|joblib|cloudpickle)", text, re.MULTILINE)
-    if relative(path) not in UNPICKLES_IF_ALLOWED:
-        assert not re.search(r"\bload\([^)]*weights_only=(?!True)", text)
-    assert "allow_pickle=True" not in text
 
 
 WHAT_OTHERS_ARE_TOLD = [

@@ -25,7 +25,7 @@ from services.queueing.memory_queue import MemoryQueue, Outcome
 from services.queueing.records import InferReply, InferRequest
 from services.telemetry.metrics import Metrics
 from tests.fixtures import shaped_models
-from tests.fixtures.onnx_models import finder, linear, publish, scorer
+from tests.fixtures.onnx_models import finder, linear, publish, scorer, slow_identity
 from tests.fixtures.pipelines import ROWS, publish_graph, publish_parts, right
 
 POLICY = ServingPolicy(newest_versions=1, poll_interval_s=0.01, retry_failed_s=30)
@@ -256,7 +256,7 @@ async def test_the_parts_of_an_unloaded_pipeline_stay_until_its_requests_are_ans
     tmp_path: Path, start: Start
 ) -> None:
     url, store = str(tmp_path), ModelStore(str(tmp_path))
-    publish(url, "slow", linear(1.0, layers=3000))  # takes 0.3 s
+    publish(url, "slow", slow_identity(20_000))  # takes 0.2 s
     publish(url, "last", linear(2.0))
     steps = [
         {"name": "slow", "model": "slow@1", "inputs": {"x": "input.x"}},
