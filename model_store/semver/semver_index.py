@@ -23,6 +23,7 @@ from model_store.errors import (
     ConflictError,
     DocumentError,
     ManifestError,
+    ModelNotFoundError,
     StoreError,
     TooLargeError,
     VersionNotFoundError,
@@ -148,7 +149,7 @@ def fitting(store: VersionReader, model: str, wanted: SemverRange, text: str) ->
             raise ManifestError(
                 f"{path} is damaged: it names no version; remove it ({error})"
             ) from error
-        except VersionNotFoundError:  # its publisher stopped between claim and publication
+        except (ModelNotFoundError, VersionNotFoundError):  # its publisher stopped in between
             continue
         if manifest.semver == str(semver):
             return manifest
