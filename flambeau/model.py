@@ -18,7 +18,7 @@ from collections.abc import (
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from flambeau.calling.classes import Classified, best_classes
-from flambeau.calling.input_values import Inputs, Value, as_arrays
+from flambeau.calling.input_values import Inputs, Value, as_arrays, placed
 from flambeau.errors import InvalidRequestError
 from flambeau.protocol.signature import Signature, SignatureError
 from flambeau.protocol.tensors import bf16_numbers
@@ -170,18 +170,18 @@ class Model(CheckedModel):
         super().__init__(name, version, signature)
         self._client = client
 
-    def __call__(self, inputs: Inputs | None = None, /, **named: Value) -> Any:
+    def __call__(self, /, *values: Inputs, **named: Value) -> Any:
         """Returns the model's only output as an array, or a dict of arrays by name.
 
         Args:
-            inputs: the value of the model's only input, or values by name.
+            values: values in the order of the signature's inputs, or one mapping by input name.
             named: values by name, as keywords.
 
         Raises:
             InvalidRequestError: the inputs do not fit the signature; nothing was sent.
             ClientError: as from `Client.infer`.
         """
-        return single_or_all(self.infer(named if inputs is None else inputs))
+        return single_or_all(self.infer(placed(self.signature, values, named)))
 
     def infer(self, inputs: Inputs, **options: Unpack[ModelOptions]) -> dict[str, Array]:
         """Converts and checks the inputs (`arrays`), and calls `Client.infer`.
@@ -269,9 +269,9 @@ class AsyncModel(CheckedModel):
         super().__init__(name, version, signature)
         self._client = client
 
-    async def __call__(self, inputs: Inputs | None = None, /, **named: Value) -> Any:
+    async def __call__(self, /, *values: Inputs, **named: Value) -> Any:
         """Same as `Model.__call__`."""
-        return single_or_all(await self.infer(named if inputs is None else inputs))
+        return single_or_all(await self.infer(placed(self.signature, values, named)))
 
     async def infer(self, inputs: Inputs, **options: Unpack[ModelOptions]) -> dict[str, Array]:
         """Same as `Model.infer`."""

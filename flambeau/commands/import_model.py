@@ -1,7 +1,10 @@
 """`flambeau import`: publishes a model that was trained elsewhere, from its files."""
 
+import contextlib
+import signal
+import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -188,6 +191,17 @@ def import_for_serving(
     _import({**wanted, "batch_axes": batch_axes}, "", "")
 
 
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Lets SIGTERM end the block as an exception does, so that temporary files are removed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@_ended_by_sigterm()
 def _import(
     wanted: dict[str, Any], sign_with: str, keys: str, shown: bool = True
 ) -> list[dict[str, Any]]:
@@ -236,7 +250,9 @@ def read_examples(path: Path) -> "dict[str, Array]":
                 raise ValueError(f"it inflates to {size:,} bytes, of {MAX_EXAMPLE_BYTES:,} allowed")
         with path.open("rb") as file:
             found = np.load(file, allow_pickle=False)
-            return {"": found} if isinstance(found, np.ndarray) else dict(found.items())
+            arrays = {"": found} if isinstance(found, np.ndarray) else dict(found.items())
+            # Models take text as bytes.
+            return {n: np.char.encode(a) if a.dtype.kind == "U" else a for n, a in arrays.items()}
     except Exception as error:  # damaged files raise many types
         raise typer.BadParameter(
             f"{path} is no .npz or .npy file of numbers or fixed-size text ({error}); write it by "
@@ -317,7 +333,7 @@ def _sizes(text: str) -> dict[str, Any]:
     except ValidationError as error:
         raise typer.BadParameter(
             f"{text!r} is not {{INPUT: {{AXIS: [SMALLEST, LARGEST]}}}}, such as "
-            "{image: {2: [8, 64]}}",
+            "{image: {2: [8, 64]}}, with SMALLEST below LARGEST",
             param_hint="--dynamic",
         ) from error
 

@@ -5,17 +5,18 @@ the imports, constants, functions and classes that it uses.
 
 Rules: names are followed from the class through the caller's own modules; what is installed
 (packages, the standard library) is imported; what cannot be written as source, such as an open
-file or an array, is refused with its name. The caller's program is not executed again, so it needs
+file or an array, is refused with its name. Type hints are not evaluated there, so a name that only
+hints use may be missing. The caller's program is not executed again, so it needs
 no `if __name__ == "__main__"`.
 """
 
 import ast
 import builtins
+import contextlib
 import linecache
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -37,7 +38,8 @@ def class_source(definition: type | FunctionType) -> str:
     """
     found = _Collected()
     found.add(definition.__name__, definition, definition.__name__)
-    imports, parts = dict.fromkeys(found.imports), found.parts
+    imports = dict.fromkeys(["from __future__ import annotations", *found.imports])
+    parts = found.parts
     return "\n".join([*imports, "", "", "\n\n".join(parts.values())]).strip() + "\n"
 
 
@@ -69,6 +71,13 @@ class _Collected:
                 "package, and install that where the model is served"
             )
         self._values[name] = value
+        try:
+            self._add_value(name, value, user)
+        except CaptureError:
+            del self._values[name]
+            raise
+
+    def _add_value(self, name: str, value: Any, user: str) -> None:
         if isinstance(value, ModuleType):
             self._add_module(name, value, user)
         elif isinstance(value, type | FunctionType):
@@ -89,15 +98,28 @@ class _Collected:
 
     def _add_definition(self, name: str, value: Any) -> None:
         module = sys.modules.get(value.__module__)
+        if value.__name__ == "<lambda>":
+            raise CaptureError("a lambda cannot be written as source; write a function (def)")
+        if "<locals>" in value.__qualname__:
+            raise CaptureError(
+                f"'{value.__name__}' is defined inside a function, whose variables it may use; "
+                "define it at the top level of a file or a cell, and give a class its values by "
+                "args"
+            )
         if module is None or not _is_own(module) or value.__qualname__ != value.__name__:
             self._add_import(name, value.__module__, value.__qualname__.partition(".")[0])
             return
         text = _definition(value)
         tree = ast.parse(text)
         scope = vars(module) if module is not None else {}
-        for used in _used_names(tree):
-            if used != value.__name__ and used in scope:
-                self.add(used, scope[used], value.__name__)
+        used, hinted = _names(tree)
+        for one in used:
+            if one != value.__name__ and one in scope:
+                self.add(one, scope[one], value.__name__)
+        for one in hinted:
+            if one != value.__name__ and one in scope:
+                with contextlib.suppress(CaptureError):
+                    self.add(one, scope[one], value.__name__)
         self.parts[name] = (
             text if name == value.__name__ else f"{text}\n\n{name} = {value.__name__}\n"
         )
@@ -110,7 +132,8 @@ class _Collected:
         if module is None or _is_own(module) or getattr(module, own_name, None) is not value:
             raise CaptureError(
                 f"'{user}' uses '{name}', a {type(value).__name__} of your program that cannot be "
-                "written as source; make it in load(), from args or files"
+                "written as source; make it inside the function, or in load() of a class, from "
+                "args or files"
             )
         self._add_import(name, module.__name__, own_name)
 
@@ -173,13 +196,19 @@ def _code_of(value: Any) -> CodeType | None:
     return None
 
 
-def _used_names(tree: ast.AST) -> Iterator[str]:
-    """Yields the names that a definition reads, in order and once each."""
-    seen = set()
+def _names(tree: ast.AST) -> tuple[list[str], list[str]]:
+    """Returns the names that a definition reads, in order, and those that only type hints read."""
+    hints: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id not in seen and not hasattr(builtins, node.id):
-            seen.add(node.id)
-            yield node.id
+        for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(hint, ast.AST):
+                hints |= set(map(id, ast.walk(hint)))
+    found: tuple[dict[str, None], dict[str, None]] = {}, {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not hasattr(builtins, node.id):
+            found[id(node) in hints][node.id] = None
+    used, hinted = found
+    return list(used), [name for name in hinted if name not in used]
 
 
 def _is_plain(value: Any) -> bool:

@@ -19,6 +19,7 @@
 The rules of graphs are in docs/guides/pipelines.md; our process checks them.
 """
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,18 @@ class Step:
                 f"step '{self.name}': its model is {what}{cls.__name__}; give a model of the store "
                 "(publish a network first), a class with a method infer or infer_one, or a function"
             )
+        if isinstance(self.model, FunctionType):
+            taken = list(inspect.signature(self.model).parameters.values())
+            needed = [
+                one.name
+                for one in taken
+                if one.default is one.empty and one.kind < one.VAR_POSITIONAL
+            ]
+            if len(needed) > 1 or not taken:
+                raise ExampleError(
+                    f"step '{self.name}': {self.model.__name__} takes {needed}; a function takes "
+                    "one argument, all inputs by name: def clean(inputs): ... inputs['image']"
+                )
         if not is_class and (self.args or self.files):
             raise PublishError(f"step '{self.name}': args and files are for a class")
 

@@ -212,7 +212,8 @@ def _check_options(model: Any, options: PublishOptions) -> None:
     known = PublishOptions.__annotations__
     for option in options:
         if option not in known:
-            raise TypeError(f"publish has no option '{option}'{nearest_name(option, known)}")
+            hint = " (to=... says the store)" if option == "store" else nearest_name(option, known)
+            raise TypeError(f"publish has no option '{option}'{hint}")
     _check_model(model)
     is_class = isinstance(model, type)
     for option in (*_OF_NETWORKS, *_OF_CLASSES):
@@ -220,7 +221,10 @@ def _check_options(model: Any, options: PublishOptions) -> None:
             continue
         if is_class:
             raise PublishError(f"{option} is for modules and functions, and the model is a class")
-        raise PublishError(f"{option} is for a class, and the model is an object already")
+        raise PublishError(
+            f"{option} is for Python models, which are classes with infer or infer_one; leave it "
+            "out for a module, a function or a pipeline"
+        )
 
 
 def _check_model(model: Any) -> None:

@@ -6,6 +6,8 @@ TorchScript's is. Out: the line that states the error.
 
 import re
 
+MAX_TEXT = 8192
+"""Maximum length of a text with several lines, in characters; what is longer loses its middle."""
 MAX_LINE = 500
 """Maximum length of the line, in characters: enough for a message of ONNX Runtime, and little
 beside the answers that each request of a failed batch gets."""
@@ -14,6 +16,26 @@ _PLACE = "Exception from "
 """Start of the lines that name OpenVINO's own sources, before the error."""
 _SIZES = re.compile(r"shape|dimension|\bdims?\b|\bsizes?\b|\bsize\(\)|broadcast", re.IGNORECASE)
 _MEMORY = re.compile(r"memory|alloc|bytes", re.IGNORECASE)
+
+
+def error_text(error: BaseException) -> str:
+    """Returns the message of an error of a model's own code, of at most `MAX_TEXT` characters.
+
+    Lone surrogates, which no protocol can carry, become question marks.
+    """
+    try:
+        text = str(error) or repr(error)
+    except Exception:
+        text = f"{type(error).__name__}, whose text cannot be read"
+    return sendable(text)
+
+
+def sendable(text: str) -> str:
+    """Returns a text that any protocol can carry, of at most `MAX_TEXT` characters."""
+    if len(text) > MAX_TEXT:
+        half = MAX_TEXT // 2  # the end of a traceback has the error
+        text = f"{text[:half]}\n...\n{text[-half:]}"
+    return text.encode(errors="replace").decode()
 
 
 def error_line(text: str) -> str:
@@ -29,7 +51,7 @@ def error_line(text: str) -> str:
 
 def plain_line(text: str) -> str:
     """Returns `error_line` for a client: at most `MAX_LINE` characters, and never empty."""
-    line = error_line(text) or "no reason was given"
+    line = error_line(sendable(text)) or "no reason was given"
     return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 3]}..."
 
 

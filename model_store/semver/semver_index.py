@@ -153,7 +153,7 @@ def fitting(store: VersionReader, model: str, wanted: SemverRange, text: str) ->
             continue
         if manifest.semver == str(semver):
             return manifest
-    has = ", ".join(map(str, known[:SHOWN])) or "no version with a semantic one"
+    has = ", ".join(map(str, known[:SHOWN])) or "none; check the name"
     raise VersionNotFoundError(f"no version of '{model}' fits {text}; it has: {has}")
 
 

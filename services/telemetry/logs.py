@@ -1,6 +1,7 @@
 """Logs: one JSON object per line on standard error, with the fields of `extra`."""
 
 import datetime
+import json
 import logging
 import sys
 from typing import Any
@@ -25,7 +26,10 @@ class JsonFormatter(logging.Formatter):
         line.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        try:
+            return orjson.dumps(line, default=str).decode()
+        except TypeError:  # text with lone surrogates, or an integer of more than 64 bits
+            return json.dumps(line, default=str)
 
 
 def configure_logs(level: str) -> None:

@@ -145,13 +145,18 @@ def test_text_and_files_are_elements_of_bytes(
         digits(tmp_path / "none.jpg")
 
 
-def test_a_model_with_several_inputs_needs_names(server: ScriptedServer, client: Client) -> None:
+def test_values_of_several_inputs_have_names_or_an_order(
+    server: ScriptedServer, client: Client
+) -> None:
     tensors = [("a", "INT64", [-1]), ("b", "INT64", [-1])]
     server.digits = metadata(tensors, tensors)
     digits = client.model("digits")
-    with pytest.raises(InvalidRequestError, match="the model has inputs a, b; give values by name"):
+    with pytest.raises(InvalidRequestError, match="input 'b' is missing"):
         digits([1])
+    with pytest.raises(InvalidRequestError, match="3 values were given, and the model has 2"):
+        digits([1], [2], [3])
     assert digits(a=[1], b=[2])["b"].tolist() == [2]
+    assert digits([1], [2])["b"].tolist() == [2]
 
 
 def test_artifact_and_accuracy_are_parameters(server: ScriptedServer, client: Client) -> None:

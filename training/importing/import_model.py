@@ -288,8 +288,17 @@ def _draft(
     """Writes the files of the version that are still missing. Returns its draft."""
     (folder / REPORT).write_bytes(report.to_json())
     (folder / REPORT_PAGE).write_text(report_page(report), encoding="utf-8")
-    advice = "give gates that say which difference is acceptable, or other artifacts"
-    if all(str(one.refusal).startswith("export failed") for one in report.artifacts):
+    advice = (
+        "give gates if these differences are acceptable, which they are not if the model branches "
+        "on values or sizes in Python; or choose other artifacts"
+    )
+    reasons = [str(one.refusal) for one in report.artifacts]
+    if any(reason.startswith("does not run") for reason in reasons):
+        advice = (
+            "artifacts run at sizes between those of the examples, too: give examples of one size, "
+            "or dynamic with sizes that the model takes"
+        )
+    elif all(reason.startswith("export failed") for reason in reasons):
         advice = "remove the cause, or choose other artifacts"
     check_any_verified(report, f"no artifact of '{report.model}' matches {report.run}", advice)
     (folder / IMPORT).write_text(request.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ import numpy as np
 
 from flambeau.protocol.python_model import Network
 from flambeau.protocol.tensors import Array
+from model_store.host.failure_text import error_text
 from model_store.python_models.network_file import read_network
 from model_store.python_models.open_model import OpenModel, PythonModelError
 from services.errors import BackendError, InputRefusedError
@@ -83,7 +84,7 @@ def _served(error: PythonModelError | ValueError) -> BackendError:
     """Returns a model's error as that of a backend."""
     if isinstance(error, PythonModelError):
         return BackendError(str(error))
-    return InputRefusedError(f"the model does not take this input: {error}")
+    return InputRefusedError(f"the model does not take this input: {error_text(error)}")
 
 
 def open_network(path: Path, *, threads: int, device: Device) -> Network:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from flambeau.protocol.tensors import Array
+from model_store.host.failure_text import error_text
 from model_store.python_step import PythonStepError, check_result, open_step
 from services.errors import BackendError, InputRefusedError
 from services.inference.backends.backend import Backend
@@ -39,7 +40,9 @@ class PythonStepBackend(Backend):
         try:
             prepared = check_result(self._step(inputs), self._specs)
         except ValueError as error:
-            raise InputRefusedError(f"the model does not take this input: {error}") from error
+            raise InputRefusedError(
+                f"the model does not take this input: {error_text(error)}"
+            ) from error
         except PythonStepError as error:
             raise BackendError(str(error)) from error
         return self._behind.run(prepared)

@@ -28,6 +28,7 @@ from pydantic import TypeAdapter
 from flambeau.protocol.row_form import batch_of
 from flambeau.protocol.signature import Signature
 from model_store.golden import GoldenRows, parse_golden
+from model_store.host.failure_text import error_text
 from model_store.host.memory_limit import limit_memory, tells_of_memory
 from model_store.host.peak_memory import PeakMemory
 from model_store.manifest import parse_manifest
@@ -102,7 +103,7 @@ def _probe(channel: Channel) -> None:
     try:
         grown_bytes = _open_and_run(how, file, peak)
     except BaseException as error:  # a runtime may raise anything on a file it cannot run
-        text = str(error) or repr(error)
+        text = error_text(error)
         memory = isinstance(error, MemoryError) or tells_of_memory(text)
         channel.send("error", {"text": text[:_MAX_ERROR_CHARACTERS], "memory": memory})
     else:

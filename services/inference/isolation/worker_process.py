@@ -28,6 +28,7 @@ from typing import cast
 from pydantic import TypeAdapter
 
 from flambeau.protocol.tensors import Array
+from model_store.host.failure_text import error_text, sendable
 from model_store.host.memory_limit import explained, limit_memory
 from services.errors import DeviceError, InputRefusedError
 from services.inference.backends.backend import Backend
@@ -41,7 +42,6 @@ from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP, lower_prior
 CLOSE_TIMEOUT_S = 1.0
 """Timeout of closing the backend; the parent waits twice as long before it kills the process."""
 
-_MAX_ERROR_CHARACTERS = 8192
 OUT_OF_MEMORY = 112
 """Exit code once the model ran out of memory: what it leaked stays until the process ends."""
 FIRST_TO_KILL = "500"
@@ -165,23 +165,16 @@ def _written(results: Mapping[str, Array], outputs: TensorWriter) -> list[Tensor
 
 
 def _send_error(channel: Channel, error: Exception, limit_bytes: int) -> None:
-    text = str(error) or repr(error)
+    text = error_text(error)
     if limit_bytes:
         text = explained(error, text, limit_bytes)
     content = {
-        "text": _shortened(text),
+        "text": sendable(text),
         "device": isinstance(error, DeviceError),
         "refused": isinstance(error, InputRefusedError),
-        "trace": _shortened("".join(traceback.format_exception(error))),
+        "trace": sendable("".join(traceback.format_exception(error))),
     }
     channel.send("error", content)
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _MAX_ERROR_CHARACTERS:
-        return text
-    half = _MAX_ERROR_CHARACTERS // 2  # the end of a traceback has the error
-    return f"{text[:half]}\n...\n{text[-half:]}"
 
 
 if __name__ == "__main__":

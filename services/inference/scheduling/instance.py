@@ -21,7 +21,7 @@ import msgspec
 
 from flambeau.protocol.tensor_spec import shape_text
 from flambeau.protocol.tensors import Array
-from model_store.host.failure_text import plain_line, states_sizes
+from model_store.host.failure_text import error_text, plain_line, states_sizes
 from services.errors import (
     BackendError,
     DeviceError,
@@ -305,7 +305,7 @@ class Instance:
     def _failure(self, entry: Entry, batch: Batch, error: BaseException) -> BackendError:
         if isinstance(error, InputRefusedError):
             return error  # the client's error: not logged as a failure of the backend
-        line = plain_line(str(error) or repr(error))
+        line = plain_line(error_text(error))
         if self._is_about_sizes(batch, error, line):
             return self._sizes_refused(entry, line)
         logger.error(

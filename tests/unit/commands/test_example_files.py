@@ -47,3 +47,11 @@ def test_examples_that_inflate_are_refused_before_they_are_read(tmp_path: Path) 
         archive.infolist()[0].file_size = MAX_EXAMPLE_BYTES + 1  # as its directory states
     with pytest.raises(typer.BadParameter, match="it inflates to 2,147,483,649 bytes"):
         read_examples(path)
+
+
+def test_text_becomes_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, name=np.array(["Ada", "Grüße"]), x=np.ones(2))
+    found = read_examples(path)
+    assert found["name"].tolist() == [b"Ada", "Grüße".encode()]
+    assert found["x"].dtype == np.float64

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_store.host.failure_text import MAX_LINE, plain_line, states_sizes
+from model_store.host.failure_text import MAX_LINE, error_text, plain_line, states_sizes
 
 SCRIPTED = """The following operation failed in the TorchScript interpreter.
 Traceback of TorchScript, serialized code (most recent call last):
@@ -34,6 +34,16 @@ Eltwise dim index: 1 mismatch
 )
 def test_the_line_says_what_went_wrong(text: str, line: str) -> None:
     assert plain_line(text) == line
+
+
+def test_an_error_always_has_a_text_that_can_be_sent() -> None:
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert error_text(SilentError()) == "SilentError, whose text cannot be read"
+    assert error_text(ValueError("\udcff")) == "?"
+    assert error_text(KeyError()) == "KeyError()"
 
 
 def test_a_line_is_no_longer_than_a_caller_reads() -> None:

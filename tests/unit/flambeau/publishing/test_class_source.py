@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from flambeau.publishing.class_source import class_source
 from flambeau.publishing.errors import CaptureError
@@ -37,6 +38,18 @@ class Adding(Parent):
         return {"y": np.array([shifted(value) for value in counts])}
 
 
+Images = dict[str, NDArray[np.float32]]
+
+
+class Hinted:
+    """Has hints that cannot be written as source, and one that is a class of the program."""
+
+    def infer(self, inputs: Images, parent: Parent | None = None) -> Images:
+        """Returns the inputs."""
+        scores: NDArray[np.float32] = inputs["x"]
+        return {"y": scores}
+
+
 class UsingAnArray:
     """Uses a value that has no source."""
 
@@ -54,6 +67,24 @@ def test_the_source_runs_alone() -> None:
 
     assert found["y"].tolist() == [4]
     assert scope["Adding"].__mro__[1].__name__ == "Parent"
+
+
+def test_hints_need_no_source() -> None:
+    names: dict[str, Any] = {}
+    exec(class_source(Hinted), names)
+    assert names["Hinted"]().infer({"x": 1}) == {"y": 1}
+    assert "Parent" in names
+
+
+def test_functions_that_are_not_of_the_top_level_are_refused() -> None:
+    def inner(inputs: Any) -> Any:
+        return {"y": offset + inputs["x"]}
+
+    offset = 1
+    with pytest.raises(CaptureError, match="'inner' is defined inside a function"):
+        class_source(inner)  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match="a lambda cannot be written"):
+        class_source(lambda inputs: inputs)  # type: ignore[arg-type]
 
 
 def test_a_value_without_source_is_named() -> None:
@@ -78,6 +109,6 @@ def test_a_class_of_a_script_needs_no_guard(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, check=True
     )
 
-    assert found.stdout.startswith("import json\n")
+    assert found.stdout.startswith("from __future__ import annotations\nimport json\n")
     assert "FACTOR = 2" in found.stdout
     assert "class_source" not in found.stdout

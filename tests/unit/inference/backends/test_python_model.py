@@ -178,11 +178,20 @@ def test_a_refusal_and_a_fault_are_told_apart_and_the_rest_goes_on(opens: Open) 
                 x[0] = 6
             if x[0] == 7:
                 input()
+            if x[0] == 9:
+                raise ValueError(b"\\xff is no word".decode(errors="surrogateescape"))
+            if x[0] == 10:
+                raise ValueError("long" * 1_000_000)
             return x * 2
     """
     backend = opens(source)
     with pytest.raises(InputRefusedError, match=r"^the model does not take this input: one is too"):
         backend.run(rows(8, 1))
+    with pytest.raises(InputRefusedError, match=r"this input: \? is no word$"):
+        backend.run(rows(9))
+    with pytest.raises(InputRefusedError) as long:
+        backend.run(rows(10))
+    assert len(str(long.value)) < 10_000
     faults = {
         2: r"Model.infer_one raised KeyError: 2 \(model.py, line 9\)",
         3: r"Model.infer_one raised SystemExit: 3 \(model.py, line 11\)",

@@ -273,6 +273,7 @@ def test_the_name_of_a_step_is_part_of_a_name_of_the_store(
     [
         (dict, {}, ExampleError, "its model is the class dict; give a model of the store"),
         (3, {}, ExampleError, "its model is a int"),
+        (lambda image, mask: {}, {}, ExampleError, "all inputs by name"),
         ("finder", {"args": {"a": 1}}, PublishError, "args and files are for a class"),
         (tripled, {"files": ["x"]}, PublishError, "args and files are for a class"),
     ],
