@@ -259,18 +259,20 @@ async def test_the_async_client_names_the_row_that_fails(
 async def test_closing_an_async_map_cancels_its_calls(
     server: ScriptedServer, async_client: AsyncClient
 ) -> None:
-    cancelled = threading.Event()
+    begun, cancelled = threading.Event(), threading.Event()
 
     def hang_after_the_first(request: Any, context: Any) -> Any:
         if request.raw_input_contents[0][0] == 0:
             return echo(request, context)
         context.add_callback(cancelled.set)
+        begun.set()
         return server.hang(request, context)
 
     server.behaviours["ModelInfer"] = hang_after_the_first
     model = await async_client.model("digits")
     answers = model.map(itertools.count(), batch_size=1, in_flight=2)
     assert await anext(answers) == 0
+    assert await asyncio.to_thread(begun.wait, 10)
     await answers.aclose()
     assert await asyncio.to_thread(cancelled.wait, 10)
 
