@@ -1,5 +1,9 @@
 """Foreign files, imported by the command and served."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from flambeau import Client
 from flambeau.cli import app
 from flambeau.protocol.tensors import Array
 from tests.e2e.rest_calls import Reply, infer, tensor
+from tests.fixtures.redis_servers import until_true
 from tests.fixtures.servers import ServerProcess, running_server
 from tests.unit.training.importing.foreign_models import Steps, write_script, write_steps
 
@@ -117,3 +122,38 @@ def test_options_are_checked_before_the_file(words: list[str], message: str) -> 
 def test_a_batch_axis_is_for_a_file() -> None:
     result = CliRunner().invoke(app, ["serve", "--batch-axis", "x=1"])
     assert (result.exit_code, "it is for a FILE" in result.output) == (2, True)
+
+
+ENDLESS = """
+import pathlib, time
+
+class Endless:
+    def load(self, context):
+        pathlib.Path(context.args["begun"]).touch()
+        time.sleep(600)
+
+    def infer(self, inputs):
+        return inputs
+"""
+
+
+def test_sigterm_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    temporary, begun = tmp_path / "tmp", tmp_path / "begun"
+    temporary.mkdir()
+    (tmp_path / "model.py").write_text(ENDLESS)
+    np.savez(tmp_path / "x.npz", x=np.ones((4, 2), np.float32))
+    command = [sys.executable, "-m", "flambeau", "import", f"{tmp_path}/model.py:Endless"]
+    options = [
+        f"--examples={tmp_path}/x.npz",
+        f"--args={{begun: {begun}}}",
+        f"--store={tmp_path}/s",
+    ]
+    process = subprocess.Popen(
+        [*command, *options], env={**os.environ, "TMPDIR": str(temporary)}, start_new_session=True
+    )
+    until_true(begun.exists, 60)
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert [one.name for one in temporary.iterdir() if "torchinductor" not in one.name] == []
