@@ -47,6 +47,13 @@ MADE_UP = (
     "the example inputs were made up: the artifacts are equal on them, and real rows "
     "(--examples) prove more"
 )
+_SIZE_CHANGES: tuple[Callable[[int], int], ...] = (
+    lambda size: size // 2,
+    lambda size: size + 1,
+    lambda size: size - 1,
+    lambda size: size * 2,
+)
+"""Changes of the sizes that vary, all at once: halves suit most models."""
 LARGEST_RUN = 4
 """Rows that are run here."""
 
@@ -279,8 +286,8 @@ def _outputs(
     fewer = rows - 1 if rows > 1 else 2
     has_batch = any(axis is not None for axis in batch_axes(inputs).values())
     others = [(fewer, _run(where, run, _rows_of(examples, fewer)))] if has_batch else []
-    if (resized := _resized(inputs, _rows_of(examples, rows))) is not None:
-        others.append((rows, _run(where, run, resized)))
+    if (found := _run_resized(where, run, inputs, _rows_of(examples, rows))) is not None:
+        others.append((rows, found))
     return [_output(where, name, array, rows, others, has_batch) for name, array in first.items()]
 
 
@@ -313,12 +320,33 @@ def _output(
     return tensor_spec(where, "output", tensor, batch)
 
 
+def _run_resized(
+    where: str, run: Run, inputs: Sequence[ReadTensor], examples: Mapping[str, Array]
+) -> dict[str, Array] | None:
+    """Runs the examples with other sizes of the dimensions that vary; None if none does.
+
+    A model may take multiples of a size only, or sizes that depend on each other, so several
+    changes are tried. The error is that of the first.
+    """
+    failure: SourceError | None = None
+    for change in _SIZE_CHANGES:
+        resized = _resized(inputs, examples, change)
+        if resized is not None:
+            try:
+                return _run(where, run, resized)
+            except SourceError as error:
+                failure = failure or error
+    if failure is not None:
+        raise failure
+    return None
+
+
 def _resized(
-    inputs: Sequence[ReadTensor], examples: Mapping[str, Array]
+    inputs: Sequence[ReadTensor], examples: Mapping[str, Array], change: Callable[[int], int]
 ) -> dict[str, Array] | None:
     """Returns the examples with other sizes of the dimensions that vary; None if none does.
 
-    Dimensions of one name keep one size.
+    Dimensions of one name keep one size, and a dimension keeps within its limits.
     """
     found, specs = dict(examples), input_specs("", inputs)
     for tensor, spec in zip(inputs, specs, strict=True):
@@ -329,8 +357,10 @@ def _resized(
             array = found[tensor.name]
             low, high = tensor.ranges.get(place, (1, SIZE * 2))
             size = array.shape[axis]
-            larger = size + 1 if high is None else min(size + 1, high)
-            other = max(size // 2, low) if size > low else larger
+            other = max(change(size), low)
+            if size == other == low:
+                other = size + 1
+            other = other if high is None else min(other, high)
             found[tensor.name] = np.take(array, np.arange(other) % size, axis=axis)
     changed = any(array.shape != examples[name].shape for name, array in found.items())
     return found if changed else None

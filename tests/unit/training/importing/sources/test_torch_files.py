@@ -275,3 +275,21 @@ def test_a_package_takes_names_and_shapes_from_examples(tmp_path: Path) -> None:
     assert original.signature.inputs[0].shape == (-1, 4)
     assert original.signature.outputs[0].shape == (-1, 3)
     assert "native code" in original.notes[0]
+
+
+class Folding(nn.Module):
+    """Sums groups of eight numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [rows, 8 * groups] to [rows, groups]."""
+        return x.view(x.shape[0], -1, 8).sum(-1)
+
+
+def test_a_program_that_takes_multiples_of_a_size_is_read(tmp_path: Path) -> None:
+    sizes = {0: Dim("batch", min=1, max=16), 1: 8 * Dim("groups", min=1, max=10)}
+    made = torch.export.export(Folding(), (torch.ones(4, 24),), dynamic_shapes=(sizes,))
+    torch.export.save(made, tmp_path / "net.pt2")
+
+    found = program(tmp_path / "net.pt2", tmp_path)
+
+    assert [spec.shape for spec in found.signature.outputs] == [(-1, -1)]
