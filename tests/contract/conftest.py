@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from model_store.store import ModelStore
-from services.queueing.redis_streams import receiver, receiving_lane, sender
+from services.queueing.redis_streams import receiver, receiving_lane
 from tests.fixtures.redis_servers import FLAVOURS, RedisProcess, running_redis
 from tests.fixtures.s3_server import s3_server
 
@@ -56,8 +56,7 @@ async def redis(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortens the detection of abandoned and of lost work from seconds to one."""
-    monkeypatch.setattr(sender, "LOOK_FOR_LOST_EVERY_S", 0.3)
+    """Shortens the detection of abandoned work from six seconds to one."""
     monkeypatch.setattr(receiver, "KEEP_EVERY_S", 0.2)
     monkeypatch.setattr(receiving_lane, "MENTION_AFTER_S", 0.2)
     monkeypatch.setattr(receiving_lane, "COUNTS_FOR_S", 0.6)

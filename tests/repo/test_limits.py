@@ -72,7 +72,6 @@ EFFECTS = {
         onnx_runtime.MAX_SHOWN
         model_failure.MAX_REASON probe_host._MAX_ERROR_CHARACTERS readiness.MAX_REASONS
         readiness.MAX_REASON_CHARACTERS tensors.MAX_ELEMENTS_OF_STATISTICS tensors.MAX_TEXTS
-        worker_process._MAX_ERROR_CHARACTERS
         """,
     "sizes a piece of work, or chooses how it is done": """
         artifact_needs.MOST_BYTES background_choice.MOST_MEASURING_S batcher.MAX_BATCH_BYTES
