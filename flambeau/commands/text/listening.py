@@ -50,7 +50,8 @@ def _lines(listening: Listening) -> list[str]:
 
 def _served_line(served: ServedVersion) -> str:
     if served.state == "ready":
-        return f"serving {served.lane.model} {served.lane.version} ({served.artifact or 'pipeline'})"
+        what = served.artifact or "pipeline"
+        return f"serving {served.lane.model} {served.lane.version} ({what})"
     return f"NOT serving {served.lane.model} {served.lane.version}: {served.reason}"
 
 
