@@ -21,7 +21,6 @@ from model_store.artifact_kinds import ArtifactKind
 from training.errors import SourceError
 from training.importing.original import Original
 from training.importing.sources.made_examples import (
-    SIZE,
     SMALL_RANGES,
     ask_for,
     made_examples,
@@ -355,7 +354,7 @@ def _resized(
                 continue
             axis = spec.row_axis(place)
             array = found[tensor.name]
-            low, high = tensor.ranges.get(place, (1, SIZE * 2))
+            low, high = tensor.ranges.get(place, (1, None))
             size = array.shape[axis]
             other = max(change(size), low)
             if size == other == low:

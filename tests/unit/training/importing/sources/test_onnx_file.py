@@ -255,3 +255,22 @@ def test_a_fixed_batch_runs_one_request_at_a_time(tmp_path: Path) -> None:
     assert (y.shape, y.batch_axis) == ((1, 3), None)
     assert original.signature.max_batch_size == 1
     assert original.notes[0].endswith("runs one request at a time")
+
+
+def test_a_size_without_limits_is_tried_at_half_of_the_examples(tmp_path: Path) -> None:
+    helper, value = onnx.helper, onnx.helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Pad", ["x", "pads"], ["y"], mode="reflect")],  # takes more than 50
+        "pad",
+        [value("x", onnx.TensorProto.FLOAT, ["batch", "length"])],
+        [value("y", onnx.TensorProto.FLOAT, ["batch", "longer"])],
+        [onnx.numpy_helper.from_array(np.array([0, 50, 0, 0]), "pads")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, tmp_path / "net.onnx")
+
+    found = read_here(
+        tmp_path / "net.onnx", tmp_path, examples={"x": np.ones((4, 200), np.float32)}
+    )
+
+    assert [spec.shape for spec in found.signature.outputs] == [(-1, -1)]
