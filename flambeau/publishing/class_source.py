@@ -12,7 +12,6 @@ no `if __name__ == "__main__"`.
 
 import ast
 import builtins
-import contextlib
 import linecache
 import sys
 import sysconfig
@@ -113,13 +112,14 @@ class _Collected:
         tree = ast.parse(text)
         scope = vars(module) if module is not None else {}
         used, hinted = _names(tree)
-        for one in used:
-            if one != value.__name__ and one in scope:
+        for one in (*used, *hinted):
+            if one == value.__name__ or one not in scope:
+                continue
+            try:
                 self.add(one, scope[one], value.__name__)
-        for one in hinted:
-            if one != value.__name__ and one in scope:
-                with contextlib.suppress(CaptureError):
-                    self.add(one, scope[one], value.__name__)
+            except CaptureError:
+                if one not in hinted:
+                    raise
         self.parts[name] = (
             text if name == value.__name__ else f"{text}\n\n{name} = {value.__name__}\n"
         )

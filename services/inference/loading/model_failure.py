@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from model_store.errors import StoreError
+from model_store.host.failure_text import sendable
 from services.errors import BackendError
 from services.inference.loading.loader import LoadError
 
@@ -47,7 +48,7 @@ def guarded(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 def reason_of(error: BaseException) -> str:
     """Returns the message of a failure, preceded by its type if it is unexpected."""
     text = str(error) if is_expected(error) else f"{type(error).__name__}: {error}"
-    text = text.encode(errors="replace").decode()  # file names may not be valid text
+    text = sendable(text)  # file names may not be valid text
     return text if len(text) <= MAX_REASON else text[: MAX_REASON - 3] + "..."
 
 

@@ -49,7 +49,7 @@ class Take:
 
 
 class _Place(NamedTuple):
-    """Where the steps of one model run."""
+    """Lane, worker and gates of the steps of one model."""
 
     lane: Lane
     worker: WorkerIntake
