@@ -5,7 +5,6 @@ there will be none. Libraries are loaded meanwhile. Out: the lines of `requested
 """
 
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from training.process.isolated_run import process_context, start_process_server
 
 def main(folder: Path, descriptor: int) -> int:
     """Imports the model in the folder. Returns the exit code."""
-    # The caller's end comes as SIGTERM: processes at work end with this one, and files are removed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     start_process_server()  # it imports torch and the exporters, beside this process
     from training.importing.requested import publish_requested
 
