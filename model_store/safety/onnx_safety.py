@@ -25,6 +25,13 @@ OPERATOR_DOMAINS = frozenset(
 REFUSED_OPERATORS = frozenset({"EPContext"})
 """Operators of these domains that contain code compiled for one device, perhaps in another file."""
 
+UNSTEADY_OPERATORS = frozenset({
+    "BeamSearch", "Compress", "ConstantOfShape", "Expand", "GreedySearch", "If", "Loop",
+    "MaxUnpool", "NonMaxSuppression", "NonZero", "OneHot", "Pad", "Range", "Resize", "Sampling",
+    "Scan", "SequenceMap", "Tile", "Unique", "Upsample", "WhisperBeamSearch",
+})  # fmt: skip
+"""Operators whose time, or whose outputs' size, may depend on the values of their inputs."""
+
 MAX_FIELDS = 2_000_000
 """Fields that are read: two seconds of work, and many times those of a large model."""
 MAX_DEPTH = 32
@@ -98,6 +105,16 @@ def check_onnx(data: bytes, where: str) -> None:
             f"{where} needs operators that are code of their own ({', '.join(custom[:5])}), and "
             "libraries of operators are not loaded; export it with standard operators"
         )
+
+
+def is_steady(data: bytes) -> bool:
+    """Returns True if the time of a run depends on the shapes of the inputs, not on their values.
+
+    Args:
+        data: bytes of a file that `check_onnx` has accepted.
+    """
+    operators = {name for _, name in _read(data).operators}
+    return not operators & UNSTEADY_OPERATORS
 
 
 class _OtherFileError(Exception):

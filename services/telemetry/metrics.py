@@ -109,6 +109,13 @@ class Metrics:
             buckets=ROWS,
             registry=registry,
         )
+        self.loop_batches = LoopCounter(
+            "flambeau_loop_batches",
+            "Batches that ran on the event loop, because a thread would have cost more than the "
+            "run; flambeau_batch_size counts all.",
+            LANE,
+            registry=registry,
+        )
         self.dropped = LoopCounter(
             "flambeau_dropped_requests",
             "Accepted requests dropped before they reached the backend, by reason: cancelled, "

@@ -78,7 +78,8 @@ EFFECTS = {
         batcher.MAX_SHARED_BYTES binary_texts.MAX_TEXTS_AT_ONCE_BYTES
         compression._MAX_ACCEPT_BYTES frames.MAX_WINDOW
         grpc_connection.MAX_SILENT_CALLS kubeflow.MAX_READ_BYTES latency.MAX_DOUBTS
-        latency.MAX_OBSERVATION_RATIO latency.MOST_COLD_S numbers.MAX_SLOW_NUMBERS
+        latency.MAX_OBSERVATION_RATIO latency.MOST_COLD_S loop_runs.MOST_BOOKED_S
+        loop_runs.MOST_BOUND_S numbers.MAX_SLOW_NUMBERS
         open_port._MAX_SWEEP_S outbox.MOST_AT_ONCE probe_host.MAX_INPUT_BYTES
         reconciler.MAX_GENERATIONS_TRIED request_path.MAX_ESCAPES sending.MAX_WRITTEN_FRAME_BYTES
         server.MAX_HELD shared_rates.MAX_AT_ONCE slices._MAX_ESCAPE_BYTES

@@ -21,6 +21,9 @@ class Backend(Protocol):
     """Platform string of the protocol, `<project>_<format>`."""
     gives_parts: bool = False
     """True if each request gets any number of answers, from `run_in_parts`."""
+    fits_loop: bool = False
+    """True if the calling thread does all the work of `run`, in a time that depends on the shapes
+    of the inputs and not on their values; the event loop may run it if that time is short."""
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Allocates memory for one input of the next run, which the caller fills.

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 
 from flambeau.protocol.tensors import Array, as_bytes
+from model_store.safety.onnx_safety import is_steady
 from services.errors import InputRefusedError
 from services.inference.backends.backend import Backend
 from services.inference.backends.open_options import OpenOptions
@@ -40,6 +41,7 @@ class OnnxRuntimeBackend(Backend):
         )
         self._run_options = onnxruntime.RunOptions()
         self._outputs = [spec.name for spec in artifact.signature.outputs]
+        self.fits_loop = options.runs_in_the_calling_thread and is_steady(artifact.data)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one batch; see `Backend.run`."""
@@ -60,6 +62,7 @@ class OnnxTextBackend(OnnxRuntimeBackend):
 
     def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
         super().__init__(artifact, options)
+        self.fits_loop = False
         self._texts = [s.name for s in artifact.signature.inputs if s.datatype == "BYTES"]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -14,6 +14,8 @@ operating system shares the device between them, and its time is counted as usua
 import math
 from typing import Protocol
 
+from services.inference.scheduling.loop_runs import LoopRuns
+
 LATELY_S = 60.0
 """Background batches are kept short for this long after a request with a tight deadline: a caller
 that sent one is likely to send another, and jobs can wait for a minute."""
@@ -67,6 +69,8 @@ class DeviceTurns:
         self.tight_until = -math.inf
         """Expiry of `tightest_s`; a `time.monotonic()` second."""
         self._now_s = 0.0
+        self.loop_runs = LoopRuns()
+        """The runs on the event loop."""
 
     @property
     def wanted(self) -> bool:

@@ -2,7 +2,8 @@
 
 In: batches, one at a time. Out: a report of each batch, passed to a callback on the event loop.
 
-Rules: only this thread runs the backend; a batch that fails because of its inputs is rerun entry
+Rules: only this thread runs the backend, or the event loop itself if the run is shorter than a
+hand-over (`loop_runs.py`); a batch that fails because of its inputs is rerun entry
 by entry, so that one bad request never fails the others; a batch that fails because of the device
 is not rerun, unless the device was a worker process that died: the process is restarted, and each
 entry is retried once; a dead entry is not rerun; the event loop has CPU priority over the thread
@@ -56,6 +57,10 @@ class BatchReport(msgspec.Struct, frozen=True, eq=False):
     """True if one run of the whole batch answered all entries."""
     waited_s: float = 0.0
     """Seconds of it in which the backend waited for readers."""
+    cpu_s: float = 0.0
+    """CPU time that the calling thread took for it."""
+    on_loop: bool = False
+    """True if the event loop ran it."""
 
 
 class BatchPart(msgspec.Struct, frozen=True, eq=False):
@@ -127,11 +132,19 @@ class Instance:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
-    def run(self, batch: Batch, expected_s: float) -> None:
-        """Submits a batch to the thread, which calls `finished` after the run."""
+    def run(self, batch: Batch, expected_s: float, *, on_loop: bool = False) -> None:
+        """Submits a batch to the thread, which calls `finished` after the run.
+
+        Args:
+            batch: not empty.
+            expected_s: expected seconds of the run.
+            on_loop: True to run it now, in the calling thread; `finished` is called in the next
+                turn of the loop. The thread reruns a batch that fails.
+        """
         self.batch, self.expected_s = batch, expected_s
         self.given_at = self.started_at = time.monotonic()
-        self._inbox.put(batch)
+        if not on_loop or not self._ran_on_loop(batch):
+            self._inbox.put(batch)
 
     def abandon(self) -> None:
         """Abandons the thread: its later results are ignored. Kills an isolated worker process."""
@@ -147,6 +160,11 @@ class Instance:
     def stop(self) -> None:
         """Lets the thread close its backend and end."""
         self._inbox.put(None)
+
+    @property
+    def fits_loop(self) -> bool:
+        """True if the event loop may run its batches."""
+        return self._backend is not None and self._backend.fits_loop
 
     @property
     def is_alive(self) -> bool:
@@ -188,17 +206,31 @@ class Instance:
         with contextlib.suppress(RuntimeError):  # the event loop has closed: the process exits
             self._loop.call_soon_threadsafe(self._finished, self, batch, report)
 
+    def _ran_on_loop(self, batch: Batch) -> bool:
+        started_at, together = self.given_at, True
+        results: list[Result]
+        try:
+            results = [*self._run(batch)]
+        except DeviceError as error:  # nothing is rerun
+            results, together = self._after_failure(batch, error), False
+        except Exception:  # its thread reruns it, and deals with the failure
+            return False
+        seconds = time.monotonic() - started_at
+        report = BatchReport(results, started_at, seconds, together, cpu_s=seconds, on_loop=True)
+        self._loop.call_soon(self._finished, self, batch, report)
+        return True
+
     def _execute(self, batch: Batch) -> BatchReport:
         """Runs a batch and returns one result per entry, in order."""
-        started_at, together = time.monotonic(), True
+        started_at, together, cpu_s = time.monotonic(), True, time.thread_time()
         self._has_given, self._waited_s = False, 0.0
         results: list[Result]
         try:
             results = [*self._run(batch)]
         except BaseException as error:  # any exception is answered, even a model's SystemExit
             results, together = self._after_failure(batch, error), False
-        seconds = time.monotonic() - started_at
-        return BatchReport(results, started_at, seconds, together, self._waited_s)
+        cpu_s, seconds = time.thread_time() - cpu_s, time.monotonic() - started_at
+        return BatchReport(results, started_at, seconds, together, self._waited_s, cpu_s)
 
     def _run(self, batch: Batch) -> Sequence[Result]:
         backend = self._backend

@@ -97,14 +97,19 @@ class InstancePool:
         self.busy: set[Instance] = set()
         self.idle = [self._instance(backend, slot) for slot, backend in enumerate(backends)]
 
-    def begin(self, batch: Batch, expected_s: float) -> None:
-        """Runs a batch on an idle instance: that of its slot, if it has one."""
+    @property
+    def fits_loop(self) -> bool:
+        """True if the event loop may run batches of the idle instances."""
+        return all(instance.fits_loop for instance in self.idle)
+
+    def begin(self, batch: Batch, expected_s: float, *, on_loop: bool) -> None:
+        """Runs a batch on an idle instance: that of its slot, if it has one; see `Instance.run`."""
         at = -1
         if batch.slot is not None:
             at = next(at for at, one in enumerate(self.idle) if one.slot == batch.slot)
         instance = self.idle.pop(at)
         self.busy.add(instance)
-        instance.run(batch, expected_s)
+        instance.run(batch, expected_s, on_loop=on_loop)
         if self._watchdog is None:
             self._watch(self._timeout_s)
 

@@ -25,6 +25,7 @@ from services.inference.scheduling.device_turns import DeviceTurns
 from services.inference.scheduling.instance import BatchPart, BatchReport, Instance
 from services.inference.scheduling.instance_pool import InstancePool
 from services.inference.scheduling.latency import LatencyModel
+from services.inference.scheduling.loop_runs import LaneLoopRuns
 from services.inference.scheduling.sequence_slots import SequenceSlots
 from services.queueing.memory_queue import Entry, deadline_exceeded
 from services.queueing.records import LOWEST_PRIORITY, InferReply, Lane
@@ -93,6 +94,8 @@ class Worker:
             plan.execution_timeout_s, self,
         )  # fmt: skip
         self._idle, self._busy = self._pool.idle, self._pool.busy
+        self._loop_runs = LaneLoopRuns(turns.loop_runs)
+        self._loop_runs.fits = self._pool.fits_loop
         self._instances = len(plan.backends)
         self._answering = 0
         """Batches that have run and still have unwritten responses."""
@@ -116,6 +119,7 @@ class Worker:
         self._queue_seconds = metrics.queue_seconds.labels(*labels)
         self._execution_seconds = metrics.execution_seconds.labels(*labels)
         self._batch_rows = metrics.batch_rows.labels(*labels)
+        self._loop_batches = metrics.loop_batches.labels(*labels)
 
     @property
     def waiting(self) -> int:
@@ -252,7 +256,7 @@ class Worker:
         """Starts a batch on an idle instance. Returns the expected seconds of its run."""
         expected_s = batch.curve.expected_s(batch.padded_rows) * self._run_share
         self._queue_seconds.observe_all([now - entry.enqueued_at for entry in batch.entries])
-        self._pool.begin(batch, expected_s)
+        self._pool.begin(batch, expected_s, on_loop=self._loop_runs.takes(batch, now))
         return expected_s
 
     def replace_backends(
@@ -278,6 +282,7 @@ class Worker:
             self._fail_steps(slot)
         self._latency.begin_anew(latency_s, row_elements)
         self._pool.replace(backends, reopen)
+        self._loop_runs.fits = self._pool.fits_loop
         self.opened()
 
     async def run(self) -> None:
@@ -361,15 +366,19 @@ class Worker:
         """A batch was run, and its instance is free."""
         now = time.monotonic()
         given_at = instance.given_at
-        took_s = now - given_at - report.waited_s
+        took_s = report.seconds if report.on_loop else now - given_at - report.waited_s
+        self._loop_runs.ran(report, took_s, now)
         self._learn(batch, report, took_s)
         if batch.slot is not None:
             self._slots.ran(batch.entries)
         self._pauses_until = now + PAUSE * took_s
-        # Starts the next batch first: it runs while these responses are written.
-        self._give_turn_back(instance, report.seconds)
         self._answering += 1
-        self._answer(batch, report, 0)
+        if report.on_loop:  # the next batch would run before these responses
+            self._answer(batch, report, 0)
+            self._give_turn_back(instance, report.seconds)
+        else:  # it runs while they are written
+            self._give_turn_back(instance, report.seconds)
+            self._answer(batch, report, 0)
         if self._tracer is not None:
             trace_batch(self._tracer, self._lane, batch, report, given_at)
 
@@ -434,6 +443,8 @@ class Worker:
             return
         self._batch_rows.observe(batch.rows)
         self._execution_seconds.observe(report.seconds)
+        if report.on_loop:
+            self._loop_batches.inc()
         batch.curve.observe(batch.padded_rows, took_s)
         if took_s:  # 0 with a coarse clock
             self._run_share += RUN_SHARE_RATE * (report.seconds / took_s - self._run_share)

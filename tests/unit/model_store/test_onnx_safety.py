@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from model_store.errors import UnsafeOnnxError
 from model_store.safety import onnx_safety
-from model_store.safety.onnx_safety import OPERATOR_DOMAINS, check_onnx
+from model_store.safety.onnx_safety import OPERATOR_DOMAINS, check_onnx, is_steady
 from tests.fixtures import misbehaving_models, onnx_models
 
 Change = Callable[[onnx.ModelProto], None]
@@ -245,3 +245,15 @@ def test_whatever_is_changed_no_other_file_is_ever_read(data: st.DataObject) -> 
     if asks or not known:
         with pytest.raises(UnsafeOnnxError):
             check_onnx(bytes(octets), "model.onnx")
+
+
+def test_a_network_of_plain_operators_is_steady() -> None:
+    assert is_steady(onnx_models.linear())
+
+
+@pytest.mark.parametrize("operator", ["Loop", "NonMaxSuppression", "Range", "Tile"])
+def test_operators_whose_time_depends_on_values_are_found_at_any_depth(operator: str) -> None:
+    inner = graph_of(helper.make_node(operator, ["y"], ["z"]))
+    model = linear()
+    model.graph.node.append(helper.make_node("Unknown", ["y"], ["y2"], body=inner))
+    assert not is_steady(model.SerializeToString())

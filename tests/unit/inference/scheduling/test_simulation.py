@@ -12,7 +12,8 @@ from typing import cast
 
 import pytest
 
-from tests.fixtures.simulation import OVERTAKING_S, Faults, ModelSpec, Sent, Simulation, simulation
+from tests.fixtures.simulated_models import Faults, ModelSpec, Sent
+from tests.fixtures.simulation import OVERTAKING_S, Simulation, simulation
 
 REQUESTS_A_ROUND = 5_000
 BUCKETS = (8, 16, 32, 64)
@@ -39,6 +40,7 @@ def model(dice: random.Random, name: str) -> ModelSpec:
     truth, seeds = latency(dice)
     max_rows = dice.choice([1, 8, 32, 64])
     faulty = dice.random() < 0.5
+    fits_loop = dice.random() < 0.5
     return ModelSpec(
         name=name,
         max_rows=max_rows,
@@ -49,7 +51,15 @@ def model(dice: random.Random, name: str) -> ModelSpec:
         noise=dice.choice([0.0, 0.05, 0.3]),
         preferred_rows=dice.choice([(), (2, 8), (4, 32, 64)]),
         wait_s=dice.choice([0.0, 0.0, 0.01]),
-        faults=Faults(device=0.002, death=0.002, block=0.002, reopen=0.3) if faulty else Faults(),
+        faults=Faults(
+            device=0.002,
+            death=0.0 if fits_loop else 0.002,
+            block=0.0 if fits_loop else 0.002,
+            reopen=0.3,
+        )
+        if faulty
+        else Faults(),
+        fits_loop=fits_loop,
     )
 
 
@@ -189,3 +199,34 @@ def test_the_best_batch_size_is_found_although_the_seeds_promise_more() -> None:
         made.run(150.0)  # 8 rows, which come out 2 % more slowly, are the best known for most of it
         sizes = Counter(run.rows for run in made.ran[-100:])
     assert sizes[16] >= 90
+
+
+def test_short_batches_run_on_the_loop_and_long_ones_in_a_thread() -> None:
+    short = ModelSpec(
+        name="short", max_rows=16, truth=linear_s(2e-5, 2e-6), seeds={1: 2e-5}, fits_loop=True
+    )
+    long = ModelSpec(name="long", max_rows=16, truth=linear_s(2e-3, 1e-5), fits_loop=True)
+    with simulation(5, short, long, slots=2) as made:
+        made.send(steady(0.001, Sent(model="short"), random.Random(1)))
+        made.send(steady(0.005, Sent(model="long"), random.Random(2)))
+        made.run(5.0)
+        where = Counter((run.model, run.on_loop) for run in made.ran)
+    assert where["long", True] == 0
+    assert where["short", False] <= 2
+    assert where["short", True] > 1000
+    assert where["long", False] > 500
+
+
+def test_a_stall_on_the_loop_sends_the_next_batches_to_the_thread() -> None:
+    def slow_later_s(rows: int, length: int, now: float) -> float:
+        return 2e-3 if now > 1001 else 2e-5
+
+    spec = ModelSpec(name="m", max_rows=16, truth=slow_later_s, seeds={1: 2e-5}, fits_loop=True)
+    with simulation(6, spec) as made:
+        made.send(steady(0.01, Sent(model="m"), random.Random(1)))
+        made.run(5.0)
+        stalls = [run for run in made.ran if run.on_loop and run.seconds > 1e-3]
+        after = [run for run in made.ran if run.started_at > 1001.2]
+    assert len(stalls) == 1
+    assert after
+    assert not any(run.on_loop for run in after)
