@@ -4,7 +4,7 @@ Both serve the same artifact with the same libraries. A round loads one after th
 next round begins with the other one, so that a slow minute of the machine affects both. Prints the
 median of the rounds' ratios with their quartiles: a ratio within the quartiles is noise.
 
-    make bench-commits ARGS="--before v0.1.0 --python /usr/bin/python3.11"
+    make bench-commits ARGS="--before v0.1.0"
 """
 
 import argparse
@@ -26,8 +26,8 @@ from bench.measured.models import STORE, ensure_bench_models
 from bench.peers.peer import Ask, Form
 from bench.peers.process_tree import cpu_seconds
 from bench.peers.servers.flambeau_peer import ROOT
-from bench.servers.pinned_server import before_exec, end_with_exception
-from bench.servers.pinning import become_client
+from bench.servers.measured_server import before_exec, end_with_exception
+from bench.servers.pinning import add_cores_option, become_client, where
 from flambeau.server_process import ServerProcess, server_process
 from model_store.store import ModelStore
 
@@ -71,19 +71,17 @@ def main() -> None:
     end_with_exception()
     given = _arguments()
     ensure_bench_models(str(STORE), MODEL)
-    if not given.free:
-        become_client()
+    become_client(pinned=given.pinned)
     cases = [Case(form, clients) for form, clients in CASES]
     with tempfile.TemporaryDirectory(prefix="bench-commits-") as folder:
         _check_out(given.before, Path(folder))
         for _ in range(given.starts):
             with (
-                _serving(Path(folder), given.python, given.free) as before,
-                _serving(ROOT, given.python, given.free) as after,
+                _serving(Path(folder), given.python) as before,
+                _serving(ROOT, given.python) as after,
             ):
                 _measure(cases, before, after, given.rounds, given.seconds)
-    where = "free cores" if given.free else "the server on one core"
-    print(f"after / before ({given.before}), {where}; median (quartiles; medians, µs and ms)")
+    print(f"after / before ({given.before}), {where()}; median (quartiles; medians, µs and ms)")
     for case in cases:
         print(case.line())
 
@@ -130,14 +128,14 @@ def _check_out(commit: str, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _serving(folder: Path, python: str, free: bool) -> Iterator[ServerProcess]:
+def _serving(folder: Path, python: str) -> Iterator[ServerProcess]:
     """Runs a server from a checkout, with the libraries of this process."""
     options = ["--store", str(STORE), "--model", MODEL, "--artifact", ARTIFACT]
     options += ["--set", "choose_artifact_budget_s=0"]
     paths = os.pathsep.join((str(folder), sysconfig.get_path("purelib")))
     with server_process(
         options,
-        before_exec(pinned=not free),
+        before_exec(),
         python=python,
         folder=str(folder),
         environment={**os.environ, "PYTHONPATH": paths},
@@ -151,8 +149,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--starts", type=int, default=3, help="of both servers")
     parser.add_argument("--rounds", type=int, default=4, help="of each start")
     parser.add_argument("--seconds", type=int, default=3, help="of each load")
-    parser.add_argument("--free", action="store_true", help="pin nobody to a core")
     parser.add_argument("--python", default=sys.executable, help="the servers' interpreter")
+    add_cores_option(parser)
     return parser.parse_args()
 
 

@@ -28,7 +28,7 @@ from bench.measured.golden_model import (
 )
 from bench.measured.raw_model import runs_per_second
 from bench.peers.peer import Form
-from bench.servers.pinned_server import end_with_exception, pinned_server
+from bench.servers.measured_server import end_with_exception, measured_server
 from flambeau.protocol.tensors import Array
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
@@ -125,7 +125,7 @@ def _measure(
     clients = min(max(2 * best, 8), MOST_CLIENTS)
     print(f"{manifest.model}, {artifact.name}: raw {rates[best]:,.0f} samples/s at batch {best}")
     asked = golden_model(store, manifest)
-    with pinned_server(store.url, [manifest.model], artifact.name, f"device={device}") as server:
+    with measured_server(store.url, [manifest.model], artifact.name, f"device={device}") as server:
         lengths = check_answers(server, asked, artifact.name)
         for form in FORMS:
             ask = ask_for(asked, form, asked.rows[:1])

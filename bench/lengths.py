@@ -38,9 +38,9 @@ from bench.measured.raw_model import open_artifact, runs_per_second
 from bench.measured.version_copy import copy_changed
 from bench.peers.load import NothingAnsweredError
 from bench.peers.peer import Ask, Form
+from bench.servers.measured_server import end_with_exception, measured_server
 from bench.servers.metrics_page import read_metrics
-from bench.servers.pinned_server import end_with_exception, pinned_server
-from bench.servers.pinning import SERVER_CORE, become_client, pinned_to
+from bench.servers.pinning import SERVER_CORE, add_cores_option, become_client, pinned_to
 from flambeau.protocol.signature import Padding
 from flambeau.protocol.tensors import Array
 from flambeau.server_process import ServerProcess
@@ -130,8 +130,8 @@ def measure_lengths(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-lengths-"))
         single = ModelStore(folder)
         copy_changed(store, manifest, single, max_batch_size=1)
-        together = stack.enter_context(pinned_server(store.url, [MODEL], artifact))
-        alone = stack.enter_context(pinned_server(single.url, [MODEL], artifact))
+        together = stack.enter_context(measured_server(store.url, [MODEL], artifact))
+        alone = stack.enter_context(measured_server(single.url, [MODEL], artifact))
         for server in (together, alone):
             for row in range(CHECKED_ROWS):
                 check_answers(server, golden_model(store, manifest, row), artifact)
@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken")
     parser.add_argument("--seconds", type=int, default=4, help="of load, each way in each round")
     parser.add_argument("--raw", type=float, help=argparse.SUPPRESS)
+    add_cores_option(parser)
     given = parser.parse_args()
     if given.raw:
         store = ModelStore(given.store)
@@ -175,7 +176,7 @@ def main() -> None:
         print(json.dumps(_raw_here(store, manifest, given.artifact, given.raw)))
         return
     store = bench_store(given.store)
-    become_client()
+    become_client(pinned=given.pinned)
     figures = measure_lengths(store, given.artifact, given.rounds, given.seconds)
     write_results("lengths", {"lengths": list(map(asdict, figures))}, length_verdicts(figures))
 
@@ -224,7 +225,7 @@ def _load(server: ServerProcess, form: Form, asks: Sequence[Ask], seconds: int) 
 
 
 def _raw(store: ModelStore, manifest: Manifest, artifact: str, seconds: float) -> _Round:
-    """Measures both ways in a process on the server's core."""
+    """Measures both ways in a process on the server's cores."""
     command = [sys.executable, "-m", "bench.lengths", "--store", store.url]
     command += ["--artifact", artifact, "--raw", str(seconds / 2)]
     pin = pinned_to(SERVER_CORE)

@@ -37,9 +37,9 @@ from bench.measured.golden_model import (
 )
 from bench.peers.peer import Ask, Form
 from bench.peers.process_tree import cpu_seconds
+from bench.servers.measured_server import end_with_exception, measured_server
 from bench.servers.metrics_page import read_metrics
-from bench.servers.pinned_server import end_with_exception, pinned_server
-from bench.servers.pinning import become_client
+from bench.servers.pinning import add_cores_option, become_client
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 from services.access.api_keys import ApiKey, add_key, digest_of, new_key
@@ -162,7 +162,7 @@ def main() -> None:
     end_with_exception()
     given = _arguments()
     store = bench_store(given.store)
-    become_client()
+    become_client(pinned=given.pinned)
     with _variants(store, given.keys) as variants:
         for name, variant in variants.items():
             _load(name, variant, seconds=WARM_UP_S)
@@ -206,7 +206,7 @@ def _variants(store: ModelStore, keys: int) -> Iterator[dict[str, Variant]]:
         traces = (f"trace_endpoint={stack.enter_context(_collector())}", f"trace_ratio={TRACED}")
 
         def start(*settings: str, module: str = "flambeau") -> ServerProcess:
-            server = pinned_server(store.url, [MODEL], ARTIFACT, *settings, module=module)
+            server = measured_server(store.url, [MODEL], ARTIFACT, *settings, module=module)
             return stack.enter_context(server)
 
         found = {
@@ -341,6 +341,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keys", type=int, default=1, help="that take turns on each connection, as of a proxy"
     )
+    add_cores_option(parser)
     return parser.parse_args()
 
 

@@ -32,8 +32,8 @@ from bench.measured.golden_model import (
     served_artifact,
 )
 from bench.peers.peer import Ask, Form
-from bench.servers.pinned_server import end_with_exception, pinned_server
-from bench.servers.pinning import become_client
+from bench.servers.measured_server import end_with_exception, measured_server
+from bench.servers.pinning import add_cores_option, become_client
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 
@@ -155,7 +155,7 @@ def main() -> None:
     end_with_exception()
     given = _arguments()
     store = bench_store(given.store)
-    become_client()
+    become_client(pinned=given.pinned)
     manifest = newest_manifest(store, given.model)
     artifacts = given.artifacts or ["onnx", served_artifact(manifest, "")]
     figures = [
@@ -178,7 +178,7 @@ def _measure(
     ask = ask_for(model, form, model.rows[:1], timeout_ms=round(DEADLINE_S * 1000))
     patient = ask_for(model, form, model.rows[:1])
     print(f"{name}, {artifact}, {form}", flush=True)
-    with pinned_server(store.url, [name], artifact) as server:
+    with measured_server(store.url, [name], artifact) as server:
         lengths = check_answers(server, model, artifact)
         warm_up(server, form, patient, CAPACITY_CLIENTS, lengths[form])
         closed = closed_loop(server, form, patient, CAPACITY_CLIENTS, 3, lengths[form])
@@ -260,6 +260,7 @@ def _arguments() -> argparse.Namespace:
                         metavar="A,B", help=f"of {', '.join(FORMS)}")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=8, help="of each load of a round")
     parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken")
+    add_cores_option(parser)
     given = parser.parse_args()
     if wrong := [form for form in given.forms if form not in FORMS]:
         parser.error(f"--forms: {wrong} unknown; known: {', '.join(FORMS)}")

@@ -15,8 +15,8 @@ from bench.measured.raw_model import raw_model, raw_rates
 from bench.peers.peer import Form
 from bench.peers.process_tree import cpu_seconds
 from bench.peers.served_model import ServedModel
+from bench.servers.measured_server import measured_server
 from bench.servers.metrics_page import read_metrics
-from bench.servers.pinned_server import pinned_server
 from flambeau.server_process import ServerProcess
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
@@ -95,7 +95,7 @@ def measure_model(
     model = golden_model(store, manifest)
     for _ in range(starts):
         with (
-            pinned_server(store.url, [manifest.model], artifact) as server,
+            measured_server(store.url, [manifest.model], artifact) as server,
             raw_model(store, manifest, artifact) as raw_rate,
         ):
             lengths = check_answers(server, model, artifact)

@@ -36,8 +36,8 @@ from bench.measured.golden_model import (
 )
 from bench.peers.peer import Ask, Form
 from bench.peers.process_tree import cpu_seconds
-from bench.servers.pinned_server import end_with_exception, pinned_server
-from bench.servers.pinning import SERVER_CORE, become_client
+from bench.servers.measured_server import end_with_exception, measured_server
+from bench.servers.pinning import add_cores_option, become_client
 from bench.servers.process_figures import resident_mebibytes, stolen_seconds
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
@@ -163,11 +163,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--store", default=str(BENCH_STORE), help="model store of the benchmark")
     parser.add_argument("--minutes", type=float, default=60)
+    add_cores_option(parser)
     given = parser.parse_args()
     store = bench_store(given.store)
-    become_client()
+    become_client(pinned=given.pinned)
     soak, elapsed_s = Soak(), 0.0
-    with pinned_server(store.url, sorted({model for model, _ in STREAMS})) as server:
+    with measured_server(store.url, sorted({model for model, _ in STREAMS})) as server:
         streams = _rates(server, store)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -320,7 +321,7 @@ async def _look(server: ServerProcess, soak: Soak, seconds: float) -> None:
             seconds=soak.elapsed_s,
             memory_mib=resident_mebibytes(server.pid),
             server_cpu_s=cpu_seconds(server.pid),
-            stolen_s=stolen_seconds(SERVER_CORE),
+            stolen_s=stolen_seconds(),
             answered=sum(stream.answered for stream in soak.streams),
             errors=soak.errors,
         )

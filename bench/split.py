@@ -32,9 +32,9 @@ from bench.measured.raw_model import raw_rates
 from bench.peers.load import Load
 from bench.peers.peer import Form
 from bench.peers.process_tree import cpu_seconds
+from bench.servers.measured_server import end_with_exception, measured_server, server_child
 from bench.servers.metrics_page import read_metrics
-from bench.servers.pinned_server import end_with_exception, pinned_child, pinned_server
-from bench.servers.pinning import become_client
+from bench.servers.pinning import add_cores_option, become_client
 from flambeau.server_process import ServerProcess
 from flambeau.split_processes import SplitProcess, redis_process, split_process
 from model_store.store import ModelStore
@@ -100,8 +100,8 @@ class DrainedJobs:
 
 @contextlib.contextmanager
 def split_server(store: ModelStore, models: Sequence[str], gateways: int = 1) -> Iterator[Split]:
-    """Runs Redis, one worker and some gateways on the server's core, until the block ends."""
-    prepare = pinned_child()
+    """Runs Redis, one worker and some gateways on the server's cores, until the block ends."""
+    prepare = server_child()
     with tempfile.TemporaryDirectory(prefix="flambeau-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         redis = stack.enter_context(redis_process(folder, prepare))
@@ -127,7 +127,7 @@ def main() -> None:
     end_with_exception()
     given = _arguments()
     store = bench_store(given.store)
-    become_client()
+    become_client(pinned=given.pinned)
     figures = [
         _medians(group)
         for name, clients in ((LARGE, CLIENTS), (SMALL, 1), (SMALL, CLIENTS))
@@ -150,7 +150,7 @@ def _both_shapes(
 ) -> list[list[ShapeFigures]]:
     """Loads both shapes in turn. Returns the rounds of each."""
     alone, apart = [], []
-    with pinned_server(store.url, [name]) as one, split_server(store, [name]) as split:
+    with measured_server(store.url, [name]) as one, split_server(store, [name]) as split:
         for _ in range(rounds):
             alone.append(_measure(store, name, one, None, clients, seconds))
             apart.append(_measure(store, name, split.gateways[0], split, clients, seconds))
@@ -297,6 +297,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--store", default=str(BENCH_STORE), help="model store of the benchmark")
     parser.add_argument("--seconds", type=int, default=5, help="of each load of a round")
     parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken")
+    add_cores_option(parser)
     return parser.parse_args()
 
 

@@ -29,7 +29,7 @@ from bench.measured.golden_model import BENCH_STORE, newest_manifest
 from bench.measured.models import ensure_bench_models
 from bench.measured.version_copy import publish_copy
 from bench.peers.servers.flambeau_peer import ROOT
-from bench.servers.pinned_server import end_with_exception
+from bench.servers.measured_server import end_with_exception
 from bench.servers.process_figures import resident_mebibytes
 from flambeau.server_process import ServerProcess, server_process
 from model_store.store import ModelStore

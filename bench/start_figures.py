@@ -14,8 +14,8 @@ from bench.loads.shooter import Outcome
 from bench.measured.golden_model import ask_for, first_answer, golden_model
 from bench.peers.peer import Form
 from bench.served_figures import LAG_BOUND_S
+from bench.servers.measured_server import measured_server
 from bench.servers.metrics_page import read_metrics
-from bench.servers.pinned_server import pinned_server
 from bench.servers.process_figures import resident_mebibytes
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
@@ -62,7 +62,7 @@ def measure_starts(
     seconds, megabytes = [], []
     for _ in range(times):
         started = time.perf_counter()
-        with pinned_server(store.url, [manifest.model], artifact) as server:
+        with measured_server(store.url, [manifest.model], artifact) as server:
             first_answer(server, model, artifact)
             seconds.append(time.perf_counter() - started)
             megabytes.append(resident_mebibytes(server.pid) * MEGABYTES_A_MEBIBYTE)
@@ -77,7 +77,7 @@ def measure_lag(
     """Sends JSON at a steady rate and reads the server's event loop histogram."""
     model = golden_model(store, manifest)
     ask = ask_for(model, Form.JSON, model.rows[:1])
-    with pinned_server(store.url, [manifest.model], artifact) as server:
+    with measured_server(store.url, [manifest.model], artifact) as server:
 
         async def load(duration: float) -> Shots:
             shooter, shots = RestShooter(server.http, [ask]), Shots()

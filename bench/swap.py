@@ -39,8 +39,8 @@ from bench.measured.golden_model import (
 )
 from bench.measured.version_copy import copy_changed
 from bench.peers.peer import Ask, Form
-from bench.servers.pinned_server import end_with_exception, pinned_server
-from bench.servers.pinning import become_client
+from bench.servers.measured_server import end_with_exception, measured_server
+from bench.servers.pinning import add_cores_option, become_client
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 
@@ -153,7 +153,7 @@ def main() -> None:
     end_with_exception()
     given = _arguments()
     store = bench_store(given.store)
-    become_client()
+    become_client(pinned=given.pinned)
     figures = [_measure(store, model, given.swaps) for model in given.models]
     document = {"load": LOAD, "seed": SEED, "models": list(map(asdict, figures))}
     write_results("swap", document, [v for figure in figures for v in figure.verdicts()])
@@ -167,7 +167,7 @@ def _measure(store: ModelStore, name: str, count: int) -> ModelSwaps:
         manifest = copy_changed(store, newest_manifest(store, name), own)
         model = golden_model(own, manifest)
         ask = ask_for(model, form, model.rows[:1])
-        with pinned_server(own.url, [name]) as server:
+        with measured_server(own.url, [name]) as server:
             lengths = check_answers(server, model, "")
             warm_up(server, form, ask, CAPACITY_CLIENTS, lengths[form])
             load = closed_loop(server, form, ask, CAPACITY_CLIENTS, 4, lengths[form])
@@ -287,6 +287,7 @@ def _arguments() -> argparse.Namespace:
         metavar="A,B",
     )
     parser.add_argument("--swaps", type=int, default=5, help="of each model")
+    add_cores_option(parser)
     return parser.parse_args()
 
 

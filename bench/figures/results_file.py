@@ -12,7 +12,7 @@ from bench.figures.performance_page import write_block
 from bench.figures.verdicts import Verdict, markdown_table
 from bench.measured.golden_model import BENCH_STORE
 from bench.measured.models import ensure_bench_models
-from bench.servers.pinning import cores_apart
+from bench.servers.pinning import cores_apart, where
 from model_store.store import ModelStore
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -33,11 +33,12 @@ def write_results(name: str, figures: Mapping[str, Any], verdicts: Sequence[Verd
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
-            "server_and_client_on_different_cores": cores_apart(),
+            "cores_of_server_and_client": where(),
         },
         "verdicts": [verdict.as_record() for verdict in verdicts],
         **figures,
     }
+    name += "-pinned" if cores_apart() else ""  # a second table
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(_without_nan(document), indent=2) + "\n")
     print(f"wrote {path}")
@@ -47,8 +48,7 @@ def write_results(name: str, figures: Mapping[str, Any], verdicts: Sequence[Verd
 
 def machine() -> str:
     """Describes the machine that ran the benchmark."""
-    apart = "server and client on a core each" if cores_apart() else "one core for both"
-    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {apart}"
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {where()}"
 
 
 def _without_nan(value: Any) -> Any:

@@ -50,6 +50,16 @@ class Verdict:
         return record | ({"value": None} if self.value != self.value else {})
 
 
+def at_most(what: str, value: float, target: float, unit: str = "") -> Verdict:
+    """Returns a verdict on a figure that should be small."""
+    return Verdict(what=what, value=value, bound="at most", target=target, unit=unit)
+
+
+def at_least(what: str, value: float, target: float, unit: str = "") -> Verdict:
+    """Returns a verdict on a figure that should be large."""
+    return Verdict(what=what, value=value, bound="at least", target=target, unit=unit)
+
+
 def percentile(values: npt.ArrayLike, percent: float) -> float:
     """Returns the interpolated percentile of some values; NaN if there are none."""
     array = np.asarray(values, np.float64)

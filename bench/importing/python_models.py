@@ -32,8 +32,8 @@ from bench.peers.process_tree import cpu_seconds
 from bench.peers.running_server import running
 from bench.peers.served_model import ServedModel
 from bench.peers.servers.triton_peer import Triton
-from bench.servers.pinned_server import end_with_exception, pinned_server
-from bench.servers.pinning import become_client
+from bench.servers.measured_server import end_with_exception, measured_server
+from bench.servers.pinning import add_cores_option, become_client
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import Array
 from model_store.golden import GoldenRows
@@ -93,8 +93,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--no-triton", action="store_true", help="leave out Triton")
+    add_cores_option(parser)
     given = parser.parse_args()
-    become_client()
+    become_client(pinned=given.pinned)
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="flambeau-bench-") as store:
         for name in (ONNX, SHARED, OWN, BY_ROW):
@@ -179,7 +180,7 @@ def _timed(run: Callable[[Mapping[str, Array]], object]) -> list[float]:
 
 
 def _ours(store: str, name: str, seconds: int) -> Iterator[Figure]:
-    with pinned_server(store, [name]) as server:
+    with measured_server(store, [name]) as server:
         model = _served(name)
         lengths = check_answers(server, model, "")
         for form in FORMS:

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.measured.golden_model import read_golden
 from bench.peers.servers.flambeau_peer import ROOT
-from bench.servers.pinned_server import pinned_child
+from bench.servers.measured_server import server_child
 from flambeau.protocol.tensors import Array
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
@@ -67,7 +67,7 @@ def raw_model(
     argv += [str(manifest.version), artifact]
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        argv, stdin=pipe, stdout=pipe, text=True, preexec_fn=pinned_child(), cwd=ROOT
+        argv, stdin=pipe, stdout=pipe, text=True, preexec_fn=server_child(), cwd=ROOT
     )
     asked, told = process.stdin, process.stdout
     assert asked is not None

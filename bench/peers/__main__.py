@@ -29,8 +29,8 @@ from bench.peers.servers.mosec_peer import Mosec
 from bench.peers.servers.torchserve_peer import TorchServe
 from bench.peers.servers.triton_peer import Triton
 from bench.peers.session import Session
-from bench.servers.pinned_server import end_with_exception
-from bench.servers.pinning import CLIENT_CORE, pinned_to
+from bench.servers.measured_server import end_with_exception
+from bench.servers.pinning import add_cores_option, become_client, cores_apart, where
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
     versions, failures = _install(chosen)
     bench_store(arguments.store)
     models = [served_model(arguments.store, m, arguments.clients) for m in arguments.models]
-    pinned_to(CLIENT_CORE)()
+    become_client(pinned=arguments.pinned)
     session = Session()
     installed = [peer for peer in chosen if peer.name in versions]
     session.measure(installed, models, arguments.rounds, arguments.seconds)
@@ -63,6 +63,7 @@ def main() -> int:
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
+            "where": where(),
             "rounds": arguments.rounds,
             "seconds": arguments.seconds,
         },
@@ -88,10 +89,11 @@ def _write(report: PeerReport) -> None:
     if not report.figures:
         print("nothing was measured, nothing is written")
         return
-    (RESULTS / "peers.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
-    (RESULTS / "peers.svg").write_text(report.plot())
-    print(f"wrote {RESULTS}/peers.json and {RESULTS}/peers.svg")
-    write_block("peers", report.tables())
+    name = "peers-pinned" if cores_apart() else "peers"
+    (RESULTS / f"{name}.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+    (RESULTS / f"{name}.svg").write_text(report.plot())
+    print(f"wrote {RESULTS}/{name}.json and {RESULTS}/{name}.svg")
+    write_block(name, report.tables(f"../bench/results/{name}.svg"))
 
 
 def _arguments(peers: Sequence[str]) -> argparse.Namespace:
@@ -125,6 +127,7 @@ def _arguments(peers: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=int, default=4, help="of load for each figure")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken")
+    add_cores_option(parser)
     return parser.parse_args()  # fmt: skip
 
 

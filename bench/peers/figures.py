@@ -25,6 +25,8 @@ class Figure:
     p99_ms: float
     cpu_us: float
     """User and system time of all processes of the server for each answered request."""
+    client_cpu_us: float
+    """The same of the load generator."""
     errors: int
     """Failed requests; their sum for several measurements."""
 
@@ -56,6 +58,7 @@ def median_figures(figures: Iterable[Figure]) -> list[Figure]:
             p50_ms=median(f.p50_ms for f in group),
             p99_ms=median(f.p99_ms for f in group),
             cpu_us=median(f.cpu_us for f in group),
+            client_cpu_us=median(f.client_cpu_us for f in group),
             errors=sum(f.errors for f in group),
         )
         for (server, model, form, clients), group in groups.items()

@@ -1,4 +1,4 @@
-"""External clients: `wrk` for REST, `h2load` for gRPC, each a process on the client's core.
+"""External clients: `wrk` for REST, `h2load` for gRPC, each a process on the client's cores.
 
 In: canned requests. Out: the number of responses, their rate and the failures. Both are closed
 loops: each client sends its next request after the response to the last one.
@@ -6,11 +6,12 @@ loops: each client sends its next request after the response to the last one.
 
 import json
 import re
+import resource
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,8 @@ class Load:
     duration_s: float
     p50_ms: float
     p99_ms: float
+    client_cpu_s: float = 0.0
+    """User and system time of the client."""
 
 
 class NothingAnsweredError(PeerError):
@@ -67,7 +70,8 @@ def load_rest(address: str, asks: Sequence[Ask], clients: int, seconds: int) -> 
         file.flush()
         options = ["-t1", f"-c{clients}", f"-d{seconds}s"]
         options += ["--timeout", f"{SLOWEST_ANSWER_S}s", "--script", str(SCRIPT)]
-        return parse_wrk(_run(["wrk", *options, f"http://{address}", "--", file.name]))
+        output, cpu_s = _run(["wrk", *options, f"http://{address}", "--", file.name])
+        return replace(parse_wrk(output), client_cpu_s=cpu_s)
 
 
 def http_request(address: str, ask: Ask) -> bytes:
@@ -98,8 +102,9 @@ def load_grpc(address: str, ask: Ask, clients: int, seconds: int, answer_bytes: 
         options = ["-t1", f"-c{connections}", f"-m{clients // connections}"]
         options += ["-D", f"{seconds}s", "-d", str(body), f"--log-file={log}"]
         options += [part for header in GRPC_HEADERS for part in ("-H", header)]
-        summary = _run(["h2load", *options, f"http://{address}{ask.path}"])
-        return parse_h2load(summary, log.read_text(), answer_bytes, seconds)
+        summary, cpu_s = _run(["h2load", *options, f"http://{address}{ask.path}"])
+        load = parse_h2load(summary, log.read_text(), answer_bytes, seconds)
+        return replace(load, client_cpu_s=cpu_s)
 
 
 def grpc_message(ask: Ask) -> bytes:
@@ -158,7 +163,9 @@ def parse_h2load(summary: str, log: str, answer_bytes: int, seconds: int) -> Loa
     )
 
 
-def _run(command: Sequence[str]) -> str:
+def _run(command: Sequence[str]) -> tuple[str, float]:
+    """Returns a client's output, and the seconds of CPU time that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -168,7 +175,9 @@ def _run(command: Sequence[str]) -> str:
     )
     if done.returncode != 0:
         raise PeerError(f"{command[0]} failed: {_last_lines(done.stdout)}")
-    return done.stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.stdout, cpu_s
 
 
 def _last_lines(output: str) -> str:

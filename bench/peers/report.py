@@ -7,7 +7,7 @@ is bold. Medians over the rounds.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.figures.verdicts import MISSING, Verdict, markdown_table, ratio
+from bench.figures.verdicts import MISSING, Verdict, at_least, at_most, markdown_table, ratio
 from bench.peers.bar_chart import Group, Panel, draw, short
 from bench.peers.figures import Figure, Start, median_figures, median_starts
 from bench.peers.peer import Form
@@ -19,8 +19,16 @@ TITLES = {
 }
 COLOURS = {Form.JSON: "#3a6ea5", Form.BINARY: "#5aa9a0", Form.GRPC: "#e08a2e"}
 LARGER_MODELS = ("cnn", "encoder")
-AGAINST_BEST_PEER = 3.0
+SMALL_MODEL = "tiny-mlp"
+AGAINST_BEST_PEER = 3.5
 """Target ratio of the best artifact to the FP32 checkpoint that peers serve."""
+FP32_AGAINST_BEST_PEER = 1.2
+RATE_AGAINST_BEST_PEER = 2.0
+MEDIAN_AGAINST_BEST_PEER = 0.6
+CPU_AGAINST = (
+    (Form.JSON, "mosec", 0.5), (Form.JSON, "triton", 0.35), (Form.GRPC, "triton", 0.4),
+)  # fmt: skip
+"""Form, peer and target ratio of CPU time a request, small model, most clients."""
 NONE = "-"
 LONGEST_REASON = 300
 
@@ -45,11 +53,15 @@ class PeerReport:
     measured: Mapping[str, object]
     """Time, machine and durations of the run."""
 
-    def tables(self) -> str:
-        """Renders Markdown, without the marks around it."""
+    def tables(self, plot: str) -> str:
+        """Renders Markdown, without the marks around it.
+
+        Args:
+            plot: address of the plot.
+        """
         figures = median_figures(self.figures)
         models = list(dict.fromkeys(figure.model for figure in figures))
-        sections = [self._opening()]
+        sections = [self._opening(plot)]
         if verdicts := self.verdicts():
             sections.append(markdown_table(verdicts))
         for model in models:
@@ -60,20 +72,58 @@ class PeerReport:
         return "\n\n".join(sections)
 
     def verdicts(self) -> list[Verdict]:
-        """Returns verdicts on the larger models: our best server beside the best of any peer."""
-        figures = [f for f in median_figures(self.figures) if f.model in LARGER_MODELS]
-        return [
-            Verdict(
-                what=f"{TITLES[model]}: our best requests/s ÷ the best of the peers",
-                value=ratio(self._best_rate(figures, model, True),
-                            self._best_rate(figures, model, False)),
-                bound="at least", target=AGAINST_BEST_PEER,
-            )
-            for model in dict.fromkeys(figure.model for figure in figures)
-        ]  # fmt: skip
+        """Returns our figures beside those of the best peer, or of one by name."""
+        figures = median_figures(self.figures)
+        found = []
+        if small := [f for f in figures if f.model == SMALL_MODEL]:
+            found += self._small_verdicts(small)
+        for model in dict.fromkeys(f.model for f in figures if f.model in LARGER_MODELS):
+            own = [f for f in figures if f.model == model]
+            best, peers = self._best_rate(own, ours=True), self._best_rate(own, ours=False)
+            fp32 = self._best_rate([f for f in own if f.server != self.ours[0]], ours=True)
+            title = TITLES[model]
+            found += [
+                at_least(f"{title}: our best requests/s ÷ the best of the peers",
+                         ratio(best, peers), AGAINST_BEST_PEER),
+                at_least(f"{title}: FP32 requests/s ÷ the best of the peers",
+                         ratio(fp32, peers), FP32_AGAINST_BEST_PEER),
+            ]  # fmt: skip
+        return found
 
-    def _best_rate(self, figures: Sequence[Figure], model: str, ours: bool) -> float:
-        rates = [_rate(f) for f in figures if f.model == model and (f.server in self.ours) is ours]
+    def _small_verdicts(self, figures: Sequence[Figure]) -> list[Verdict]:
+        """Returns those of the small model; ours are FP32, as all peers'."""
+        title, mine = TITLES[SMALL_MODEL], self.ours[-1]
+        most = max(figure.clients for figure in figures)
+        found = []
+        for form in (Form.JSON, Form.GRPC):
+            own = [
+                f
+                for f in figures
+                if f.form == form and (f.server == mine or f.server not in self.ours)
+            ]
+            many = [f for f in own if f.clients == most]
+            cpu = {f.server: f.cpu_us for f in many}
+            for _, peer, target in (case for case in CPU_AGAINST if case[0] == form):
+                theirs = min((us for n, us in cpu.items() if n.startswith(peer)), default=MISSING)
+                found.append(
+                    at_most(f"{title}, {form}, {most} clients: CPU ÷ {peer}'s",
+                            ratio(cpu.get(mine, MISSING), theirs), target)
+                )  # fmt: skip
+            found.append(
+                at_least(f"{title}, {form}, {most} clients: requests/s ÷ the best of the peers",
+                         ratio(self._best_rate(many, ours=True), self._best_rate(many, ours=False)),
+                         RATE_AGAINST_BEST_PEER)
+            )  # fmt: skip
+            p50 = {f.server: f.p50_ms for f in own if f.clients == 1}
+            theirs = min((ms for name, ms in p50.items() if name != mine), default=MISSING)
+            found.append(
+                at_most(f"{title}, {form}, 1 client: median ÷ the best of the peers",
+                        ratio(p50.get(mine, MISSING), theirs), MEDIAN_AGAINST_BEST_PEER)
+            )  # fmt: skip
+        return found
+
+    def _best_rate(self, figures: Sequence[Figure], *, ours: bool) -> float:
+        rates = [_rate(f) for f in figures if (f.server in self.ours) is ours]
         return max(rates, default=MISSING)
 
     def plot(self) -> str:
@@ -89,7 +139,7 @@ class PeerReport:
                 note = "server CPU, µs a request, shorter is better"
                 panels.append(self._panel(title, note, shown, _cpu))
         colours = {str(form): colour for form, colour in COLOURS.items()}
-        subtitle = "One worker, one core, batches of at most 32, the same weights and clients"
+        subtitle = f"{self.measured['where']}; batches of at most 32, the same weights and clients"
         return draw("flambeau and its peers", subtitle, colours, panels)
 
     def _panel(
@@ -103,15 +153,15 @@ class PeerReport:
                 groups.append(Group(label=server, highlighted=ours, bars=bars))
         return Panel(title=title, note=note, groups=groups)
 
-    def _opening(self) -> str:
+    def _opening(self, plot: str) -> str:
         m = self.measured
         lines = [
-            f"Measured {m['at']} on {m['cores']} cores, the server on one and the client on the "
-            f"other, Python {m['python']}: medians of {m['rounds']} rounds of {m['seconds']} s. "
-            "Requests/s with p50 / p99 in ms; CPU is user and system time of all the server's "
-            "processes over the requests they answered. In the tables of ratios, ours ÷ theirs, "
-            "**bold** is where we lose.",
-            "![Requests per second and CPU a request of every server](../bench/results/peers.svg)",
+            f"Measured {m['at']}, {m['where']}, Python {m['python']}: medians of {m['rounds']} "
+            f"rounds of {m['seconds']} s, in which the servers take turns. Requests/s with p50 / "
+            "p99 in ms; CPU is user and system time of all the server's processes over the "
+            "requests they answered, and in brackets the client's. In the tables of ratios, ours ÷ "
+            "theirs, **bold** is where we lose.",
+            f"![Requests per second and CPU a request of every server]({plot})",
         ]
         if self.failures:
             lines.append("Not measured:")
@@ -222,7 +272,7 @@ def _rates(figure: Figure | None) -> str:
 
 
 def _costs(figure: Figure | None) -> str:
-    return short(figure.cpu_us) if figure else NONE
+    return f"{short(figure.cpu_us)} ({short(figure.client_cpu_us)})" if figure else NONE
 
 
 def _rate(figure: Figure) -> float:

@@ -1,4 +1,4 @@
-"""Runs a server from start to end: own session, server's core, every process ended."""
+"""Runs a server from start to end: own session, the server's cores, every process ended."""
 
 import os
 import socket

@@ -1,11 +1,11 @@
-"""One run: measures every server in turn within each round, so that a noisy minute affects all.
+"""One run: loads every server in turn, for seconds each, so that a noisy minute affects all alike.
 
-Only one server runs at a time; each start serves one model. In: peers and models. Out: figures,
-starts, and a reason for each server that could not be measured.
+All servers of a model run at the same time, and all but the one under load are idle. In: peers and
+models. Out: figures, starts, and a reason for each server that could not be measured.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from bench.peers.answers import ask_once, check
@@ -13,7 +13,7 @@ from bench.peers.figures import Figure, Start
 from bench.peers.load import Load, NothingAnsweredError, load_grpc, load_rest
 from bench.peers.peer import Form, Launch, Peer, PeerError
 from bench.peers.process_tree import cpu_seconds, resident_mebibytes
-from bench.peers.running_server import running
+from bench.peers.running_server import RunningServer, running
 from bench.peers.served_model import ServedModel
 
 WARM_UP_S = 1
@@ -36,39 +36,60 @@ class Session:
     def measure(
         self, peers: Sequence[Peer], models: Sequence[ServedModel], rounds: int, seconds: int
     ) -> None:
-        """Measures everything, round by round; a server that failed once is not tried again."""
-        for number in range(1, rounds + 1):
-            for model in models:
+        """Measures everything; a server that failed once is left out of the later rounds."""
+        for model in models:
+            with ExitStack() as stack:
+                targets = []
                 for peer in peers:
-                    if (peer.name, model.name) in self.failures:
-                        continue
-                    print(f"round {number}/{rounds}: {peer.name}, {model.name}", flush=True)
-                    try:
-                        self._measure_server(peer, model, seconds)
-                    except PeerError as error:
-                        self.failures[peer.name, model.name] = str(error)
-                        print(f"  not measured: {error}", flush=True)
+                    with self._noting(peer, model):
+                        targets.append(self._start(peer, model, stack))
+                for number in range(rounds):
+                    print(f"round {number + 1}/{rounds}: {model.name}", flush=True)
+                    self._round(targets if number % 2 == 0 else targets[::-1], model, seconds)
+                for target in targets:
+                    with self._noting(target.peer, model):
+                        self._end(target)
 
-    def _measure_server(self, peer: Peer, model: ServedModel, seconds: int) -> None:
+    def _start(self, peer: Peer, model: ServedModel, stack: ExitStack) -> "_Target":
         launch = peer.start(model)
-        with running(launch, lambda: ask_once(peer, launch, model)) as server:
-            target = _Target(server.pid, launch, peer, model, check(peer, launch, model))
-            print(f"  right answers; cold start {server.cold_start_s:.2f} s", flush=True)
-            figures = []
-            for form in peer.forms:
-                if form is Form.BINARY and model.name == SMALL_MODEL:
-                    continue
-                target.warm_up(form, max(model.clients), peer.warm_up_s)
-                figures += [target.figure(form, clients, seconds) for clients in model.clients]
-            check(peer, launch, model)
-            start = Start(
-                server=peer.name,
-                model=model.name,
-                cold_start_s=server.cold_start_s,
-                resident_mib=resident_mebibytes(server.pid),
+        server = stack.enter_context(running(launch, lambda: ask_once(peer, launch, model)))
+        target = _Target(server.pid, launch, peer, model, check(peer, launch, model), server)
+        print(
+            f"{peer.name}, {model.name}: right answers; cold start {server.cold_start_s:.2f} s",
+            flush=True,
+        )
+        for form in target.forms:
+            target.warm_up(form, max(model.clients), peer.warm_up_s)
+        return target
+
+    def _round(self, targets: Sequence["_Target"], model: ServedModel, seconds: int) -> None:
+        for form in Form:
+            for clients in model.clients:
+                for target in targets:
+                    is_well = (target.peer.name, model.name) not in self.failures
+                    if is_well and form in target.forms:
+                        with self._noting(target.peer, model):
+                            self.figures.append(target.figure(form, clients, seconds))
+
+    def _end(self, target: "_Target") -> None:
+        check(target.peer, target.launch, target.model)
+        self.starts.append(
+            Start(
+                server=target.peer.name,
+                model=target.model.name,
+                cold_start_s=target.server.cold_start_s,
+                resident_mib=resident_mebibytes(target.pid),
             )
-        self.figures += figures
-        self.starts.append(start)
+        )
+
+    @contextmanager
+    def _noting(self, peer: Peer, model: ServedModel) -> Iterator[None]:
+        """Notes the failure of a server, which must not end the run."""
+        try:
+            yield
+        except PeerError as error:
+            self.failures[peer.name, model.name] = str(error)
+            print(f"  {peer.name} is not measured: {error}", flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +101,13 @@ class _Target:
     peer: Peer
     model: ServedModel
     answer_bytes: dict[Form, int]
+    server: RunningServer
+
+    @property
+    def forms(self) -> list[Form]:
+        """Forms to measure."""
+        small = self.model.name == SMALL_MODEL
+        return [form for form in self.peer.forms if not (small and form is Form.BINARY)]
 
     def figure(self, form: Form, clients: int, seconds: int) -> Figure:
         """Loads the server and measures its CPU time meanwhile."""
@@ -96,10 +124,12 @@ class _Target:
             p50_ms=load.p50_ms,
             p99_ms=load.p99_ms,
             cpu_us=(cpu_seconds(self.pid) - before) / load.answered * 1e6,
+            client_cpu_us=load.client_cpu_s / load.answered * 1e6,
             errors=load.failed,
         )
         print(
-            f"  {form}, {clients:>2} clients: {figure.requests_per_second:>9,.1f} requests/s, "
+            f"  {self.peer.name:14} {form}, {clients:>2} clients: "
+            f"{figure.requests_per_second:>9,.1f} requests/s, "
             f"p50 {figure.p50_ms:.2f} ms, p99 {figure.p99_ms:.2f} ms, "
             f"{figure.cpu_us:,.0f} µs CPU a request, errors {figure.errors}",
             flush=True,

@@ -24,12 +24,17 @@ import numpy as np
 import orjson
 import uvloop
 
-from bench.measured.golden_model import ask_for, golden_model, newest_manifest
+from bench.measured.golden_model import (
+    ask_for,
+    check_answers,
+    golden_model,
+    newest_manifest,
+)
 from bench.measured.raw_model import open_artifact
-from bench.peers.load import load_rest
+from bench.peers.load import Load, load_grpc, load_rest
 from bench.peers.peer import Ask, Form
 from bench.peers.process_tree import cpu_seconds
-from bench.servers.pinned_server import pinned_server
+from bench.servers.measured_server import measured_server
 from bench.servers.pinning import SERVER_CORE, pinned_to
 from flambeau.protocol.tensors import Array
 from model_store.manifest import Manifest
@@ -44,12 +49,17 @@ START = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YardstickFigures:
-    """CPU time for each REST JSON request at `CLIENTS` clients, medians over the rounds."""
+    """CPU time for each request at `CLIENTS` clients, medians over the rounds."""
 
     server_cpu_us: float
+    """Of ours, REST JSON."""
+    grpc_cpu_us: float
+    """Of ours, gRPC."""
     yardstick_cpu_us: float
     ratio: float
-    """Median of the ratios of single rounds."""
+    """Median of the ratios of single rounds, REST JSON."""
+    grpc_ratio: float
+    """The same for our gRPC; the yardstick has REST only."""
 
 
 def measure_against_yardstick(
@@ -69,27 +79,43 @@ def measure_against_yardstick(
     """
     model = golden_model(store, manifest)
     ask = ask_for(model, Form.JSON, model.rows[:1])
-    ours, least = [], []
+    grpc_ask = ask_for(model, Form.GRPC, model.rows[:1])
+    ours, grpc, least = [], [], []
     with (
-        pinned_server(store.url, [manifest.model], artifact) as server,
+        measured_server(store.url, [manifest.model], artifact) as server,
         _yardstick(store, manifest, artifact) as (pid, address),
     ):
+        answer_bytes = check_answers(server, model, artifact)[Form.GRPC]
         for _ in range(rounds):
             ours.append(_cpu_us(server.pid, server.http, ask, seconds))
             least.append(_cpu_us(pid, address, ask, seconds))
-            print(f"  ours {ours[-1]:.0f} µs, yardstick {least[-1]:.0f} µs", flush=True)
+            grpc.append(_cpu_us(server.pid, server.grpc, grpc_ask, seconds, answer_bytes))
+            print(
+                f"  ours {ours[-1]:.0f} µs over REST, {grpc[-1]:.0f} µs over gRPC, "
+                f"yardstick {least[-1]:.0f} µs",
+                flush=True,
+            )
     return YardstickFigures(
         server_cpu_us=median(ours),
+        grpc_cpu_us=median(grpc),
         yardstick_cpu_us=median(least),
         ratio=median(mine / its for mine, its in zip(ours, least, strict=True)),
+        grpc_ratio=median(mine / its for mine, its in zip(grpc, least, strict=True)),
     )
 
 
-def _cpu_us(pid: int, address: str, ask: Ask, seconds: int) -> float:
-    load_rest(address, [ask], CLIENTS, WARM_UP_S)
+def _cpu_us(pid: int, address: str, ask: Ask, seconds: int, answer_bytes: int = 0) -> float:
+    """Returns the server's CPU time a request; over gRPC if the answer's bytes are given."""
+
+    def load(duration_s: int) -> Load:
+        if answer_bytes:
+            return load_grpc(address, ask, CLIENTS, duration_s, answer_bytes)
+        return load_rest(address, [ask], CLIENTS, duration_s)
+
+    load(WARM_UP_S)
     before = cpu_seconds(pid)
-    load = load_rest(address, [ask], CLIENTS, seconds)
-    return (cpu_seconds(pid) - before) / load.answered * 1e6
+    answered = load(seconds).answered
+    return (cpu_seconds(pid) - before) / answered * 1e6
 
 
 @contextlib.contextmanager

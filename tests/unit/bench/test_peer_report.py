@@ -10,6 +10,8 @@ from bench.peers.figures import Figure, Start, median_figures
 from bench.peers.peer import Form
 from bench.peers.report import PeerReport
 
+PLOT = "peers.svg"
+
 
 def figure(server: str, rate: float, form: Form = Form.JSON, clients: int = 64) -> Figure:
     return Figure(
@@ -21,6 +23,7 @@ def figure(server: str, rate: float, form: Form = Form.JSON, clients: int = 64) 
         p50_ms=1.5,
         p99_ms=12.25,
         cpu_us=1e6 / rate,
+        client_cpu_us=20.0,
         errors=1,
     )
 
@@ -37,7 +40,14 @@ def report(*figures: Figure) -> PeerReport:
         bodies={server: {"REST JSON": "numbers"} for server in servers},
         versions=dict.fromkeys(servers, "1.0"),
         failures={"absent": "no wheel"},
-        measured={"at": "now", "cores": 2, "python": "3.11", "rounds": 3, "seconds": 4},
+        measured={
+            "at": "now",
+            "cores": 2,
+            "python": "3.11",
+            "rounds": 3,
+            "seconds": 4,
+            "where": "free cores",
+        },
     )
 
 
@@ -59,7 +69,7 @@ def test_the_median_of_rounds_and_the_sum_of_errors() -> None:
 
 
 def test_a_ratio_by_which_we_lose_is_bold() -> None:
-    text = report(figure("flambeau", 1000), figure("slow", 500), figure("fast", 4000)).tables()
+    text = report(figure("flambeau", 1000), figure("slow", 500), figure("fast", 4000)).tables(PLOT)
     found = rows(text)
     assert found["flambeau ÷ slow"] == ["2.00", "0.50"]
     assert found["flambeau ÷ fast"] == ["**0.25**", "**4.00**"]
@@ -73,22 +83,31 @@ def test_the_larger_models_are_held_against_the_best_peer_in_any_form() -> None:
             ("a", 70, Form.JSON), ("b", 20, Form.GRPC),
         )
     ]  # fmt: skip
-    (verdict,) = report(*figures, figure("flambeau", 9), figure("a", 1)).verdicts()
-    assert "CNN" in verdict.what
-    assert verdict.value == 2
-    assert not verdict.reached
-    assert "| ≥ 3 | **2** |" in report(*figures).tables()
+    best, _ = report(*figures).verdicts()
+    assert "CNN" in best.what
+    assert best.value == 2
+    assert not best.reached
+    assert "| ≥ 3.5 | **2** |" in report(*figures).tables(PLOT)
+
+
+def test_the_small_model_is_held_against_named_peers_and_the_best() -> None:
+    figures = [figure("flambeau", 4000), figure("mosec", 1000), figure("triton", 2000)]
+    figures += [replace(f, clients=1, p50_ms=ms) for f, ms in zip(figures, (1, 2, 3), strict=True)]
+    found = {verdict.what: verdict for verdict in report(*figures).verdicts()}
+    values = [found[what].value for what in found if "REST JSON" in what]
+    assert values == [0.25, 0.5, 2.0, 0.5]
+    assert all(verdict.value != verdict.value for what, verdict in found.items() if "gRPC" in what)
 
 
 def test_a_form_a_server_does_not_speak_is_a_dash() -> None:
     figures = [figure("flambeau", 1000, form, 32) for form in (Form.JSON, Form.GRPC)]
-    found = rows(report(*figures, figure("plain", 500, Form.JSON, 32)).tables())
-    assert found["plain"] == ["500 (1.50 / 12.2)", "-", "2,000", "-", "1"]
+    found = rows(report(*figures, figure("plain", 500, Form.JSON, 32)).tables(PLOT))
+    assert found["plain"] == ["500 (1.50 / 12.2)", "-", "2,000 (20.0)", "-", "1"]
     assert found["flambeau ÷ plain"] == ["2.00", "-", "0.50", "-"]
 
 
 def test_the_text_says_who_was_asked_what_and_who_was_not_measured() -> None:
-    text = report(figure("flambeau", 1000), figure("slow", 500)).tables()
+    text = report(figure("flambeau", 1000), figure("slow", 500)).tables(PLOT)
     assert "- slow 1.0: what slow was asked. Bodies: REST JSON: numbers." in text
     assert "- absent: `no wheel`" in text
 
@@ -125,7 +144,7 @@ def test_numbers_keep_three_digits() -> None:
 
 def test_figures_of_several_clients_stand_in_columns() -> None:
     figures = [replace(figure("flambeau", 10 * n), clients=n) for n in (1, 32, 64)]
-    head = next(line for line in report(*figures).tables().splitlines() if "server" in line[:9])
+    head = next(line for line in report(*figures).tables(PLOT).splitlines() if "server" in line[:9])
     assert [c for c in head.strip("| ").split(" | ") if c.endswith("clients") or c == "1 client"][
         :3
     ] == ["1 client", "32 clients", "64 clients"]

@@ -1,4 +1,4 @@
-"""Our server on its own core, with default settings; ends with the benchmark in all cases.
+"""Our server with default settings, on the benchmark's cores; ends with the benchmark in all cases.
 
 Server logs go to `var/bench/server.log`, truncated for every run of a benchmark.
 """
@@ -21,14 +21,14 @@ PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
-def pinned_server(
+def measured_server(
     store: str,
     models: Sequence[str],
     artifact: str = "",
     *settings: str,
     module: str = "flambeau",
 ) -> Iterator[ServerProcess]:
-    """Runs `flambeau serve` on the server's core until the block ends.
+    """Runs `flambeau serve` until the block ends.
 
     Args:
         store: URL of the model store.
@@ -60,25 +60,20 @@ def _log() -> int:
     return os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
 
 
-def pinned_child(*, pinned: bool = True) -> Callable[[], None]:
-    """Returns a `preexec_fn` that ends a child with its parent and pins it to the server core."""
+def server_child() -> Callable[[], None]:
+    """Returns a `preexec_fn` that ends a child with its parent, and gives it the server's cores."""
     pin, libc = pinned_to(SERVER_CORE), ctypes.CDLL(None)
 
     def prepare() -> None:
-        if pinned:
-            pin()
+        pin()
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
     return prepare
 
 
-def before_exec(*, pinned: bool = True) -> Callable[[], None]:
-    """Returns the same, which also keeps Ctrl-C from the child and redirects its log to ours.
-
-    Args:
-        pinned: True to pin the child to a core of its own.
-    """
-    pin, log = pinned_child(pinned=pinned), _log()
+def before_exec() -> Callable[[], None]:
+    """Returns the same, which also keeps Ctrl-C from the child and redirects its log to ours."""
+    pin, log = server_child(), _log()
 
     def prepare() -> None:
         pin()
