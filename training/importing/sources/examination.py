@@ -37,6 +37,7 @@ from training.importing.sources.read_tensor import (
     with_batch_axes,
 )
 from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
+from training.importing.sources.varying_sizes import changed_sizes, dependent_names
 from training.process.root_cause import root_cause
 
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -136,7 +137,8 @@ def examine(
         examples = checked_examples(where, specs, given, inputs)
         first = _run(where, run, _rows_of(examples, _rows(examples)))
     outputs = _outputs(where, run, inputs, examples, first)
-    signature = signature_of(where, inputs, outputs, options, labels)
+    dependent = dependent_names(inputs)
+    signature = signature_of(where, inputs, outputs, options, labels, dependent)
     return Examined(signature=signature, examples=examples, made_up=given is None, notes=notes)
 
 
@@ -343,23 +345,22 @@ def _run_resized(
 def _resized(
     inputs: Sequence[ReadTensor], examples: Mapping[str, Array], change: Callable[[int], int]
 ) -> dict[str, Array] | None:
-    """Returns the examples with other sizes of the dimensions that vary; None if none does.
-
-    Dimensions of one name keep one size, and a dimension keeps within its limits.
-    """
-    found, specs = dict(examples), input_specs("", inputs)
-    for tensor, spec in zip(inputs, specs, strict=True):
-        for place, name in enumerate(tensor.dims):
-            if not isinstance(name, str) or place == spec.batch_axis:
-                continue
-            axis = spec.row_axis(place)
-            array = found[tensor.name]
-            low, high = tensor.ranges.get(place, (1, None))
-            size = array.shape[axis]
-            other = max(change(size), low)
-            if size == other == low:
-                other = size + 1
-            other = other if high is None else min(other, high)
-            found[tensor.name] = np.take(array, np.arange(other) % size, axis=axis)
-    changed = any(array.shape != examples[name].shape for name, array in found.items())
-    return found if changed else None
+    """Returns the examples with other sizes of the dimensions that vary; None if none does."""
+    specs = {spec.name: spec for spec in input_specs("", inputs)}
+    axes = {
+        (tensor.name, place): 0
+        if place == specs[tensor.name].batch_axis
+        else specs[tensor.name].row_axis(place)
+        for tensor in inputs
+        for place, name in enumerate(tensor.dims)
+        if isinstance(name, str)
+    }
+    sizes = {place: examples[place[0]].shape[axis] for place, axis in axes.items()}
+    changed = changed_sizes(inputs, sizes, change)
+    if changed is None:
+        return None
+    found = dict(examples)
+    for (name, place), size in changed.items():
+        axis = axes[name, place]
+        found[name] = np.take(found[name], np.arange(size), axis=axis, mode="wrap")
+    return found
