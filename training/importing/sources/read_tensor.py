@@ -188,7 +188,7 @@ def signature_of(
             if axis == axes[name] and axis not in told:
                 continue
             depends = dict(enumerate(tensor.dims)).get(axis) in dependent
-            if high is None or depends or (low == high and axis not in told):
+            if high is None or depends or low == high:
                 limits.setdefault(name, {})[axis] = (low, high)
             else:
                 dynamic.setdefault(name, {})[axis] = (low, high)
