@@ -237,6 +237,13 @@ class PublishedPipeline(StrictModel):
     tolerance: Tolerance
     """Limits of the difference from the golden outputs, with versions that answer as those did."""
 
+    @model_validator(mode="after")
+    def _all_recorded(self) -> "PublishedPipeline":
+        for text in self.graph.models():
+            if text not in self.recorded_with:
+                raise ValueError(f"recorded_with lacks '{text}'; publish the pipeline again")
+        return self
+
 
 class DataFile(StrictModel):
     """A file that the rows were read from, or a folder of them."""
@@ -439,7 +446,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     schema = document.get("schema_version") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > SCHEMA_VERSION:
         raise ManifestFromFutureError(
-            f"{where} has schema_version {schema}, written by a newer flambeau; "
+            f"{where} has schema_version {str(schema)[:20]}, written by a newer flambeau; "
             f"this one reads up to {SCHEMA_VERSION}, so upgrade it"
         )
     try:

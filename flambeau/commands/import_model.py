@@ -106,7 +106,8 @@ Dynamic = Annotated[
     str,
     typer.Option(
         metavar="YAML",
-        help="Smallest and largest size by input and axis: {image: {2: [8, 64]}}.",
+        help="Smallest and largest size by input and axis: {image: {2: [8, 64]}}; twice the same "
+        "fixes it.",
     ),
 ]
 BatchAxes = Annotated[
@@ -325,15 +326,15 @@ def _sizes(text: str) -> dict[str, Any]:
     """Returns the smallest and largest size by input and axis."""
     from pydantic import TypeAdapter, ValidationError
 
-    from flambeau.protocol.signature import VaryingAxes
+    from flambeau.protocol.signature import BoundedAxes
 
     found = _mapping(text, "--dynamic")
     try:
-        return TypeAdapter(VaryingAxes).validate_python(found)
+        return TypeAdapter(BoundedAxes).validate_python(found)
     except ValidationError as error:
         raise typer.BadParameter(
             f"{text!r} is not {{INPUT: {{AXIS: [SMALLEST, LARGEST]}}}}, such as "
-            "{image: {2: [8, 64]}}, with SMALLEST below LARGEST",
+            "{image: {2: [8, 64]}}, or {image: {2: [16, 16]}} for one size",
             param_hint="--dynamic",
         ) from error
 

@@ -28,9 +28,13 @@ VaryingAxis = Annotated[int, Field(ge=0, lt=MAX_RANK)]
 """Index of a dimension of a full shape, which is not the batch."""
 
 
+MAX_SIZE = 2**63 - 1
+"""Limit on a size: tensors' sizes are 64-bit integers in every protocol."""
+
+
 def _smallest_first(value: tuple[int, int]) -> tuple[int, int]:
-    if not 1 <= value[0] < value[1]:
-        raise ValueError("give the smallest size, from 1 up, and a larger one")
+    if not 1 <= value[0] < value[1] <= MAX_SIZE:
+        raise ValueError(f"give the smallest size, from 1 up, and a larger one, {MAX_SIZE} at most")
     return value
 
 
@@ -40,8 +44,11 @@ SizeRange = Annotated[tuple[int, int], AfterValidator(_smallest_first)]
 
 def _a_limit(value: tuple[int, int | None]) -> tuple[int, int | None]:
     low, high = value
-    if low < 1 or (high is not None and high < low):
-        raise ValueError("give the smallest size, from 1 up, and the largest, or null for none")
+    if not 1 <= low <= MAX_SIZE or (high is not None and not low <= high <= MAX_SIZE):
+        raise ValueError(
+            "give the smallest size, from 1 up, and the largest, or null for none, "
+            f"{MAX_SIZE} at most"
+        )
     return value
 
 
@@ -51,6 +58,11 @@ DynamicAxes = dict[TensorName, dict[Axis, SizeRange]]
 """Allowed sizes by input and axis, such as `{image: {2: [8, 32], 3: [8, 32]}}`."""
 VaryingAxes = dict[TensorName, dict[VaryingAxis, SizeRange]]
 """`DynamicAxes` of inputs whose batch may be any axis, or none."""
+
+BoundedAxes = dict[
+    TensorName, dict[VaryingAxis, Annotated[tuple[int, int], AfterValidator(_a_limit)]]
+]
+"""Smallest and largest size by input and axis; equal ones fix it."""
 
 Limits = dict[TensorName, dict[VaryingAxis, SizeLimit]]
 """Limits by input and axis."""
@@ -406,6 +418,7 @@ def _check_sizes(
     for axis, (low, high) in axes.items():
         if shape[axis] < low or (high is not None and shape[axis] > high):
             allowed = f"{low} or more" if high is None else f"{low} to {high}"
+            allowed = str(low) if low == high else allowed
             raise SignatureError(
                 f"input '{name}' has shape {shape_text(shape)}, and size {shape[axis]} along axis "
                 f"{axis}; give {allowed}"

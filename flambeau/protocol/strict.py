@@ -23,6 +23,7 @@ _WORDS = {
     "model_attributes_type": _MAPPING,
     "int_type": "write a whole number",
     "int_parsing": "write a whole number",
+    "int_parsing_size": "write a whole number of fewer digits",
     "int_from_float": "write a whole number",
     "float_type": "write a number",
     "float_parsing": "write a number",

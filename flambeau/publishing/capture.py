@@ -7,6 +7,7 @@ never changed, pickled or moved; a model whose answers cannot be verified is ref
 random outputs, layers in training mode, rows that depend on each other, inputs without effect.
 """
 
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array, datatype_of
 from flambeau.publishing.batch_axes import BatchAxes, find_batch_axes, repeated, row_count, rows_of
 from flambeau.publishing.errors import CaptureError, PublishError
-from flambeau.publishing.examples import Examples, Sizes, by_dependence
+from flambeau.publishing.examples import Examples, Sizes
 from flambeau.publishing.forked import (
     ForkedCallError,
     ForkUnavailableError,
@@ -38,9 +39,12 @@ from flambeau.publishing.forked import (
 from flambeau.publishing.model_run import CalledByName, Model, check_finite, run_model
 from flambeau.publishing.network_outputs import OutputsInOrder
 from flambeau.publishing.recurrent_layers import whole_recurrent_layers
+from flambeau.publishing.size_trials import Place, TakenSizes, taken_sizes
 
 PROGRAM, SCRIPT = "program.pt2", "module.torchscript.pt"
 """Files of the captured model."""
+_SYMBOL = re.compile(r"[a-z]\w*")
+"""Names in the sizes of torch's programs, such as `2*s7 + 1`."""
 MIN_EXPORT_ROWS = 2
 """Exporters specialise on 0 and 1 rows."""
 FULL_BYTES = 2**16
@@ -105,11 +109,11 @@ def capture(
     dynamic = examples.sizes(axes.inputs)
     alike, others = examples.by_size(axes.inputs)
     found = _run(call, axes, alike, max_batch_size)
-    sized = [_run(call, axes, [other], max_batch_size) for other in others]
-    signature = _signature(examples, axes, found, sized, dynamic, labels or (), max_batch_size)
     flat = OutputsInOrder(call, list(axes.outputs))
     flat.training = False  # the model's own modules stay as they are
-    files, refusals = _capture_files(flat, examples, signature, dynamic, folder, script)
+    wanted = _Wanted(examples.inputs, axes.inputs, dynamic, max_batch_size)
+    files, refusals, related = _capture_files(flat, wanted, folder, script)
+    sizes = taken_sizes(call, examples, axes.inputs, dynamic, related)
     if not files:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in refusals.items())
         lost = f"torch cannot capture the model: {reasons}"
@@ -119,7 +123,9 @@ def capture(
                 "another folder"
             )
         raise CaptureError(lost)
-    notes = axes.notes() + examples.notes(dynamic)
+    sized = [_run(call, axes, [one], max_batch_size) for one in (*others, *sizes.trials)]
+    signature = _signature(examples, axes, found, sized, sizes, labels or (), max_batch_size)
+    notes = axes.notes() + examples.notes(dynamic) + sizes.notes
     return Captured(files, refusals, signature, [found, *sized], notes)
 
 
@@ -212,17 +218,17 @@ def _signature(
     axes: BatchAxes,
     found: Rows,
     sized: Sequence[Rows],
-    dynamic: Sizes,
+    sizes: TakenSizes,
     labels: Labels,
     max_batch_size: int,
 ) -> Signature:
     first = examples.inputs
     others = [outputs for _, outputs in sized]
-    alone, together = by_dependence(dynamic)
+    varying = {name: {*sizes.alone.get(name, {}), *sizes.together.get(name, {})} for name in first}
     try:
         return Signature(
             inputs=tuple(
-                _spec(name, tensor.numpy(), axes.inputs[name], set(dynamic.get(name, {})))
+                _spec(name, tensor.numpy(), axes.inputs[name], varying[name])
                 for name, tensor in first.items()
             ),
             outputs=tuple(
@@ -230,8 +236,8 @@ def _signature(
                 for name, array in found[1].items()
             ),
             max_batch_size=max_batch_size,
-            dynamic=alone,
-            limits={name: {**axes} for name, axes in together.items()},
+            dynamic=sizes.alone,
+            limits={name: {**axes} for name, axes in sizes.together.items()},
             labels=_labels(labels, list(found[1])),
         )
     except ValidationError as error:
@@ -273,22 +279,35 @@ def _spec(name: str, array: Array, batch_axis: int | None, varying: set[int]) ->
     return TensorSpec(name=name, datatype=datatype_of(array), shape=shape, batch_axis=batch_axis)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Inputs of the files."""
+
+    inputs: Mapping[str, Tensor]
+    batch_axes: Mapping[str, int | None]
+    dynamic: Sizes
+    max_batch_size: int
+
+    def arguments(self) -> tuple[Tensor, ...]:
+        """Returns the example that exporters get, in order."""
+        return tuple(repeated(self.inputs, self.batch_axes, MIN_EXPORT_ROWS).values())
+
+
 def _capture_files(
-    flat: OutputsInOrder,
-    examples: Examples,
-    signature: Signature,
-    dynamic: Sizes,
-    folder: Path,
-    script: bool,
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Writes the files; returns them and the refusals, both by kind."""
-    axes = {spec.name: spec.batch_axis for spec in signature.inputs}
-    arguments = tuple(repeated(examples.inputs, axes, MIN_EXPORT_ROWS).values())
+    flat: OutputsInOrder, wanted: _Wanted, folder: Path, script: bool
+) -> tuple[dict[str, str], dict[str, str], list[Place]]:
+    """Writes the files.
+
+    Returns:
+        The files and the refusals, both by kind; and the axes whose sizes depend on each other.
+    """
     files: dict[str, str] = {}
     refusals: dict[str, str] = {}
     unused: list[str] = []
+    related: list[Place] = []
     try:
-        unused = _call(lambda: _export(flat, arguments, signature, dynamic, folder / PROGRAM))
+        unused, places = _call(lambda: _export(flat, wanted, folder / PROGRAM))
+        related = [(name, axis) for name, axis in places]  # JSON has no tuples
         files["pt2"] = PROGRAM
     except ForkedCallError as error:
         refusals["pt2"] = f"torch.export: {error}"
@@ -299,11 +318,11 @@ def _capture_files(
         )
     if script or not files:
         try:
-            _call(lambda: _to_torchscript(flat, arguments, folder / SCRIPT))
+            _call(lambda: _to_torchscript(flat, wanted.arguments(), folder / SCRIPT))
             files["torchscript"] = SCRIPT
         except ForkedCallError as error:
             refusals["torchscript"] = f"torch.jit: {error}"
-    return files, refusals
+    return files, refusals, related
 
 
 def _call(call: Callable[[], Any]) -> Any:
@@ -335,27 +354,35 @@ def _quietly(call: Callable[[], Any]) -> Any:
         return call()
 
 
-def _export(
-    flat: OutputsInOrder,
-    arguments: tuple[Tensor, ...],
-    signature: Signature,
-    dynamic: Sizes,
-    path: Path,
-) -> list[str]:
-    """Writes the exported program; returns the names of inputs that nothing uses."""
-    batch = torch.export.Dim("batch", min=1, max=max(signature.max_batch_size, 2))
+def _export(flat: OutputsInOrder, wanted: _Wanted, path: Path) -> tuple[list[str], list[Place]]:
+    """Writes the exported program.
+
+    Returns:
+        The names of inputs that nothing uses, and the axes whose sizes depend on each other.
+    """
+    batch = torch.export.Dim("batch", min=1, max=max(wanted.max_batch_size, 2))
     axes: list[dict[int, Any]] = []
-    for spec in signature.inputs:
-        varying: dict[int, Any] = {} if spec.batch_axis is None else {spec.batch_axis: batch}
-        for axis, (low, high) in dynamic.get(spec.name, {}).items():
+    for name, batch_axis in wanted.batch_axes.items():
+        varying: dict[int, Any] = {} if batch_axis is None else {batch_axis: batch}
+        for axis, (low, high) in wanted.dynamic.get(name, {}).items():
             varying[axis] = torch.export.Dim.DYNAMIC(min=low, max=high)
         axes.append(varying)
-    with torch.no_grad(), whole_recurrent_layers() if dynamic else nullcontext():
-        program = torch.export.export(flat, arguments, dynamic_shapes=(tuple(axes),))
+    with torch.no_grad(), whole_recurrent_layers() if wanted.dynamic else nullcontext():
+        program = torch.export.export(flat, wanted.arguments(), dynamic_shapes=(tuple(axes),))
     torch.export.save(program, path)
-    used = {node.name for node in program.graph.nodes if node.users}
-    inputs = zip(signature.inputs, program.graph_signature.user_inputs, strict=True)
-    return [spec.name for spec, node in inputs if node not in used]
+    nodes = {node.name: node for node in program.graph.nodes}
+    inputs = dict(zip(wanted.inputs, program.graph_signature.user_inputs, strict=True))
+    sizes = {
+        (name, axis): set(_SYMBOL.findall(str(nodes[inputs[name]].meta["val"].shape[axis])))
+        for name, axes_of in wanted.dynamic.items()
+        for axis in axes_of
+    }
+    related = [
+        place
+        for place, symbols in sizes.items()
+        if any(symbols & others for other, others in sizes.items() if other != place)
+    ]
+    return [name for name, node in inputs.items() if not nodes[node].users], related
 
 
 def _to_torchscript(flat: OutputsInOrder, arguments: tuple[Tensor, ...], path: Path) -> None:

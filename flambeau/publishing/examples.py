@@ -26,6 +26,8 @@ Sizes = dict[str, dict[int, tuple[int, int]]]
 
 MAX_ROWS = 100_000
 """Limit on the rows of an example."""
+MAX_SIZE = 2**31
+"""Limit on the size of an axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Examples:
     """Further examples at other sizes."""
     dynamic: Sizes = field(default_factory=dict)
     """Sizes that the caller says, beside those that the examples show."""
+    multiples: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Numbers that the caller says sizes are multiples of."""
     batch_axes: dict[str, int | None] = field(default_factory=dict)
     """Batch axes that the caller says."""
     by_name: bool = False
@@ -141,7 +145,8 @@ def read_examples(
     Args:
         call: the model, for the names and the order of its arguments.
         given: the examples; see the head of this module.
-        dynamic: smallest and largest size by input and axis, beside those that examples show.
+        dynamic: smallest and largest size by input and axis, beside those that examples show, and
+            perhaps a number that they are multiples of.
         batch_axes: batch axis by input, where the caller says it; None for no batch.
 
     Raises:
@@ -153,17 +158,22 @@ def read_examples(
     for other in others:
         _check_alike(first, other)
     sizes: Sizes = {}
+    multiples: dict[str, dict[int, int]] = {}
     for name, axes in (dynamic or {}).items():
         if name not in first:
             raise ExampleError(f"dynamic names input '{name}'{nearest_name(name, first)}")
         for axis, range_ in axes.items():
-            sizes.setdefault(name, {})[axis] = _size_range(name, axis, range_, first[name])
+            low, high, *step = _size_range(name, axis, range_, first[name])
+            sizes.setdefault(name, {})[axis] = (low, high)
+            if step:
+                multiples.setdefault(name, {})[axis] = step[0]
     parameters, in_order = _parameters(call), _parameters(call, keywords=False)
     is_named = set(first) <= set(parameters)
     return Examples(
         first,
         others,
         sizes,
+        multiples,
         dict(batch_axes or {}),
         by_name=is_named and in_order[: len(first)] != list(first),
         left_out=tuple(name for name in parameters if name not in first) if is_named else (),
@@ -283,15 +293,24 @@ def _without(tensor: Tensor, axis: int | None) -> list[int]:
     return [size for place, size in enumerate(tensor.shape) if place != axis]
 
 
-def _size_range(name: str, axis: int, given: Any, example: Tensor) -> tuple[int, int]:
+def _size_range(name: str, axis: int, given: Any, example: Tensor) -> tuple[int, ...]:
+    """Returns the smallest and the largest size, and the number that they are multiples of."""
+    said = f"dynamic['{name}'][{axis}] is {given!r}"
     try:
-        low, high = (int(size) for size in given)
-    except (TypeError, ValueError):
-        low = high = 0
-    if not 1 <= low < high:
+        low, high, *step = (int(size) for size in given)
+    except (TypeError, ValueError, OverflowError):
+        low, high, step = 0, 0, []
+    if low == high >= 1:
+        raise ExampleError(f"{said}, one size; leave out an axis that has the examples' size alone")
+    if not 1 <= low < high < MAX_SIZE or len(step) > 1 or not all(1 <= one <= low for one in step):
         raise ExampleError(
-            f"dynamic['{name}'][{axis}] is {given!r}; give the smallest and a larger size, "
-            "as in (8, 64)"
+            f"{said}; give the smallest and a larger size, as in (8, 64), and a third number if "
+            "they are multiples of it, as in (8, 64, 2)"
+        )
+    if step and any(size % step[0] for size in (low, high, *example.shape[axis : axis + 1])):
+        raise ExampleError(
+            f"{said}, and the example is {list(example.shape)}; give multiples of {step[0]}, the "
+            "third number, and an example of such a size"
         )
     if not 0 <= axis < example.ndim:
         raise ExampleError(
@@ -303,4 +322,4 @@ def _size_range(name: str, axis: int, given: Any, example: Tensor) -> tuple[int,
             f"dynamic['{name}'][{axis}] is {low} to {high}, and the example has size "
             f"{example.shape[axis]}; include it"
         )
-    return low, high
+    return (low, high, *step)

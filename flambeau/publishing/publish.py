@@ -48,7 +48,9 @@ class PublishOptions(TypedDict, total=False):
             `{"logits": ["cat", "dog"]}`; of a model with one output also a list alone.
         metadata: text that is stored with the version, such as `{"team": "vision"}`.
         dynamic: smallest and largest size of axes that vary, by input and axis, such as
-            `{"image": {2: (8, 64), 3: (8, 64)}}`; sizes of several examples are added.
+            `{"image": {2: (8, 64), 3: (8, 64)}}`; sizes of several examples are added. A third
+            number, `(8, 64, 2)`, says that sizes are its multiples; without it, multiples are
+            found by running the model.
         batch_axes: batch axis of inputs where it is not the first, such as
             `{"state": 1, "rate": None}` (None for an input that all rows share); inputs that are
             not named are found by running the model.
@@ -70,7 +72,7 @@ class PublishOptions(TypedDict, total=False):
     alias: str | None
     labels: Mapping[str, Sequence[str]] | Sequence[str]
     metadata: Mapping[str, str]
-    dynamic: Mapping[str, Mapping[int, tuple[int, int]]]
+    dynamic: Mapping[str, Mapping[int, tuple[int, int] | tuple[int, int, int]]]
     batch_axes: Mapping[str, int | None]
     max_batch_size: int
     args: Mapping[str, Any]

@@ -14,6 +14,12 @@ beside the answers that each request of a failed batch gets."""
 _ERROR = re.compile(r"[\w.]+(Error|Exception)\b")
 _PLACE = "Exception from "
 """Start of the lines that name OpenVINO's own sources, before the error."""
+_ONNX_RUNTIME = "[ONNXRuntimeError]"
+_CODES = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_NODE = re.compile(r"running (\w+) node\. Name:'([^']*)'")
+_NODE_STATUS = re.compile(r"^Non-zero status code returned while .*?Status Message: ")
+_SOURCES = re.compile(r"/\S*onnxruntime\S* .*?\) (?:\S.*? was false\. )?|^\w+\.\w+:\d+ \w+ ")
+"""A source file of ONNX Runtime, the function, and the condition that did not hold."""
 _SIZES = re.compile(r"shape|dimension|\bdims?\b|\bsizes?\b|\bsize\(\)|broadcast", re.IGNORECASE)
 _MEMORY = re.compile(r"memory|alloc|bytes", re.IGNORECASE)
 
@@ -42,11 +48,24 @@ def error_line(text: str) -> str:
     """Returns the error at the end of a traceback, or the first line of any other text."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = lines[0] if lines else ""
+    if line.startswith(_ONNX_RUNTIME):
+        return _of_onnx_runtime(" ".join(lines))
     if line.startswith(_PLACE):
         return " ".join(one for one in lines if not one.startswith(_PLACE)) or line
     if any(one.startswith("Traceback ") for one in lines):
         return next((one for one in reversed(lines) if _ERROR.match(one)), lines[-1])
     return line
+
+
+def _of_onnx_runtime(line: str) -> str:
+    """Returns what ONNX Runtime says, without its codes, sources and a repetition of the node."""
+    reason = _NODE_STATUS.sub("", _CODES.sub("", line))
+    node = _NODE.search(line)
+    reason = _SOURCES.sub("", reason).strip()
+    if node is None or not reason:
+        return reason or line
+    name = f" '{node[2]}'" if node[2] else ""
+    return f"{node[1]} node{name}: {reason}"
 
 
 def plain_line(text: str) -> str:

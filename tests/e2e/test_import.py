@@ -111,6 +111,7 @@ def test_limits_of_a_program_hold_for_every_artifact(server: ServerProcess) -> N
             "for --artifacts: no artifact is named 'onx' (did you mean 'onnx'",
         ),
         (["--dynamic", "{x: [1, 2]}"], "is not {INPUT: {AXIS: [SMALLEST, LARGEST]}}"),
+        (["--dynamic", "{x: {1: [9, 2]}}"], "or {image: {2: [16, 16]}} for one size"),
     ],
 )
 def test_options_are_checked_before_the_file(words: list[str], message: str) -> None:

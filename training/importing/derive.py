@@ -38,6 +38,7 @@ from training.recipe.recipe import ExportLimits
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+    from torch.export import ExportedProgram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +164,12 @@ def program_to_onnx(program: Path, signature: Signature, path: Path) -> None:
     from training.exporters.onnx_graph import CHATTY_LOGGERS, strip_metadata
     from training.programs.own_operators import check_onnx
 
+    loaded = torch.export.load(program)
+    _drop_computed_ranges(loaded)
     with quiet(loggers=CHATTY_LOGGERS), torch.no_grad():
         try:
             torch.onnx.export(
-                torch.export.load(program),
+                loaded,
                 f=str(path),
                 dynamo=True,
                 verbose=False,
@@ -181,6 +184,18 @@ def program_to_onnx(program: Path, signature: Signature, path: Path) -> None:
     strip_metadata(document)
     free_output_names(document)
     onnx.save(document, path)
+
+
+def _drop_computed_ranges(program: "ExportedProgram") -> None:
+    """Removes the limits of computed sizes, such as `2*n`: torch's exporter fails on them.
+
+    Those of the names in them, such as `n`, say the same.
+    """
+    for node in program.graph.nodes:
+        if (mode := getattr(node.meta.get("val"), "fake_mode", None)) is not None:
+            ranges = mode.shape_env.var_to_range
+            for computed in [size for size in ranges if not size.is_Symbol]:
+                del ranges[computed]
 
 
 def free_output_names(document: "ModelProto") -> None:

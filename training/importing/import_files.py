@@ -24,6 +24,7 @@ from training.importing.sources.python_source import MAX_BATCH_SIZE, python_orig
 from training.importing.sources.read_source import read_source
 from training.importing.sources.source_options import SourceOptions
 from training.importing.sources.triton.pipeline_draft import PipelineDraft
+from training.importing.steps import told_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +205,6 @@ def _read(
                 f"'{other}' is not beside '{first}'; import one model at a time, with its files in "
                 "one folder"
             )
-    say(f"reading {first}")
     options = SourceOptions(
         network=wanted.network,
         args=wanted.args,
@@ -216,7 +216,8 @@ def _read(
         dynamic=wanted.dynamic,
         batch_axes=wanted.batch_axes,
     )
-    found = read_source(main, options, staging)
+    with told_step(say, f"reading {first}", options.limits.time_s):
+        found = read_source(main, options, staging)
     originals = [one for one in found if isinstance(one, Original)]
     return originals, [one for one in found if isinstance(one, PipelineDraft)]
 

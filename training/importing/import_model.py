@@ -27,6 +27,7 @@ from training.importing.derived_entries import derived_entries, source_of
 from training.importing.original import Original
 from training.importing.recording import check_examples, record_outputs
 from training.importing.request import ExampleRows, ImportRequest
+from training.importing.steps import told_step
 from training.process.library_versions import library_versions
 from training.publish import (
     GOLDEN,
@@ -162,8 +163,8 @@ def prepare_model(
         reports += _as_brought(entries, originals, expected, request, folder, say)
     report = _report(request, first, expected, _without_losers(reports))
     draft = _draft(report, request, first, expected, folder)
-    say("replaying the stored golden rows")
-    replay_files(draft, folder, None, request.limits)
+    with told_step(say, "replaying the stored golden rows", request.limits.time_s):
+        replay_files(draft, folder, None, request.limits)
     return Prepared(draft=draft, report=report)
 
 
@@ -177,8 +178,8 @@ def _with_outputs(
     inputs = check_examples(original.source, original.signature, examples.inputs)
     if examples.outputs is not None:
         return replace(examples, inputs=inputs)
-    say(f"recording the outputs of {original.source}")
-    found = record_outputs(original, inputs, request.limits)
+    with told_step(say, f"recording the outputs of {original.source}", request.limits.time_s):
+        found = record_outputs(original, inputs, request.limits)
     sides = [({n: array[one.rows] for n, array in inputs.items()}, one.outputs) for one in found]
     targets = examples.targets
     if len(found) > 1 and targets is not None:
@@ -215,7 +216,6 @@ def _make(
         kind = source_of(entry, [one.kind for one in originals])
         assert kind is not None, "derived_entries selects what can be made"
         source = by_kind[kind]
-        say(f"making {entry.name}")
         job = DeriveJob(
             entry=entry,
             source=source.file,
@@ -225,9 +225,10 @@ def _make(
             inputs=dict(expected.test.inputs),
             folder=folder,
         )
-        exported = derive_apart(job, request.limits)
-        say(f"verifying {entry.name}")
-        reports.append(verify_apart(exported, expected, request.limits))
+        with told_step(say, f"making {entry.name}", request.limits.time_s):
+            exported = derive_apart(job, request.limits)
+        with told_step(say, f"verifying {entry.name}", request.limits.time_s):
+            reports.append(verify_apart(exported, expected, request.limits))
     return reports
 
 

@@ -111,8 +111,9 @@ def _record(original: Original, inputs: dict[str, Array]) -> list[Recorded]:
     ]
     found = _by_shape([run(batch) for batch in batches], rows)
     again = _by_shape([run(batch) for batch in batches], rows)
-    alone = run({name: array[:1] for name, array in inputs.items()})
-    for name in alone:
+    ends = {0, rows - 1}
+    alone = {row: run({n: array[row : row + 1] for n, array in inputs.items()}) for row in ends}
+    for name in alone[0]:
         arrays, others = ([one.outputs[name] for one in each] for each in (found, again))
         if any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in arrays):
             raise TargetError(f"output '{name}' has infinite or undefined numbers")
@@ -121,10 +122,23 @@ def _record(original: Original, inputs: dict[str, Array]) -> list[Recorded]:
                 f"output '{name}' differs between two runs of the same rows; a served model must "
                 "be deterministic"
             )
-        (first,) = (one.outputs[name][:1] for one in found if one.rows[0] == 0)
-        if not _same(first, alone[name]):
-            raise TargetError(f"output '{name}' of a row depends on the other rows of its batch")
+        for one, row in ((each, row) for each in found for row in ends.intersection(each.rows)):
+            if not _same(one.outputs[name][[one.rows.index(row)]], alone[row][name]):
+                raise TargetError(_depends(original, name, row))
     return found
+
+
+def _depends(original: Original, output: str, row: int) -> str:
+    """Describes a row that gets another answer alone than in a batch."""
+    specs = original.signature.inputs
+    axes = [f"{s.batch_axis} of '{s.name}'" for s in specs if s.batch_axis is not None]
+    told = f"output '{output}' of row {row} depends on the other rows of its batch"
+    if original.kind == "python":
+        return f"{told}; compute each row by itself"
+    return (
+        f"{told}, which is dimension {', '.join(axes)}; if that is another, such as the time of a "
+        "recurrent network, name the batch's: --batch-axis INPUT=AXIS, or INPUT=none"
+    )
 
 
 def _by_shape(parts: Sequence[Mapping[str, Array]], rows: int) -> list[Recorded]:

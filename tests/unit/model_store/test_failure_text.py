@@ -20,9 +20,32 @@ Eltwise dim index: 1 mismatch
 """
 
 
+ADD = (
+    "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Add node. "
+    "Name:'/Add' Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/math/"
+    "element_wise_ops.h:583 void onnxruntime::BroadcastIterator::Append(ptrdiff_t, ptrdiff_t) axis "
+    "== 1 || axis == largest was false. Attempting to broadcast an axis by a dimension other than "
+    "1. 2 by 8\n"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
+        (
+            ADD,
+            "Add node '/Add': Attempting to broadcast an axis by a dimension other than 1. 2 by 8",
+        ),
+        (
+            "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x",
+            "Got invalid dimensions for input: x",
+        ),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running MatMul "
+            "node. Name:'' Status Message: matmul_helper.h:59 Compute MatMul dimension mismatch",
+            "MatMul node: MatMul dimension mismatch",
+        ),
+        ("[ONNXRuntimeError] : 1", "[ONNXRuntimeError] : 1"),
         (SCRIPTED, "RuntimeError: index out of range in self"),
         (f"{SCRIPTED}Compile with TORCH_USE_CUDA_DSA.", "RuntimeError: index out of range in self"),
         ("Traceback of TorchScript:\n  here\nit ended", "it ended"),

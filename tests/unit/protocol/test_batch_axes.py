@@ -157,6 +157,17 @@ def test_limits_move_with_the_batch_and_may_have_no_largest() -> None:
         Signature.model_validate({**signature.model_dump(), "limits": {"x": {0: [3, 2]}}})
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [{"limits": {"x": {0: [2**63, None]}}}, {"limits": {"x": {0: [1, 2**63]}}},
+     {"dynamic": {"x": {0: [1, 2**63]}}}],
+)  # fmt: skip
+def test_sizes_beyond_64_bits_are_refused(limits: dict[str, object]) -> None:
+    x = {"name": "x", "datatype": "FP32", "shape": [-1, 3, -1], "batch_axis": 2}
+    with pytest.raises(ValidationError, match="9223372036854775807 at most"):
+        Signature.model_validate({"inputs": [x], "outputs": [x], "max_batch_size": 4, **limits})
+
+
 def test_rows_of_a_signature_have_the_batch_first() -> None:
     rows = STATEFUL.in_rows()
     assert rows.is_plain

@@ -8,7 +8,7 @@ that differs between two runs of other sizes varies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,7 @@ from training.importing.sources.read_tensor import (
     with_batch_axes,
 )
 from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
+from training.importing.sources.varying_sizes import changed_sizes, dependent_names
 from training.process.root_cause import root_cause
 
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -122,7 +123,7 @@ def examine(
     """
     if not inputs:
         raise SourceError(f"{where} takes no inputs; export it with at least one")
-    inputs = with_batch_axes(where, inputs, options)
+    inputs = _with_ranges(with_batch_axes(where, inputs, options), options)
     specs = input_specs(where, inputs)
     run = _on_rows(where, run, specs)
     given = options.examples if options.examples is not None else own_examples
@@ -136,8 +137,20 @@ def examine(
         examples = checked_examples(where, specs, given, inputs)
         first = _run(where, run, _rows_of(examples, _rows(examples)))
     outputs = _outputs(where, run, inputs, examples, first)
-    signature = signature_of(where, inputs, outputs, options, labels)
+    dependent = dependent_names(inputs)
+    signature = signature_of(where, inputs, outputs, options, labels, dependent)
     return Examined(signature=signature, examples=examples, made_up=given is None, notes=notes)
+
+
+def _with_ranges(inputs: Sequence[ReadTensor], options: SourceOptions) -> list[ReadTensor]:
+    """Returns the inputs with the limits that the user gave of dimensions that vary."""
+    found = []
+    for tensor in inputs:
+        told = options.dynamic.get(tensor.name, {})
+        varying = dict(enumerate(tensor.dims))
+        known = {a: limit for a, limit in told.items() if isinstance(varying.get(a), str)}
+        found.append(replace(tensor, ranges={**tensor.ranges, **known}))
+    return found
 
 
 def _on_rows(where: str, run: Run, specs: Sequence[TensorSpec]) -> Run:
@@ -251,7 +264,22 @@ def _accepted(
             return examples, _run(where, run, _rows_of(examples, _rows(examples)))
         except SourceError as error:
             failure = error
-    raise SourceError(ask_for(where, inputs, f"made-up ones do not run: {failure}"))
+    told = ask_for(where, inputs, f"made-up ones do not run: {failure}")
+    raise SourceError(f"{told}{_fix_sizes(inputs, examples)}")
+
+
+def _fix_sizes(inputs: Sequence[ReadTensor], examples: Mapping[str, Array]) -> str:
+    """Returns the advice for a model that takes one size only; empty if no dimension varies."""
+    for tensor, spec in zip(inputs, input_specs("", inputs), strict=True):
+        for place, name in enumerate(tensor.dims):
+            if isinstance(name, str) and place != spec.batch_axis:
+                size = examples[tensor.name].shape[spec.row_axis(place)]
+                return (
+                    f"; the size tried along dimension {place} of '{tensor.name}' is {size}: if "
+                    "the model takes one size only, such as the length that it was exported "
+                    f"with, say it: --dynamic '{{{tensor.name}: {{{place}: [16, 16]}}}}'"
+                )
+    return ""
 
 
 def _rows(examples: Mapping[str, Array]) -> int:
@@ -327,39 +355,39 @@ def _run_resized(
     A model may take multiples of a size only, or sizes that depend on each other, so several
     changes are tried. The error is that of the first.
     """
-    failure: SourceError | None = None
+    failure, failed = None, examples
     for change in _SIZE_CHANGES:
         resized = _resized(inputs, examples, change)
         if resized is not None:
             try:
                 return _run(where, run, resized)
             except SourceError as error:
-                failure = failure or error
+                if failure is None:
+                    failure, failed = error, resized
     if failure is not None:
-        raise failure
+        raise SourceError(f"{failure}{_fix_sizes(inputs, failed)}")
     return None
 
 
 def _resized(
     inputs: Sequence[ReadTensor], examples: Mapping[str, Array], change: Callable[[int], int]
 ) -> dict[str, Array] | None:
-    """Returns the examples with other sizes of the dimensions that vary; None if none does.
-
-    Dimensions of one name keep one size, and a dimension keeps within its limits.
-    """
-    found, specs = dict(examples), input_specs("", inputs)
-    for tensor, spec in zip(inputs, specs, strict=True):
-        for place, name in enumerate(tensor.dims):
-            if not isinstance(name, str) or place == spec.batch_axis:
-                continue
-            axis = spec.row_axis(place)
-            array = found[tensor.name]
-            low, high = tensor.ranges.get(place, (1, None))
-            size = array.shape[axis]
-            other = max(change(size), low)
-            if size == other == low:
-                other = size + 1
-            other = other if high is None else min(other, high)
-            found[tensor.name] = np.take(array, np.arange(other) % size, axis=axis)
-    changed = any(array.shape != examples[name].shape for name, array in found.items())
-    return found if changed else None
+    """Returns the examples with other sizes of the dimensions that vary; None if none does."""
+    specs = {spec.name: spec for spec in input_specs("", inputs)}
+    axes = {
+        (tensor.name, place): 0
+        if place == specs[tensor.name].batch_axis
+        else specs[tensor.name].row_axis(place)
+        for tensor in inputs
+        for place, name in enumerate(tensor.dims)
+        if isinstance(name, str)
+    }
+    sizes = {place: examples[place[0]].shape[axis] for place, axis in axes.items()}
+    changed = changed_sizes(inputs, sizes, change)
+    if changed is None:
+        return None
+    found = dict(examples)
+    for (name, place), size in changed.items():
+        axis = axes[name, place]
+        found[name] = np.take(found[name], np.arange(size), axis=axis, mode="wrap")
+    return found

@@ -13,6 +13,7 @@ import numpy as np
 from flambeau.protocol.tensors import DATATYPES, Array
 from training.errors import SourceError
 from training.importing.sources.read_tensor import UNNAMED, ReadTensor, batch_axes
+from training.importing.sources.varying_sizes import chosen_sizes
 
 ROWS = 8
 SIZE = 8
@@ -38,12 +39,10 @@ def made_examples(
     Raises:
         SourceError: an input is text, or one row of it is too large.
     """
-    axes, sizes = batch_axes(inputs), _sizes(inputs)
+    axes, sizes = batch_axes(inputs), chosen_sizes(inputs, SIZE)
     shapes = {
         tensor.name: [
-            sizes.get((tensor.name, axis) if size == UNNAMED else size, SIZE)
-            if isinstance(size, str)
-            else size
+            sizes[tensor.name, axis] if isinstance(size, str) else size
             for axis, size in enumerate(tensor.dims)
         ]
         for tensor in inputs
@@ -94,19 +93,6 @@ def _words(tensor: ReadTensor, batch_axis: int | None) -> list[str]:
         "rows" if axis == batch_axis else str(size) if size != UNNAMED else "?"
         for axis, size in enumerate(tensor.dims)
     ]
-
-
-def _sizes(inputs: Sequence[ReadTensor]) -> dict[str | tuple[str, int], int]:
-    """Returns the size of dimensions that vary, by name, within all ranges of that name."""
-    found: dict[str | tuple[str, int], int] = {}
-    for tensor in inputs:
-        for axis, (low, high) in tensor.ranges.items():
-            name = tensor.dims[axis]
-            if isinstance(name, str):
-                key = (tensor.name, axis) if name == UNNAMED else name
-                size = max(low, found.get(key, SIZE))
-                found[key] = size if high is None else min(size, high)
-    return found
 
 
 def _values(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flambeau.protocol.tensors import Array
+from model_store.host.failure_text import error_line
 from model_store.safety.onnx_safety import check_onnx
 from training.errors import SourceError
 from training.importing.original import Original
@@ -89,7 +90,7 @@ def _fold(path: Path, copy: Path) -> int:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf and onnx raise many types
         raise SourceError(
-            f"{path.name} is not ONNX, or broken ({error}); export it again"
+            f"{path.name} is not ONNX, or broken ({error_line(str(error))}); export it again"
         ) from None
     if not model.HasField("graph"):
         raise SourceError(f"{path.name} has no graph, so it is no ONNX model; export it again")
@@ -194,8 +195,11 @@ def _examine(path: Path, where: str, options: SourceOptions, declared: Declared)
             str(path), settings, providers=["CPUExecutionProvider"]
         )
     except Exception as error:  # ONNX Runtime raises many types
-        reason = " ".join(str(error).split())[:300]
-        raise SourceError(f"ONNX Runtime does not load {where}: {reason}") from None
+        reason = error_line(str(error))[:300]
+        raise SourceError(
+            f"ONNX Runtime does not load {where}: {reason}; export the model again, with an older "
+            "opset if that is the cause"
+        ) from None
     inputs = [_tensor(where, node) for node in session.get_inputs()]
     names, notes = _outputs(where, session.get_outputs())
     checked_names(where, declared, [t.name for t in inputs], names)

@@ -13,6 +13,7 @@ import numpy as np
 
 from flambeau.protocol.signature import SizeLimit
 from flambeau.protocol.tensors import Array
+from model_store.host.failure_text import error_line
 from training.errors import SourceError
 from training.importing.original import Original
 from training.importing.sources.apart import call_apart
@@ -81,8 +82,10 @@ def _examine(path: Path, where: str, options: SourceOptions, declared: Declared)
     try:
         model = core.read_model(str(path), str(path.with_name(WEIGHTS)))
     except Exception as error:  # OpenVINO raises RuntimeError for everything
-        reason = " ".join(str(error).split())[-300:]
-        raise SourceError(f"OpenVINO does not read {where}: {reason}") from None
+        reason = error_line(str(error))[-300:]
+        raise SourceError(
+            f"OpenVINO does not read {where}: {reason}; convert the model again"
+        ) from None
     if len(list(model.inputs)) == 0 or any("Variable" in str(v) for v in model.get_sinks()):
         raise SourceError(
             f"{where} has no inputs or keeps state between requests, which servers do not; convert "

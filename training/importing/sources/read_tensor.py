@@ -6,8 +6,7 @@ its only unnamed one. The options may say the batch axis of an input; a name in 
 the batch.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
@@ -20,8 +19,6 @@ from training.importing.sources.source_options import DEFAULT_MAX_BATCH_SIZE, So
 Dimension = int | str
 """A fixed size, or the name of one that varies; `UNNAMED` if the file gives none."""
 UNNAMED = ""
-_EXPRESSION = re.compile(r"[*+/(]")
-"""Characters in the name of a dimension that is computed from others, such as `2*h`."""
 BATCH = "batch"
 """Name of the batch dimension where examples are the only source of shapes."""
 
@@ -163,6 +160,7 @@ def signature_of(
     outputs: Sequence[TensorSpec],
     options: SourceOptions,
     labels: Mapping[str, Sequence[str]] | None = None,
+    dependent: Collection[str] = (),
 ) -> Signature:
     """Returns the signature of a model.
 
@@ -172,6 +170,7 @@ def signature_of(
         outputs: specs of its outputs, in order.
         options: largest batch, and limits of dimensions.
         labels: names of the classes by output.
+        dependent: names of dimensions that do not vary by themselves.
 
     Raises:
         SourceError: the options or labels do not fit the model.
@@ -182,14 +181,14 @@ def signature_of(
     for name in options.dynamic:
         if name not in known:
             raise SourceError(f"dynamic names input '{name}'{nearest_name(name, known)}")
-    axes, dependent = batch_axes(inputs), _dependent_dimensions(inputs)
+    axes = batch_axes(inputs)
     for name, tensor in known.items():
         told = options.dynamic.get(name, {})
         for axis, (low, high) in {**tensor.ranges, **told}.items():
             if axis == axes[name] and axis not in told:
                 continue
             depends = dict(enumerate(tensor.dims)).get(axis) in dependent
-            if high is None or depends or (low == high and axis not in told):
+            if high is None or depends or low == high:
                 limits.setdefault(name, {})[axis] = (low, high)
             else:
                 dynamic.setdefault(name, {})[axis] = (low, high)
@@ -204,12 +203,3 @@ def signature_of(
         )
     except ValidationError as error:
         raise SourceError(f"{where}: {explain(error, Signature)}") from error
-
-
-def _dependent_dimensions(inputs: Sequence[ReadTensor]) -> set[Dimension | None]:
-    """Returns the names of dimensions that do not vary by themselves.
-
-    They occur several times, and must have one size, or are an expression of others, as `2*h` is.
-    """
-    names = [size for t in inputs for size in t.dims if isinstance(size, str) and size != UNNAMED]
-    return {name for name in names if names.count(name) > 1 or _EXPRESSION.search(name)}

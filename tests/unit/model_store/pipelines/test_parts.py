@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_store.errors import BumpTooSmallError, PipelinePartError
+from model_store.errors import BumpTooSmallError, ManifestError, PipelinePartError
 from model_store.manifest import parse_manifest
 from model_store.pipelines.parts import answers_alike
 from model_store.store import ModelStore
@@ -35,6 +35,12 @@ def test_a_pipeline_is_a_version_without_artifacts(url: str) -> None:
     assert manifest.pipeline.recorded_with == {"finder@^1": "1.0.0", "scorer@^1": "1.0.0"}
     assert ModelStore(url).manifest("reader", 1) == manifest
     assert parse_manifest(manifest.to_json(), "here").to_json() == manifest.to_json()
+
+
+def test_a_manifest_that_lacks_a_recorded_version_is_refused_by_name(url: str) -> None:
+    data = publish_graph(url).to_json().replace(b'"finder@^1": "1.0.0"', b'"other@^1": "1.0.0"')
+    with pytest.raises(ManifestError, match=r"recorded_with lacks 'finder@\^1'"):
+        parse_manifest(data, "here")
 
 
 def test_a_manifest_without_a_pipeline_has_no_such_key(url: str) -> None:

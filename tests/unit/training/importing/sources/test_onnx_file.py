@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from flambeau.protocol.signature import SignatureError
 from model_store.errors import UnsafeOnnxError
 from tests.unit.training.importing.foreign_models import (
     WEIGHT,
@@ -18,10 +19,12 @@ from tests.unit.training.importing.foreign_models import (
     write_steps,
     write_text_model,
 )
-from training.errors import SourceError
+from training.errors import SourceError, TargetError
 from training.importing.original import Original
+from training.importing.recording import record_outputs
 from training.importing.sources.onnx_file import read
 from training.importing.sources.source_options import SourceOptions
+from training.recipe.recipe import ExportLimits
 
 
 def read_here(path: Path, tmp_path: Path, **options: object) -> Original:
@@ -274,3 +277,61 @@ def test_a_size_without_limits_is_tried_at_half_of_the_examples(tmp_path: Path) 
     )
 
     assert [spec.shape for spec in found.signature.outputs] == [(-1, -1)]
+
+
+def write_one_length(path: Path) -> Path:
+    """Writes `y = x summed + constant` whose length is 16 in the graph, and varies in its input."""
+    helper, value = onnx.helper, onnx.helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "weights"], ["y"], name="/Add")],
+        "one",
+        [value("x", onnx.TensorProto.FLOAT, ["time", "batch", 4])],
+        [value("y", onnx.TensorProto.FLOAT, ["time", "batch", 4])],
+        [onnx.numpy_helper.from_array(np.ones((16, 1, 4), np.float32), "weights")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, path)
+    return path
+
+
+def test_a_model_of_one_length_says_the_size_that_was_tried_and_takes_the_right_one(
+    tmp_path: Path,
+) -> None:
+    path, axes = write_one_length(tmp_path / "net.onnx"), {"x": 1}
+    with pytest.raises(SourceError) as refused:
+        read_here(path, tmp_path, batch_axes=axes)
+    assert "Fail: Add node '/Add': Attempting to broadcast" in str(refused.value)
+    assert "the size tried along dimension 0 of 'x' is 8" in str(refused.value)
+    assert "--dynamic '{x: {0: [16, 16]}}'" in str(refused.value)
+    rows = {"x": np.ones((16, 3, 4), np.float32)}
+    with pytest.raises(SourceError, match="the size tried along dimension 0 of 'x' is 8: if"):
+        read_here(path, tmp_path, batch_axes=axes, examples=rows)
+
+    found = read_here(path, tmp_path, batch_axes=axes, dynamic={"x": {0: (16, 16)}})
+
+    assert found.signature.limits == {"x": {0: (16, 16)}}
+    with pytest.raises(SignatureError, match=r"size 8 along axis 0; give 16$"):
+        found.signature.check_inputs({"x": ("FP32", [8, 1, 4])})
+
+
+def test_a_batch_at_the_wrong_dimension_is_named(tmp_path: Path) -> None:
+    helper, value = onnx.helper, onnx.helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("CumSum", ["x", "axis"], ["y"])],  # row 0 is right alone
+        "sum",
+        [value("x", onnx.TensorProto.FLOAT, ["time", "batch"])],
+        [value("y", onnx.TensorProto.FLOAT, ["time", "batch"])],
+        [onnx.numpy_helper.from_array(np.array(0), "axis")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, tmp_path / "net.onnx")
+    found = read_here(tmp_path / "net.onnx", tmp_path)
+    assert found.examples is not None
+
+    with pytest.raises(TargetError) as refused:
+        record_outputs(found, found.examples, ExportLimits())
+
+    assert "row 7 depends on the other rows of its batch, which is dimension 0 of 'x'" in str(
+        refused.value
+    )
+    assert "--batch-axis INPUT=AXIS" in str(refused.value)

@@ -23,11 +23,13 @@ from tests.unit.training.importing.foreign_models import (
     zip_bomb,
 )
 from training.errors import SourceError
+from training.importing.derive import program_to_onnx
 from training.importing.original import Original
 from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
 from training.importing.sources.torch_programs import aoti_package, pt2_file, torchscript_file
 from training.network.runner import callable_runner
 from training.process.quiet import quiet
+from training.verification.runners import file_runner
 
 ROWS = np.random.default_rng(1).standard_normal((5, 4)).astype(np.float32)
 
@@ -293,3 +295,31 @@ def test_a_program_that_takes_multiples_of_a_size_is_read(tmp_path: Path) -> Non
     found = program(tmp_path / "net.pt2", tmp_path)
 
     assert [spec.shape for spec in found.signature.outputs] == [(-1, -1)]
+
+
+class Neighbours(nn.Module):
+    """Combines n numbers with n + 1."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Maps [rows, n] and [rows, n + 1] to [rows, n]."""
+        return a * b[:, :-1] + b[:, 1:]
+
+
+def test_sizes_that_are_computed_from_others_are_limits(tmp_path: Path) -> None:
+    batch, n = Dim("batch", min=1, max=16), Dim("n", min=3, max=40)
+    made = torch.export.export(
+        Neighbours(),
+        (torch.ones(4, 8), torch.ones(4, 9)),
+        dynamic_shapes=({0: batch, 1: n}, {0: batch, 1: n + 1}),
+    )
+    torch.export.save(made, tmp_path / "net.pt2")
+
+    found = program(tmp_path / "net.pt2", tmp_path)
+
+    assert found.signature.dynamic == {}  # verification would try sizes that do not fit
+    assert found.signature.limits == {"a": {1: (3, 40)}, "b": {1: (4, 41)}}
+    assert [spec.shape for spec in found.signature.outputs] == [(-1, -1)]
+    program_to_onnx(found.file, found.signature, tmp_path / "net.onnx")
+    run = file_runner("onnx", "fp32", tmp_path / "net.onnx", found.signature)
+    sums = run({"a": np.ones((2, 5), np.float32), "b": np.ones((2, 6), np.float32)})
+    assert [array.tolist() for array in sums.values()] == [[[2.0] * 5] * 2]
