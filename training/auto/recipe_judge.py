@@ -139,8 +139,7 @@ class RecipeJudge:
                 for rows in (self._golden.inputs, *(x for x, _ in self._sized), self._test.inputs)
             ],
         )
-        limits = self._recipe.export_limits
-        return departs_at(case, limits.time_s, limits.memory_gib)
+        return departs_at(case)
 
 
 def _entry(recipe: Recipe, name: str) -> Export | None:

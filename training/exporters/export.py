@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from flambeau.publishing.network_outputs import OutputsInOrder
 from model_store.arrays.padded_rows import shortened
 from model_store.host.cpu_features import cpu_features
-from model_store.host.memory_limit import GIB
 from model_store.manifest import MadeWith
 from training.errors import IsolationError
 from training.exporters.exporter import ExportJob, exporter_of
@@ -28,7 +27,7 @@ from training.loop.loop import Trained
 from training.loop.trained_model import trained_model
 from training.network.model import for_export
 from training.network.preprocessing import change_network
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_limited
 from training.process.library_versions import library_versions
 from training.process.quiet import quiet
 from training.recipe.kinds.export_kinds import EXPORT_KINDS, Export, notes
@@ -112,18 +111,18 @@ def export_entry(
         graph,
         trained.qat_weights,
     )
-    return _attempt(job, time_limit_s or recipe.export_limits.time_s)
+    return _attempt(job, time_limit_s)
 
 
-def _attempt(job: ExportJob, time_limit_s: float) -> Exported:
+def _attempt(job: ExportJob, time_limit_s: float | None) -> Exported:
     entry, limits = job.entry, job.recipe.export_limits
     path = job.folder / entry.file
     try:
-        made_with = run_isolated(
+        made_with = run_limited(
             export_one,
             job,
+            limits=limits,
             time_limit_s=time_limit_s,
-            memory_limit_bytes=int(limits.memory_gib * GIB),
         )
     except IsolationError as error:
         refused = Exported(entry, path, f"export failed: {error}")

@@ -24,12 +24,11 @@ from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
 from model_store.artifact_kinds import STORED_KINDS, ArtifactKind
 from model_store.host.cpu_features import cpu_features
-from model_store.host.memory_limit import GIB
 from model_store.manifest import MadeWith
 from training.errors import ExportError, IsolationError
 from training.exporters.export import EXAMPLE_ROWS, Exported
 from training.exporters.python_model import copy_class
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_limited
 from training.process.library_versions import library_versions
 from training.process.quiet import quiet
 from training.recipe.kinds.export_kinds import EXPORT_KINDS, Export
@@ -70,11 +69,10 @@ def derive_apart(job: DeriveJob, limits: ExportLimits) -> Exported:
         limits: limits of the process.
     """
     try:
-        made_with = run_isolated(
+        made_with = run_limited(
             derive,
             job,
-            time_limit_s=limits.time_s,
-            memory_limit_bytes=int(limits.memory_gib * GIB),
+            limits=limits,
         )
     except IsolationError as error:
         refused = Exported(job.entry, job.path, f"export failed: {error}")

@@ -14,11 +14,10 @@ import torch
 from flambeau.protocol.rounding import gap
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
-from model_store.host.memory_limit import GIB
 from training.errors import DataError, IsolationError, TargetError
 from training.importing.original import Original
 from training.network.row_dependence import ROUNDING_SHARE
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_limited
 from training.recipe.recipe import ExportLimits
 from training.verification.runners import file_runner
 
@@ -47,12 +46,11 @@ def record_outputs(
         TargetError: it does not run, or its answers cannot be verified.
     """
     try:
-        return run_isolated(
+        return run_limited(
             _record,
             original,
             dict(inputs),
-            time_limit_s=limits.time_s,
-            memory_limit_bytes=int(limits.memory_gib * GIB),
+            limits=limits,
         )
     except IsolationError as error:
         text = str(error)

@@ -21,11 +21,14 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from model_store.host.memory_limit import explained, limit_memory
+from model_store.host.memory_limit import GIB, explained, limit_memory
 from training.errors import IsolationError
 from training.process.root_cause import root_cause
+
+if TYPE_CHECKING:
+    from training.recipe.recipe import ExportLimits
 
 Result = TypeVar("Result")
 
@@ -82,6 +85,31 @@ def run_isolated(
     if failure is not None:
         raise IsolationError(failure)
     return found  # type: ignore[no-any-return]
+
+
+def run_limited(
+    call: Callable[..., Result],
+    *arguments: Any,
+    limits: "ExportLimits",
+    time_limit_s: float | None = None,
+) -> Result:
+    """Calls `run_isolated` with the limits of one artifact.
+
+    Args:
+        call: as of `run_isolated`.
+        arguments: its arguments.
+        limits: time and memory.
+        time_limit_s: seconds in place of those of the limits; None for these.
+
+    Raises:
+        IsolationError: as from `run_isolated`.
+    """
+    return run_isolated(
+        call,
+        *arguments,
+        time_limit_s=limits.time_s if time_limit_s is None else time_limit_s,
+        memory_limit_bytes=int(limits.memory_gib * GIB),
+    )
 
 
 def process_context() -> "multiprocessing.context.ForkServerContext":

@@ -26,13 +26,12 @@ from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array
 from model_store.arrays.padded_rows import shortened
 from model_store.artifact_kinds import ArtifactKind
-from model_store.host.memory_limit import GIB
 from model_store.tolerance import Tolerance
 from training.errors import IsolationError
 from training.exporters.export import EXAMPLE_ROWS, Exported
 from training.loop.trained_model import trained_model
 from training.network.model import for_export, run_model
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_limited
 from training.process.quiet import quiet
 from training.recipe.kinds.export_kinds import Export
 from training.recipe.recipe import Recipe
@@ -110,8 +109,6 @@ def with_departure(
                 expected.test.inputs,
             ],
         ),
-        recipe.export_limits.time_s,
-        recipe.export_limits.memory_gib,
     )
     if found is None:
         return report
@@ -119,25 +116,24 @@ def with_departure(
     return report.model_copy(update={"departs_at": found, "refusal": refusal})
 
 
-def departs_at(case: Departed, time_limit_s: float, memory_gib: float) -> str | None:
+def departs_at(case: Departed) -> str | None:
     """Returns the point of departure, such as `layer 'blocks.2.conv' (largest difference ...)`.
 
     Args:
-        case: the refused artifact.
-        time_limit_s: seconds that its process may take, `TIME_LIMIT_S` at most.
-        memory_gib: memory that its process may allocate.
+        case: the refused artifact; its process may take `TIME_LIMIT_S` at most.
 
     Returns:
         None for kinds that cannot be inspected, and whenever it cannot be determined.
     """
     if case.entry.kind not in READERS:
         return None
+    limits = case.recipe.export_limits
     try:
-        return run_isolated(
+        return run_limited(
             find_departure,
             case,
-            time_limit_s=min(time_limit_s, TIME_LIMIT_S),
-            memory_limit_bytes=int(memory_gib * GIB),
+            limits=limits,
+            time_limit_s=min(limits.time_s, TIME_LIMIT_S),
         )
     except IsolationError:
         return None

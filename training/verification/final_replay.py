@@ -17,11 +17,10 @@ from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import replay_once, run_in_batches
 from model_store.arrays.parity import Parity, compare
 from model_store.golden import GoldenRows, parse_golden
-from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Draft
 from training.errors import IsolationError, NothingProvenError
 from training.network.python_step import Step
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_limited
 from training.recipe.recipe import ExportLimits
 from training.verification.runners import file_runner
 
@@ -50,13 +49,13 @@ def replay_files(draft: Draft, folder: Path, step: Step | None, limits: ExportLi
     if step is not None:
         golden = together_and_alone(golden, step)
     try:
-        failure = run_isolated(
+        failure = run_limited(
             first_failure,
             draft,
             folder,
             golden,
+            limits=limits,
             time_limit_s=limits.time_s * len(draft.artifacts),
-            memory_limit_bytes=int(limits.memory_gib * GIB),
         )
     except IsolationError as error:
         failure = f"the artifacts do not run any more: {error}"
@@ -124,13 +123,13 @@ def with_step_rounding(draft: Draft, folder: Path, step: Step, limits: ExportLim
     if all(np.array_equal(array, halves[1][name]) for name, array in halves[0].items()):
         return draft
     try:
-        gaps = run_isolated(
+        gaps = run_limited(
             _gaps,
             draft,
             folder,
             halves,
+            limits=limits,
             time_limit_s=limits.time_s * len(draft.artifacts),
-            memory_limit_bytes=int(limits.memory_gib * GIB),
         )
     except IsolationError:  # the replay of the files tells why
         return draft

@@ -21,7 +21,6 @@ from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import run_in_batches
 from model_store.artifact_kinds import STORED_KINDS
 from model_store.errors import StoreError
-from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Manifest
 from model_store.pointers import PRODUCTION
 from model_store.python_step import PythonStepError
@@ -34,7 +33,7 @@ from training.loop.loop import Trained
 from training.metrics.confidence import paired_interval, wilson_interval
 from training.metrics.task_metric import TaskMetric
 from training.network.python_step import Step
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_limited
 from training.recipe.kinds.export_kinds import EXPORT_KINDS
 from training.recipe.parts.promotion_condition import Condition
 from training.recipe.recipe import Recipe
@@ -192,14 +191,13 @@ def _outputs(
             if entry == artifact.file:
                 artifact.check_file(data)
             (Path(folder) / entry.file).write_bytes(data)
-        return run_isolated(
+        return run_limited(
             _run_file,
             artifact,
             Path(folder) / artifact.file.file,
             signature,
             test.inputs,
-            time_limit_s=recipe.export_limits.time_s,
-            memory_limit_bytes=int(recipe.export_limits.memory_gib * GIB),
+            limits=recipe.export_limits,
         )
 
 

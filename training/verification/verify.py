@@ -38,7 +38,6 @@ from model_store.arrays.parity import Comparison, Parity, compare_rows, first_fa
 from model_store.gate_figures import GateFigure, gate_values
 from model_store.gates import Gate, OwnGate
 from model_store.golden import GoldenRows
-from model_store.host.memory_limit import GIB
 from model_store.host.peak_memory import PeakMemory
 from model_store.metric import MeasuredMetric
 from model_store.tolerance import NO_GATES, Tolerance
@@ -51,7 +50,7 @@ from training.metrics.task_metric import TaskMetric
 from training.network.network_trial import row_fault
 from training.network.row_dependence import ADVICE, depends_on_others, rows_alone
 from training.network.runner import Runner, module_runner
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_limited
 from training.process.root_cause import root_cause
 from training.recipe.kinds.export_kinds import Export
 from training.recipe.parts.task import OUTPUTS
@@ -178,13 +177,12 @@ def checkpoint_report(
     """
     limits = recipe.export_limits
     try:
-        latency_ms = run_isolated(
+        latency_ms = run_limited(
             _build_and_time,
             recipe,
             trained.weights,
             expected,
-            time_limit_s=limits.time_s,
-            memory_limit_bytes=int(limits.memory_gib * GIB),
+            limits=limits,
         )
     except IsolationError:  # limits of exports must not end a training
         latency_ms = _time(trained.model, expected)
@@ -219,12 +217,12 @@ def verify_apart(
     if exported.failure is not None:
         return _unmeasured(exported, expected, exported.failure)
     try:
-        return run_isolated(
+        return run_limited(
             verify,
             exported,
             expected,
-            time_limit_s=time_limit_s or limits.time_s,
-            memory_limit_bytes=int(limits.memory_gib * GIB),
+            limits=limits,
+            time_limit_s=time_limit_s,
         )
     except IsolationError as error:
         return _unmeasured(exported, expected, f"does not run: {error}")
@@ -300,12 +298,11 @@ def latency_apart(
     Raises:
         IsolationError: it no longer runs.
     """
-    return run_isolated(
+    return run_limited(
         _open_and_time,
         exported,
         expected,
-        time_limit_s=limits.time_s,
-        memory_limit_bytes=int(limits.memory_gib * GIB),
+        limits=limits,
     )
 
 

@@ -18,7 +18,6 @@ from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import replay_once, run_in_batches
 from model_store.gates import Gate
 from model_store.golden import GoldenRows
-from model_store.host.memory_limit import GIB
 from model_store.manifest import Artifact, Manifest, Precision, PythonStep
 from model_store.pipelines.graph import Pipeline
 from model_store.pipelines.run_steps import StepError, run_steps
@@ -28,7 +27,7 @@ from model_store.store import ModelStore
 from model_store.tolerance import Tolerance
 from training.errors import DataError, IsolationError, NothingProvenError
 from training.exporters.python_model import description_path
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_limited
 from training.recipe.parts.export_entries import (
     Bf16Tolerance,
     ExportTolerance,
@@ -121,15 +120,14 @@ def _apart(
 ) -> tuple[str, dict[str, Array]]:
     """Runs `_record` in a process with limits."""
     try:
-        return run_isolated(
+        return run_limited(
             _record,
             pipeline,
             typed,
             dict(parts),
             dict(inputs),
             gates,
-            time_limit_s=limits.time_s,
-            memory_limit_bytes=int(limits.memory_gib * GIB),
+            limits=limits,
         )
     except IsolationError as error:
         raise NothingProvenError(f"the pipeline does not run on the examples: {error}") from error

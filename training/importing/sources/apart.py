@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from model_store.errors import StoreError
-from model_store.host.memory_limit import GIB
 from training.errors import IsolationError, SourceError, TrainingError
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_limited
 from training.recipe.recipe import ExportLimits
 
 Result = TypeVar("Result")
@@ -31,12 +30,11 @@ def call_apart(
         SourceError: it raised, died, or exceeded a limit.
     """
     try:
-        refusal, found = run_isolated(
+        refusal, found = run_limited(
             _answer,
             call,
             arguments,
-            time_limit_s=limits.time_s,
-            memory_limit_bytes=int(limits.memory_gib * GIB),
+            limits=limits,
         )
     except IsolationError as error:
         raise SourceError(f"{where} cannot be opened: {error}") from None

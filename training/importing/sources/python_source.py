@@ -24,7 +24,6 @@ from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from model_store.errors import BadNameError
-from model_store.host.memory_limit import GIB
 from model_store.manifest import FileEntry, PythonModel, PythonProcess, check_name
 from model_store.python_models.open_model import MAX_SOURCE_BYTES, OpenModel, PythonModelError
 from training.errors import DataError, IsolationError, TargetError
@@ -32,7 +31,7 @@ from training.exporters.python_model import description_path, open_class
 from training.importing.original import Original
 from training.importing.request import limits_here
 from training.network.row_dependence import ROUNDING_SHARE
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_limited
 from training.recipe.kinds.python_kind import PythonExport
 
 FOLDER = "python"
@@ -88,11 +87,10 @@ def python_original(
     path = _staged(file, class_name, args, files, staging, process)
     limits = limits_here()
     try:
-        learned = run_isolated(
+        learned = run_limited(
             _learn,
             *(path, class_name, parts, max_batch_size),
-            time_limit_s=limits.time_s,
-            memory_limit_bytes=int(limits.memory_gib * GIB),
+            limits=limits,
         )
     except IsolationError as error:
         learned = str(error)

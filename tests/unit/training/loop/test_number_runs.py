@@ -70,7 +70,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]
     quick = load_recipe(DIABETES, ["train.epochs=12", "track=[jsonl]"])
     with pytest.MonkeyPatch.context() as patch:
         for module in (export, final_replay, verify):
-            patch.setattr(module, "run_isolated", lambda call, *arguments, **_: call(*arguments))
+            patch.setattr(module, "run_limited", lambda call, *arguments, **_: call(*arguments))
         manifest = run(quick, str(folder), folder / "runs", console=Console(file=io.StringIO()))
     return folder, manifest
 

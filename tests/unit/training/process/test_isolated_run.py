@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from training.errors import IsolationError
-from training.process.isolated_run import run_isolated
+from training.process.isolated_run import run_isolated, run_limited
+from training.recipe.recipe import ExportLimits
 
 MEMORY_BYTES = 8 * 2**30
 
@@ -74,6 +75,14 @@ def test_a_process_that_ends_while_it_reads_its_work_is_told() -> None:
 def test_what_takes_too_long_is_ended() -> None:
     with pytest.raises(IsolationError, match=r"longer than 0\.5 s"):
         isolated(sleep, time_limit_s=0.5)
+
+
+def test_the_limits_of_an_artifact_hold_and_its_time_can_be_replaced() -> None:
+    limits = ExportLimits(time_s=0.5, memory_gib=0.5)
+    with pytest.raises(IsolationError, match=r"longer than 0\.5 s"):
+        run_limited(sleep, limits=limits)
+    with pytest.raises(IsolationError, match=r"more than 0\.5 GiB"):
+        run_limited(bytes, 2**30, limits=limits, time_limit_s=60)
 
 
 CALLING = """

@@ -107,8 +107,8 @@ def test_what_goes_wrong_while_looking_says_nothing(
     def die(*_: object, **__: object) -> str:
         raise IsolationError("its process was ended by SIGSEGV")
 
-    monkeypatch.setattr(departure, "run_isolated", die)
-    assert departs_at(case(trained, OnnxExport(), tmp_path / "model"), 60, 8) is None
+    monkeypatch.setattr(departure, "run_limited", die)
+    assert departs_at(case(trained, OnnxExport(), tmp_path / "model")) is None
 
 
 def test_the_refusal_says_it_too(

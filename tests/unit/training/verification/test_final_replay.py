@@ -52,7 +52,7 @@ def data(seed: int) -> Any:
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Manifest]:
     for module in (export, verify, final_replay):
-        monkeypatch.setattr(module, "run_isolated", lambda call, *given, **_: call(*given))
+        monkeypatch.setattr(module, "run_limited", lambda call, *given, **_: call(*given))
     wanted = recipe(
         model={"target": f"{__name__}:Turned", "outputs": ["logits", "grid"]},
         data={"target": f"{__name__}:data"},
