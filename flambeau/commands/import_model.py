@@ -218,13 +218,15 @@ def _import(
     with failing_with(codes), needing("train"):
         from model_store.signatures.signing import signer_with
         from training.importing.import_files import FileImport, import_files
+        from training.process.orphans import ending_orphans
 
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None
-        for imported in import_files(FileImport(**wanted), _say, sign):
-            found.append(imported.summary())
-            if shown:
-                print_imported(imported)
+        with ending_orphans():
+            for imported in import_files(FileImport(**wanted), _say, sign):
+                found.append(imported.summary())
+                if shown:
+                    print_imported(imported)
     return found
 
 

@@ -1,7 +1,9 @@
 """Python models published as users do, and asked over both protocols."""
 
 import json
+import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,28 @@ class Split:
         return {"words": [text.split() for text in inputs["text"]]}
 
 
+class Forking:
+    """Leaves processes behind, in sessions of their own."""
+
+    def load(self, context: flambeau.Context) -> None:
+        """Reads the folder of the marks."""
+        self.marks = context.args["marks"]
+
+    def infer(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Answers, and forks a process that forks another."""
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            os.fork()
+            (Path(self.marks) / str(os.getpid())).touch()
+            os.close(writer)
+            time.sleep(600)
+            os._exit(0)
+        os.close(writer)
+        os.read(reader, 1)  # until both have left a mark
+        return {"y": inputs["x"]}
+
+
 def test_each_request_gets_answers_of_its_own_shape(tmp_path: Path) -> None:
     texts, to = {"text": TEXTS}, str(tmp_path)
     version = flambeau.publish(Words, texts, name="words", to=to, progress=False)
@@ -59,6 +83,16 @@ def test_each_request_gets_answers_of_its_own_shape(tmp_path: Path) -> None:
     for name, process in (("words", "own"), ("split", "shared")):
         manifest = json.loads((tmp_path / name / "1" / "manifest.json").read_text())
         assert manifest["artifacts"][0]["python"]["process"] == process
+
+
+def test_processes_that_a_class_leaves_behind_are_ended(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    rows, options = {"x": np.ones((4, 2), np.float32)}, {"args": {"marks": str(marks)}}
+    flambeau.publish(Forking, rows, name="f", to=tmp_path / "store", progress=False, **options)
+    left = [int(mark.name) for mark in marks.iterdir()]
+    assert len(left) >= 2
+    assert [process for process in left if Path(f"/proc/{process}").exists()] == []
 
 
 def test_a_file_is_imported_for_the_process_of_the_server(tmp_path: Path) -> None:

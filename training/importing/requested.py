@@ -19,33 +19,34 @@ from training.importing.original import Original
 from training.importing.pipelines.request import publish_request, read_pipeline_request
 from training.importing.request import ExampleRows, ImportRequest, read_request
 from training.importing.sources.python_source import python_original
+from training.process.orphans import ending_orphans
 from training.process.root_cause import root_cause
 
 
 def publish_requested(folder: Path) -> int:
     """Imports the model, or publishes the pipeline, of a request. Returns the exit code."""
     try:
-        if (pipeline := read_pipeline_request(folder)) is not None:
-            _tell({"published": publish_request(pipeline, folder, _say, _signer())})
-            return 0
-        request, examples = read_request(folder)
-        with tempfile.TemporaryDirectory(prefix="flambeau-version-", dir=folder) as version:
-            imported = import_model(
-                _originals(request, examples, folder),
-                examples,
-                request,
-                Path(version),
-                _say,
-                _signer(),
-            )
+        published = _published(folder)
     except (TrainingError, StoreError, SignatureError, OSError) as error:
         _tell({"error": f"nothing was published: {error}"})
         return 1
     except Exception as error:  # a bug: its traceback goes to the caller's standard error
         _tell({"error": f"nothing was published: {root_cause(error)}"})
         raise
-    _tell({"published": imported.summary()})
+    _tell({"published": published})
     return 0
+
+
+@ending_orphans()
+def _published(folder: Path) -> dict[str, Any]:
+    """Imports or publishes what the folder has; returns the fields of `PublishedVersion`."""
+    if (pipeline := read_pipeline_request(folder)) is not None:
+        return publish_request(pipeline, folder, _say, _signer())
+    request, examples = read_request(folder)
+    with tempfile.TemporaryDirectory(prefix="flambeau-version-", dir=folder) as version:
+        originals = _originals(request, examples, folder)
+        found = import_model(originals, examples, request, Path(version), _say, _signer())
+    return found.summary()
 
 
 def _originals(request: ImportRequest, examples: ExampleRows, folder: Path) -> list[Original]:
