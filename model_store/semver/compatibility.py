@@ -125,13 +125,11 @@ def _tensors_differ(
     what: str, before: tuple[TensorSpec, ...], after: tuple[TensorSpec, ...]
 ) -> str:
     had, has = ({spec.name: spec for spec in specs} for specs in (before, after))
-    for name in [*had, *has]:
-        if name not in has:
-            return f"{what} '{name}' is removed"
-        if name not in had:
-            if has[name].optional:
-                continue
-            return f"{what} '{name}' is new"
+    moved = [f"{what} '{name}' is removed" for name in had if name not in has]
+    moved += [f"{what} '{s.name}' is new" for s in after if s.name not in had and not s.optional]
+    if moved:
+        return ", ".join(moved)
+    for name in had:
         if had[name] not in (has[name], has[name].model_copy(update={"optional": False})):
             return f"{what} '{name}' changes from {_text(had[name])} to {_text(has[name])}"
     kept = [spec.name for spec in after if spec.name in had]

@@ -125,6 +125,32 @@ def next_semver(
     return NextSemver(base, bump or need.bump)
 
 
+def broken_callers(store: VersionReader, versions: Sequence[int], new: Manifest) -> str:
+    """Tells what of a published version breaks callers of the version before it.
+
+    Args:
+        store: the store with the versions.
+        versions: the published versions of the model, ascending.
+        new: the version.
+
+    Returns:
+        A sentence; empty if nothing does, or it is the first.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    before = _newest(store, new.model, [one for one in versions if one < new.version])
+    need = (
+        Need("patch", "") if before is None else needed_bump(identity_of(before), identity_of(new))
+    )
+    if before is None or need.bump != "major":
+        return ""
+    return (
+        f"version {new.version_text} breaks callers of {before.version_text}, so it is a major "
+        f"version: {need.reason}"
+    )
+
+
 def fitting(store: VersionReader, model: str, wanted: SemverRange, text: str) -> Manifest:
     """Returns the newest version in a range.
 

@@ -215,6 +215,21 @@ def test_targets_give_a_metric_and_metadata_is_kept(tmp_path: Path) -> None:
     assert manifest["signature"]["labels"] == {"logits": ["a", "b", "c"]}
 
 
+def test_a_renamed_input_is_told_as_what_breaks_callers(tmp_path: Path) -> None:
+    net, rows, said = nn.Linear(4, 3).eval(), torch.randn(8, 4), []
+    for name in ("image", "picture"):
+        version = flambeau.publish(
+            net, {name: rows}, name="mine", to=tmp_path, artifacts=["onnx"], progress=said.append
+        )
+
+    words = (
+        "version 2 (2.0.0) breaks callers of 1 (1.0.0), so it is a major version: "
+        "input 'image' is removed, input 'picture' is new"
+    )
+    assert version.notes[-1] == words
+    assert said.count(f"note: {words}") == 1
+
+
 def test_sizes_that_vary_are_served(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()

@@ -18,6 +18,7 @@ from typing import Any
 from model_store.gates import GateError
 from model_store.golden import GoldenRows
 from model_store.manifest import Draft, Golden, Lineage, Manifest
+from model_store.semver.semver_index import broken_callers
 from model_store.store import ModelStore, Sign
 from training.auto.pareto_front import drop_reasons
 from training.errors import RecipeError
@@ -70,6 +71,8 @@ class Imported:
     request: ImportRequest
     notes: tuple[str, ...] = ()
     """Facts about the model that were found on the way."""
+    broken: str = ""
+    """What breaks callers of the version before; empty if nothing does."""
 
     @property
     def alias(self) -> str | None:
@@ -97,7 +100,7 @@ class Imported:
             ],
             "refused": lost | refused,
             "alias": self.request.alias,
-            "notes": [*self.notes, *self.request.notes],
+            "notes": [*self.notes, *self.request.notes, *filter(None, [self.broken])],
         }
 
 
@@ -131,7 +134,10 @@ def import_model(
         why = f"imported {originals[0].source}"
         store.promote(request.model, manifest.version, request.alias, why)
     notes = tuple(note for one in originals for note in one.notes)
-    return Imported(manifest=manifest, report=prepared.report, request=request, notes=notes)
+    broken = broken_callers(store, store.versions(request.model), manifest)
+    return Imported(
+        manifest=manifest, report=prepared.report, request=request, notes=notes, broken=broken
+    )
 
 
 def prepare_model(

@@ -34,6 +34,7 @@ from model_store.manifest import (
 from model_store.pipelines.parts import part_versions, typed, version_words
 from model_store.pointers import PRODUCTION
 from model_store.semver.semver import Bump
+from model_store.semver.semver_index import broken_callers
 from model_store.store import ModelStore, Sign
 from training.errors import RecipeError
 from training.importing.import_model import Say
@@ -76,6 +77,8 @@ class ImportedPipeline:
     """Alias that moved to it; None if none did."""
     store: str
     """URL of its store."""
+    broken: str = ""
+    """What breaks callers of the version before; empty if nothing does."""
 
     def summary(self) -> dict[str, Any]:
         """Returns the version as values of JSON, with the fields of an imported model's."""
@@ -87,7 +90,7 @@ class ImportedPipeline:
             "artifacts": [],
             "refused": {},
             "alias": self.alias,
-            "notes": [],
+            "notes": [*filter(None, [self.broken])],
         }
 
 
@@ -218,7 +221,8 @@ def import_pipeline(
     manifest = publish_pipeline(store, name, found, examples, options, say)
     if alias is not None:
         store.promote(name, manifest.version, alias, why="published")
-    return ImportedPipeline(manifest, alias, store.url)
+    broken = broken_callers(store, store.versions(name), manifest)
+    return ImportedPipeline(manifest, alias, store.url, broken)
 
 
 def _checked_gates(told: object, signature: Signature) -> dict[str, Gate]:
