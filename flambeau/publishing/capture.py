@@ -34,6 +34,7 @@ from flambeau.publishing.forked import (
     ForkedCallError,
     ForkUnavailableError,
     call_in_fork,
+    fork_hazard,
     innermost_line,
 )
 from flambeau.publishing.model_run import CalledByName, Model, check_finite, run_model
@@ -56,6 +57,7 @@ _RANDOM_LAYERS = (
 )
 
 Labels = Mapping[str, Sequence[str]] | Sequence[str]
+Say = Callable[[str], None]
 Rows = tuple[dict[str, Array], dict[str, Array]]
 """Inputs and outputs by name, each [rows, ...]."""
 
@@ -84,6 +86,7 @@ def capture(
     labels: Labels | None = None,
     max_batch_size: int = 32,
     script: bool = False,
+    say: Say = lambda _: None,
 ) -> Captured:
     """Captures a model.
 
@@ -95,6 +98,7 @@ def capture(
         labels: names of the classes by output, or those of the only output.
         max_batch_size: largest batch of a server, in rows.
         script: True to capture TorchScript too.
+        say: receives a line if it is done in another way than the usual one.
 
     Raises:
         CaptureError: torch cannot capture the model, or its answers cannot be verified.
@@ -112,7 +116,7 @@ def capture(
     flat = OutputsInOrder(call, list(axes.outputs))
     flat.training = False  # the model's own modules stay as they are
     wanted = _Wanted(examples.inputs, axes.inputs, dynamic, max_batch_size)
-    files, refusals, related = _capture_files(flat, wanted, folder, script)
+    files, refusals, related = _capture_files(flat, wanted, folder, script, say)
     sizes = taken_sizes(call, examples, axes.inputs, dynamic, related)
     if not files:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in refusals.items())
@@ -294,7 +298,7 @@ class _Wanted:
 
 
 def _capture_files(
-    flat: OutputsInOrder, wanted: _Wanted, folder: Path, script: bool
+    flat: OutputsInOrder, wanted: _Wanted, folder: Path, script: bool, say: Say
 ) -> tuple[dict[str, str], dict[str, str], list[Place]]:
     """Writes the files.
 
@@ -306,7 +310,7 @@ def _capture_files(
     unused: list[str] = []
     related: list[Place] = []
     try:
-        unused, places = _call(lambda: _export(flat, wanted, folder / PROGRAM))
+        unused, places = _call(lambda: _export(flat, wanted, folder / PROGRAM), say)
         related = [(name, axis) for name, axis in places]  # JSON has no tuples
         files["pt2"] = PROGRAM
     except ForkedCallError as error:
@@ -318,24 +322,29 @@ def _capture_files(
         )
     if script or not files:
         try:
-            _call(lambda: _to_torchscript(flat, wanted.arguments(), folder / SCRIPT))
+            traced = _call(lambda: _to_torchscript(flat, wanted.arguments(), folder / SCRIPT), say)
+            if traced:
+                say(f"tracing the model for TorchScript, which cannot compile it: {traced}")
             files["torchscript"] = SCRIPT
         except ForkedCallError as error:
             refusals["torchscript"] = f"torch.jit: {error}"
     return files, refusals, related
 
 
-def _call(call: Callable[[], Any]) -> Any:
+def _call(call: Callable[[], Any], say: Say) -> Any:
     """Makes the call in a forked child, or here where that is impossible.
 
     Raises:
         ForkedCallError: the call raised.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    hazard = "CUDA is in use here" if cuda else fork_hazard()
+    if not hazard:
         try:
             return call_in_fork(lambda: _with_one_thread(call))
-        except ForkUnavailableError:
-            pass
+        except ForkUnavailableError as error:
+            hazard = str(error)
+    say(f"exporting in this process, whose memory grows by it, and not in a forked one: {hazard}")
     try:
         return _quietly(call)
     except Exception as error:  # torch may raise anything for a model it cannot export
@@ -385,19 +394,25 @@ def _export(flat: OutputsInOrder, wanted: _Wanted, path: Path) -> tuple[list[str
     return [name for name, node in inputs.items() if not nodes[node].users], related
 
 
-def _to_torchscript(flat: OutputsInOrder, arguments: tuple[Tensor, ...], path: Path) -> None:
-    """Writes the model as TorchScript: compiled if its code allows that, else traced."""
+def _to_torchscript(flat: OutputsInOrder, arguments: tuple[Tensor, ...], path: Path) -> str:
+    """Writes the model as TorchScript: compiled if its code allows that, else traced.
+
+    Returns:
+        The reason if it is a module that was traced; empty otherwise.
+    """
     model: Any = flat.network
+    reason = ""
     if isinstance(model, torch.jit.ScriptModule):
         torch.jit.save(model, str(path))
-        return
+        return reason
     with warnings.catch_warnings(), torch.inference_mode():
         if isinstance(model, nn.Module):
             try:
                 torch.jit.save(torch.jit.script(model), str(path))
-                return
-            except Exception:  # noqa: S110 - it is traced instead
-                pass
+                return reason
+            except Exception as error:  # it is traced instead
+                reason = innermost_line(error)
         warnings.simplefilter("error", TracerWarning)
         traced: Any = torch.jit.trace(flat, arguments)  # type: ignore[no-untyped-call]
         torch.jit.save(traced, str(path))
+    return reason

@@ -4,10 +4,13 @@ Exporting a network imports a hundred megabytes of torch's compiler; in a child 
 afterwards. The child shares the caller's memory, so nothing is copied on the way in.
 
 Rules: a fork of a process with threads may deadlock. A child that uses no CPU time for `STUCK_S`
-seconds is ended, and the caller makes the call itself. A child that a signal ends has crashed: the
-call would end the caller's process too, so it is not made there.
+seconds is ended, and the caller makes the call itself. Beside gRPC's threads nothing is to be
+forked (`fork_hazard`): gRPC's handlers of forks break connections of the caller's process, and
+crash some children. A child that a signal ends has crashed: the call would end the caller's process
+too, so it is not made there.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -20,6 +23,8 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
+GRPC_THREAD = "grpc_global_tim"
+"""Name of a thread that gRPC has as long as something of it is in use, as Linux shortens it."""
 STUCK_S = 20.0
 """Seconds without CPU time after which a child counts as deadlocked; exporting never waits."""
 _LOOK_EVERY_S = 0.5
@@ -67,11 +72,21 @@ def call_in_fork(call: Callable[[], Result]) -> Result:
         if data is not None and os.WIFSIGNALED(status):
             how = signal.Signals(os.WTERMSIG(status)).name
             raise ForkedCallError(f"its process was ended by {how}")
-        raise ForkUnavailableError("the child ended without an answer")
+        what = f"used no CPU time for {STUCK_S:g} s" if data is None else "ended without an answer"
+        raise ForkUnavailableError(f"the child {what}")
     succeeded, found = json.loads(data)
     if not succeeded:
         raise ForkedCallError(found)
     return found  # type: ignore[no-any-return]
+
+
+def fork_hazard() -> str:
+    """Returns why this process should not be forked; empty if nothing is known."""
+    for name in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            if name.read_text().strip() == GRPC_THREAD:
+                return "gRPC is in use here"
+    return ""
 
 
 def _answer(call: Callable[[], Any], writer: int) -> None:

@@ -131,9 +131,10 @@ def publish(
             say(f"capturing {name}")
             if isinstance(model, Pipeline):
                 stage_pipeline(model, examples, folder, about)
+            elif isinstance(model, type):
+                stage_python_model(model, examples, folder, about, options)
             else:
-                stage = stage_python_model if isinstance(model, type) else _stage_network
-                stage(model, examples, folder, about, options)
+                _stage_network(model, examples, folder, about, options, say)
             version = importer.run(say)
     _tell_result(version, progress)
     return version
@@ -179,7 +180,12 @@ def _about(name: str, to: str | os.PathLike[str], options: PublishOptions) -> di
 
 
 def _stage_network(
-    model: Any, examples: Any, folder: Path, about: Mapping[str, Any], options: PublishOptions
+    model: Any,
+    examples: Any,
+    folder: Path,
+    about: Mapping[str, Any],
+    options: PublishOptions,
+    say: Callable[[str], None],
 ) -> None:
     """Captures a module or a function, and writes the request."""
     from flambeau.publishing.capture import capture
@@ -195,6 +201,7 @@ def _stage_network(
         labels=options.get("labels"),
         max_batch_size=options.get("max_batch_size", DEFAULT_MAX_BATCH_SIZE),
         script=wanted != "auto" and "torchscript" in wanted,
+        say=say,
     )
     inputs, outputs = zip(*captured.rows, strict=True)
     request = {

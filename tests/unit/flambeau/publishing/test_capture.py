@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -61,6 +63,35 @@ def test_a_module_is_captured_with_its_outputs(tmp_path: Path) -> None:
     np.testing.assert_allclose(served.numpy(), right[:7], atol=1e-5)
     assert found.signature.outputs[0].shape == (-1, 4)
     assert model.training, "the caller's module stays as it was"
+
+
+def test_beside_grpc_a_model_is_captured_without_a_fork_and_that_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.start()  # its threads would crash some of the children
+    try:
+        found = captured(linear(), torch.randn(4, 8), tmp_path, say=said.append)
+    finally:
+        server.stop(None).wait()
+
+    assert list(found.files) == ["pt2"]
+    (line,) = said
+    assert line.startswith("exporting in this process")
+    assert line.endswith("gRPC is in use here")
+
+
+def test_tracing_in_place_of_compiling_is_told_with_the_reason(tmp_path: Path) -> None:
+    class Varied(nn.Module):
+        def forward(self, x: Tensor, *, scale: Any = (lambda y: 2 * y)) -> Tensor:
+            return scale(x)
+
+    said: list[str] = []
+    found = captured(
+        Varied().eval(), {"x": torch.randn(4, 8)}, tmp_path, script=True, say=said.append
+    )
+
+    assert "torchscript" in found.files
+    assert any(line.startswith("tracing the model for TorchScript") for line in said), said
 
 
 def test_outputs_of_a_dictionary_have_its_names_and_lengths_vary(tmp_path: Path) -> None:
