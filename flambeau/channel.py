@@ -123,6 +123,8 @@ def open_async_channel(target: str, options: Options, tls: Tls | None) -> grpc.a
 
 
 def _check_target(target: str) -> None:
+    if not isinstance(target, str) or not target.isprintable():
+        raise AddressError(f"the address is {target!r}; {GRPC_ADDRESS}")
     if URL.match(target):
         raise AddressError(f"the address '{target}' is a URL; {GRPC_ADDRESS}")
     if not NAMED_BY_SCHEME.match(target) and not WITH_PORT.fullmatch(target):
@@ -143,9 +145,10 @@ def channel_options(
         ValueError: the limit is not positive, or exceeds the largest possible message; the number
             of retries is invalid.
     """
-    if not 0 < max_message_bytes <= LARGEST_MESSAGE_BYTES:
+    is_whole = isinstance(max_message_bytes, int)
+    if not is_whole or not 0 < max_message_bytes <= LARGEST_MESSAGE_BYTES:
         raise ValueError(
-            f"max_message_bytes is {max_message_bytes}; give 1 to {LARGEST_MESSAGE_BYTES}"
+            f"max_message_bytes is {max_message_bytes!r}; give 1 to {LARGEST_MESSAGE_BYTES}"
         )
     policy = {**RETRY_POLICY, "maxAttempts": check_retries(retries) + 1}
     service_config = {"methodConfig": [{"name": [{"service": service}], "retryPolicy": policy}]}
@@ -191,6 +194,8 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
     Raises:
         ValueError: the token has characters that a header cannot contain.
     """
+    if not isinstance(token, str):
+        raise ValueError(f"the token is a {type(token).__name__}; give text")
     if token and not (token.isascii() and token.isprintable() and " " not in token):
         raise ValueError("the token has blanks or characters that no header can carry")
     return (("authorization", f"Bearer {token}"),) if token else ()

@@ -21,7 +21,7 @@ from flambeau.calling.attempts import check_timeout_s
 from flambeau.calling.connection import AsyncServiceConnection, ServiceConnection
 from flambeau.channel import Messages, moment
 from flambeau.protocol.messages import jobs as pb
-from flambeau.wire import Array, Call, InferOptions, infer_call, read_outputs
+from flambeau.wire import Array, Call, InferOptions, infer_call, read_outputs, text
 
 SERVICE = "flambeau.v1.JobService"
 OVER = frozenset({"done", "failed", "cancelled", "expired"})
@@ -198,7 +198,9 @@ def _submit_call(
     if timeout_s is not None:
         request.parameters["timeout"].int64_param = int(check_timeout_s(timeout_s) * 1e6)
     message = pb.SubmitJobRequest(
-        request=request, idempotency_key=idempotency_key or uuid.uuid4().hex, webhook=webhook
+        request=request,
+        idempotency_key=text("idempotency_key", idempotency_key) or uuid.uuid4().hex,
+        webhook=text("webhook", webhook),
     )
     return Call(
         method="SubmitJob",
@@ -208,17 +210,19 @@ def _submit_call(
 
 
 def _get_call(job_id: str, wait_s: float) -> Call[Job]:
-    request = pb.GetJobRequest(id=job_id)
+    request = pb.GetJobRequest(id=text("job_id", job_id))
     request.wait.FromMicroseconds(int(wait_s * 1e6))
     return Call(method="GetJob", request=request, read=_job)
 
 
 def _cancel_call(job_id: str) -> Call[Job]:
-    return Call(method="CancelJob", request=pb.CancelJobRequest(id=job_id), read=_job)
+    return Call(
+        method="CancelJob", request=pb.CancelJobRequest(id=text("job_id", job_id)), read=_job
+    )
 
 
 def _list_call(model: str) -> Call[list[Job]]:
-    request = pb.ListJobsRequest(model_name=model)
+    request = pb.ListJobsRequest(model_name=text("model", model))
     return Call(method="ListJobs", request=request, read=lambda reply: list(map(_job, reply.jobs)))
 
 

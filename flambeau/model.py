@@ -22,7 +22,7 @@ from flambeau.calling.input_values import Inputs, Value, as_arrays, placed
 from flambeau.errors import InvalidRequestError
 from flambeau.protocol.signature import Signature, SignatureError
 from flambeau.protocol.tensors import bf16_numbers
-from flambeau.wire import Array, CallOptions, ModelOptions, single_or_all, tensor_datatype
+from flambeau.wire import Array, CallOptions, ModelOptions, names, single_or_all, tensor_datatype
 
 if TYPE_CHECKING:
     from flambeau.calling.row_map import RowMap
@@ -86,7 +86,7 @@ class CheckedModel:
                     for name, array in arrays.items()
                 }
             )
-            self.signature.check_outputs(outputs)
+            self.signature.check_outputs(tuple(names("outputs", outputs)))
         except (InvalidRequestError, SignatureError) as error:
             raise InvalidRequestError(f"{self._title}: {error}") from error
         return arrays

@@ -75,13 +75,13 @@ def ready_call(model: str | None, version: str) -> Call[bool]:
     """Builds the call that asks if a model or, without a model, the server is ready."""
     if model is None:
         return Call(method="ServerReady", request=pb.ServerReadyRequest(), read=_ready)
-    request = pb.ModelReadyRequest(name=model, version=version)
+    request = pb.ModelReadyRequest(name=text("model", model), version=text("version", version))
     return Call(method="ModelReady", request=request, read=_ready)
 
 
 def metadata_call(model: str, version: str) -> Call[ModelMetadata]:
     """Builds the call for the metadata of a model."""
-    request = pb.ModelMetadataRequest(name=model, version=version)
+    request = pb.ModelMetadataRequest(name=text("model", model), version=text("version", version))
     return Call(method="ModelMetadata", request=request, read=from_message)
 
 
@@ -99,21 +99,70 @@ def infer_call(
     """Builds the call of an inference; the arguments are those of `Client.infer`.
 
     Raises:
-        InvalidRequestError: the protocol cannot represent the type of an array; the accuracy is
-            unknown, or is given with an artifact.
+        InvalidRequestError: an argument has a wrong type; the protocol cannot represent the type of
+            an array; the accuracy is unknown, or is given with an artifact.
     """
-    request = pb.ModelInferRequest(model_name=model, model_version=version, id=request_id)
-    _prefer(request, artifact, accuracy)
+    request = pb.ModelInferRequest(
+        model_name=text("model", model),
+        model_version=text("version", version),
+        id=text("request_id", request_id),
+    )
+    _prefer(request, text("artifact", artifact), text("accuracy", accuracy))
+    if not isinstance(inputs, Mapping):
+        raise InvalidRequestError(
+            f"inputs is a {type(inputs).__name__}; give arrays by input name, {{name: array}}"
+        )
+    bf16 = names("bf16", bf16)
     for name, array in inputs.items():
+        text("the name of an input", name)
         datatype = tensor_datatype(name, array, bf16)
         request.inputs.add(name=name, datatype=datatype, shape=array.shape)
         try:
             request.raw_input_contents.append(encode_raw(datatype, array))
         except TensorError as error:
             raise InvalidRequestError(f"input '{name}': {error}") from error
-    for name in outputs:
+    for name in names("outputs", outputs):
         request.outputs.add(name=name)
     return Call(method="ModelInfer", request=request, read=read_outputs)
+
+
+def text(name: str, value: object) -> str:
+    """Returns an argument that must be text that UTF-8 can hold.
+
+    Args:
+        name: its name, for messages.
+        value: its value.
+
+    Raises:
+        InvalidRequestError: it is not.
+    """
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{name} is {value!r}; give text (str)")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"{name} is {value!r}, which UTF-8 cannot hold; give text without half surrogates"
+            ) from error
+    return value
+
+
+def names(name: str, value: object) -> Collection[str]:
+    """Returns an argument that must be a collection of texts.
+
+    Args:
+        name: its name, for messages.
+        value: its value.
+
+    Raises:
+        InvalidRequestError: it is not.
+    """
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise InvalidRequestError(f"{name} is {value!r}; give a list of names, such as ['{value}']")
+    for one in value:
+        text(f"a name in {name}", one)
+    return value
 
 
 def _prefer(request: pb.ModelInferRequest, artifact: str, accuracy: str) -> None:

@@ -14,6 +14,7 @@ Rules:
 import math
 import random
 import time
+from numbers import Real
 
 from flambeau.errors import OverloadedError
 
@@ -29,10 +30,10 @@ def check_timeout_s(timeout_s: float) -> float:
     """Returns the timeout in seconds if it is a valid deadline.
 
     Raises:
-        ValueError: it is not positive, or not finite.
+        ValueError: it is no number, not positive, or not finite.
     """
-    if not 0 < timeout_s < math.inf:
-        raise ValueError(f"timeout_s is {timeout_s}; give a positive number of seconds")
+    if not isinstance(timeout_s, Real) or not 0 < timeout_s < math.inf:
+        raise ValueError(f"timeout_s is {timeout_s!r}; give a positive number of seconds")
     return timeout_s
 
 
@@ -40,10 +41,10 @@ def check_retries(retries: int) -> int:
     """Returns the number of retries if it is valid.
 
     Raises:
-        ValueError: it is negative, or above `MAX_RETRIES`.
+        ValueError: it is no whole number, negative, or above `MAX_RETRIES`.
     """
-    if not 0 <= retries <= MAX_RETRIES:
-        raise ValueError(f"retries is {retries}; give 0 to {MAX_RETRIES}")
+    if not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES:
+        raise ValueError(f"retries is {retries!r}; give 0 to {MAX_RETRIES}")
     return retries
 
 

@@ -121,6 +121,30 @@ BatchAxes = Annotated[
     ),
 ]
 Alias = Annotated[str, typer.Option(help="Alias that moves to the version; empty for none.")]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--labels",
+        metavar="[OUTPUT=]A,B,C",
+        help="Names of the classes of an output, or of the only one; or a file with one a line, "
+        "@labels.txt; may be repeated.",
+        show_default="those of the files",
+    ),
+]
+Metadata = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE", help="Text that is stored with the version; may be repeated."
+    ),
+]
+BumpOf = Annotated[
+    Literal["major", "minor", "patch"] | None,
+    typer.Option(
+        "--bump",
+        help="Required change of the semantic version.",
+        show_default="the smallest that is right",
+    ),
+]
 SignWith = Annotated[
     str, typer.Option(metavar="KEY", help="Private key that signs the version, or its PEM file.")
 ]
@@ -143,6 +167,9 @@ def import_(
     dynamic: Dynamic = "",
     batch_axis: BatchAxes = None,
     alias: Alias = "production",
+    labels: Labels = None,
+    metadata: Metadata = None,
+    bump: BumpOf = None,
     store: StoreUrl = DEFAULT_STORE,
     sign_with: SignWith = "",
     keys: KeysFolder = "",
@@ -172,6 +199,9 @@ def import_(
         "dynamic": _sizes(dynamic),
         "batch_axes": read_batch_axes(batch_axis or []),
         "alias": alias or None,
+        "labels": _labels(labels or []),
+        "metadata": _metadata(metadata or []),
+        "bump": bump,
     }
     found = _import(wanted, sign_with, keys, shown=not as_json)
     if as_json:
@@ -361,6 +391,50 @@ def _gates(texts: Sequence[str]) -> Any:
     if for_all and by_output:
         raise typer.BadParameter("name an output in all gates, or in none", param_hint="--gate")
     return by_output or for_all or None
+
+
+def _labels(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns the names of classes by output; `""` stands for the only output."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        output, _, listed = text.rpartition("=") if not text.startswith("@") else ("", "", text)
+        try:
+            names = (
+                Path(listed[1:]).read_text(encoding="utf-8").splitlines()
+                if listed.startswith("@")
+                else listed.split(",")
+            )
+        except (OSError, UnicodeError) as error:
+            raise typer.BadParameter(
+                f"cannot read {listed[1:]} ({error}); give a file with one name a line",
+                param_hint="--labels",
+            ) from error
+        found[output] = tuple(name.strip() for name in names)
+        if output in found and "" in found[output]:
+            raise typer.BadParameter(
+                f"'{text}' has an empty name; write [OUTPUT=]cat,dog", param_hint="--labels"
+            )
+    return found
+
+
+def _metadata(texts: Sequence[str]) -> dict[str, str]:
+    """Returns the texts of a version by key, after checking them."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from model_store.manifest import Metadata as Checked
+
+    found: dict[str, str] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        try:
+            found |= TypeAdapter(Checked).validate_python({key: value} if separator and key else 0)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise typer.BadParameter(
+                f"'{text}' is not KEY=VALUE, such as team=vision ({reason})",
+                param_hint="--metadata",
+            ) from error
+    return found
 
 
 def _say(text: str) -> None:

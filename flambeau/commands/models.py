@@ -29,7 +29,9 @@ from flambeau.commands.text.model import (
     ModelSummary,
     history_lines,
     list_lines,
+    own_steps,
     show_lines,
+    without_steps,
 )
 from flambeau.commands.text.tables import columns
 from model_store.errors import SignatureMismatchError, StoreError
@@ -50,11 +52,19 @@ Alias = Annotated[str, typer.Option(metavar="NAME", help="The alias to move.")]
 Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded in the history.")]
 
 
+WithSteps = Annotated[
+    bool, typer.Option("--all", help="List the models of pipelines' own steps, too.")
+]
+
+
 @models_app.command("list")
 @failing_with(STORE_FAILURES)
-def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> None:
+def list_models(
+    with_steps: WithSteps = False, store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False
+) -> None:
     """List the models, their production versions and the fastest artifacts.
 
+    Models that are code of a pipeline, PIPELINE.STEP, are listed with --all.
     An unreadable model is listed too, with the reason, and makes the exit code 1.
     """
     opened = existing_store(store)
@@ -63,6 +73,8 @@ def list_models(store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> Non
         for model, listing in opened.listing().items()
         if listing.versions or listing.unreadable
     ]
+    if not with_steps:
+        summaries = without_steps(summaries)
     if as_json:
         print_json([asdict(summary) for summary in summaries])
     elif summaries:
@@ -214,6 +226,7 @@ def _summary(store: "ModelStore", model: str, listing: "ModelListing") -> ModelS
             aliases=aliases,
             version_shown=manifest.version,
             semver_shown=manifest.semver,
+            own_steps=own_steps(manifest),
         )
     best = manifest.artifacts_by_speed()[0]
     proof = best.verification

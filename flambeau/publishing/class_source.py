@@ -4,15 +4,16 @@ In: a class, from a script, a module or a cell of a notebook. Out: Python source
 the imports, constants, functions and classes that it uses.
 
 Rules: names are followed from the class through the caller's own modules; what is installed
-(packages, the standard library) is imported; what cannot be written as source, such as an open
-file or an array, is refused with its name. Type hints are not evaluated there, so a name that only
-hints use may be missing. The caller's program is not executed again, so it needs
-no `if __name__ == "__main__"`.
+(packages, the standard library) is imported; numbers and arrays of NumPy are written exactly; what
+cannot be written as source, such as an open file, is refused with its name. Type hints are not
+evaluated there, so a name that only hints use may be missing. The caller's program is not executed
+again, so it needs no `if __name__ == "__main__"`.
 """
 
 import ast
 import builtins
 import linecache
+import math
 import sys
 import sysconfig
 import textwrap
@@ -20,13 +21,18 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+
 from flambeau.publishing.errors import CaptureError
 
 MAX_DEFINITIONS = 200
 """Limit on the functions, classes and constants of one file."""
 MAX_CONSTANT_CHARACTERS = 10_000
 _INSTALLED = ("site-packages", "dist-packages")
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_PLAIN = (type(None), bool, int, str, bytes)
+_NUMPY = "numpy.frombuffer("
+_PORTABLE = "biufcSUmM"
+"""Kinds of NumPy's types whose bytes are the values, on every machine."""
 
 
 def class_source(definition: type | FunctionType) -> str:
@@ -81,8 +87,11 @@ class _Collected:
             self._add_module(name, value, user)
         elif isinstance(value, type | FunctionType):
             self._add_definition(name, value)
-        elif _is_plain(value):
-            self.parts[name] = f"{name} = {_text(name, value)}\n"
+        elif (text := _literal(value)) is not None:
+            _check_length(name, text)
+            if _NUMPY in text:
+                self.imports.append("import numpy")
+            self.parts[name] = f"{name} = {text}\n"
         else:
             self._add_imported(name, value, user)
 
@@ -211,19 +220,43 @@ def _names(tree: ast.AST) -> tuple[list[str], list[str]]:
     return list(used), [name for name in hinted if name not in used]
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list | set | frozenset):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    return isinstance(value, _PLAIN)
+def _literal(value: Any) -> str | None:
+    """Returns an expression that gives exactly this value; None if there is none."""
+    kind = type(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return _array_literal(np.asarray(value), isinstance(value, np.generic))
+    if kind in _PLAIN:
+        return repr(value)
+    if kind is float:
+        return repr(value) if math.isfinite(value) else f"float('{value}')"
+    if kind is complex:
+        return f"complex({_literal(value.real)}, {_literal(value.imag)})"
+    if kind is dict:
+        parts = [(_literal(key), _literal(item)) for key, item in value.items()]
+        if any(None in pair for pair in parts):
+            return None
+        return "{" + ", ".join(f"{key}: {item}" for key, item in parts) + "}"
+    if kind not in (tuple, list, set, frozenset):
+        return None
+    items = [_literal(item) for item in value]
+    if None in items:
+        return None
+    joined = ", ".join(map(str, items))
+    if kind is list:
+        return f"[{joined}]"
+    return f"({joined},)" if items and kind is tuple else f"{kind.__name__}([{joined}])"
 
 
-def _text(name: str, value: Any) -> str:
-    text = repr(value)
+def _array_literal(array: Any, is_scalar: bool) -> str | None:
+    if array.dtype.kind not in _PORTABLE or array.dtype.char in "gG":  # long doubles
+        return None
+    data = f"{_NUMPY}bytes.fromhex('{array.tobytes().hex()}'), {array.dtype.str!r})"
+    return f"{data}[0]" if is_scalar else f"{data}.reshape({array.shape}).copy()"
+
+
+def _check_length(name: str, text: str) -> None:
     if len(text) > MAX_CONSTANT_CHARACTERS:
         raise CaptureError(
             f"the constant '{name}' has {len(text):,} characters of source; put it into a file, "
             "and give that in files"
         )
-    return text

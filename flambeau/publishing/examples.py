@@ -8,6 +8,7 @@ them, unless it is the batch. Arguments that have a default may be left out.
 """
 
 import inspect
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,6 +154,11 @@ def read_examples(
         ExampleError: a value is no array, has no rows, or contradicts another.
     """
     several = isinstance(given, list) and bool(given) and isinstance(given[0], Mapping)
+    for one in given if several else ():
+        if not isinstance(one, Mapping):
+            raise ExampleError(
+                f"examples has {reprlib.repr(one)} among mappings; give mappings alone"
+            )
     parts = [_ordered(call, one) for one in (given if several else [given])]
     first, others = parts[0], parts[1:]
     for other in others:
@@ -236,12 +242,14 @@ def _tensor(name: str, value: Any) -> Tensor:
     else:
         try:
             array = np.asarray(value)
-            datatype_of(array)
+            if datatype_of(array) == "BYTES":
+                raise TensorError("text, or objects")
             tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]).copy())
         except (TensorError, TypeError, ValueError) as error:
             raise ExampleError(
-                f"examples['{name}'] is a {type(value).__name__} that is no array of numbers "
-                f"({error}); give a NumPy array or a tensor, such as float32 [rows, ...]"
+                f"examples['{name}'] is {reprlib.repr(value)}, a {type(value).__name__} that is no "
+                f"array of numbers ({error}); give a NumPy array or a tensor, such as float32 "
+                "[rows, ...]"
             ) from error
         if array.dtype == np.float64 and not isinstance(value, np.ndarray):
             tensor = tensor.float()  # numbers of Python have no precision of their own

@@ -19,6 +19,7 @@
 The rules of graphs are in docs/guides/pipelines.md; our process checks them.
 """
 
+import ast
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +31,12 @@ from typing import Any
 from flambeau.publishing.class_source import class_source
 from flambeau.publishing.errors import ExampleError, PublishError
 from flambeau.publishing.python_files import (
-    SOURCE,
     copy_files,
     example_arrays,
     kept_args,
 )
 from flambeau.publishing.staged_files import FILES
 from flambeau.publishing.staging import write_request
-
-FUNCTION_CLASS = "FunctionStep"
-"""Class of a Python model that is written as a function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +114,16 @@ class Step:
         assert isinstance(self.model, type | FunctionType)
         source, class_name = class_source(self.model), self.model.__name__
         if isinstance(self.model, FunctionType):
-            source += f"\n\nclass {FUNCTION_CLASS}:\n    infer = staticmethod({class_name})\n"
-            class_name = FUNCTION_CLASS
-        (own / SOURCE).write_text(source, encoding="utf-8")
+            function = class_name
+            nodes = ast.walk(ast.parse(source))
+            if any(isinstance(node, ast.Name) and node.id == function for node in nodes):
+                class_name += "_step"  # it calls itself by its name
+            source += f"\n\nclass {class_name}:\n    infer = staticmethod({function})\n"
+        file = f"{class_name}.py"
+        (own / file).write_text(source, encoding="utf-8")
         files = copy_files(self.files, own / FILES)
         return {
-            "python": f"{own.name}/{SOURCE}:{class_name}",
+            "python": f"{own.name}/{file}:{class_name}",
             "args": kept_args(self.args),
             "files": [f"{own.name}/{FILES}/{name}" for name in files],
         }

@@ -2,12 +2,13 @@
 
 import json
 import os
+import reprlib
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flambeau.protocol.tensors import Array, TensorError, datatype_of
+from flambeau.protocol.tensors import Array, TensorError, datatype_of, encode_bytes_elements
 from flambeau.publishing.class_source import class_source
 from flambeau.publishing.errors import CaptureError, ExampleError
 from flambeau.publishing.staged_files import FILES
@@ -103,18 +104,23 @@ def example_arrays(given: Any) -> dict[str, Array]:
 
     if not isinstance(given, Mapping) or not given:
         raise ExampleError(
-            f"examples are a {type(given).__name__}; give arrays by input name, as in "
-            '{"text": ["one row", "another"]}'
+            f"examples is {reprlib.repr(given)}, a {type(given).__name__}; give arrays by input "
+            'name, as in {"text": ["one row", "another"]}'
         )
     arrays: dict[str, Array] = {}
     for name, value in given.items():
         check_room(name, value)
+        if isinstance(value, str | bytes):
+            raise ExampleError(
+                f"examples['{name}'] is {reprlib.repr(value)}, a text without rows; give a list "
+                f"with one for each row, such as [{reprlib.repr(value)}]"
+            )
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if array.dtype.kind in "SUO":
-            items = [value] if isinstance(value, str | bytes) else value
-            array = np.array(items, object)
+            array = np.array(value, object)
         try:
-            datatype_of(array)
+            if datatype_of(array) == "BYTES":
+                encode_bytes_elements(array)
         except TensorError as error:
             raise ExampleError(f"examples['{name}']: {error}") from error
         arrays[str(name)] = array

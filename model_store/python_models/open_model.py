@@ -61,7 +61,7 @@ class OpenModel:
         device: str,
         open_network: Callable[[Path], Network],
     ) -> None:
-        self._folder, self._name = file.parent, described.name
+        self._file, self._name = file, described.name
         self._loop: asyncio.AbstractEventLoop | None = None
         context = Context(
             files={entry.file: file.parent / entry.file for entry in described.files},
@@ -231,8 +231,13 @@ class OpenModel:
 
     def _place(self, error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename).parent == self._folder]
-        return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+        own = [frame for frame in frames if Path(frame.filename).parent == self._file.parent]
+        if not own:
+            return ""
+        # The class's file may be made of a program or a notebook: users know its functions alone.
+        path, last = Path(own[-1].filename), own[-1]
+        where = f"function {last.name}" if path == self._file else path.name
+        return f" ({where}, line {last.lineno})"
 
 
 _END = object()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from flambeau.client import Client
 from flambeau.errors import InvalidRequestError, ServerError
 from flambeau.protocol.messages import inference as pb
 from flambeau.protocol.tensors import DATATYPES, object_array
@@ -77,6 +78,46 @@ def test_arrays_of_an_answer_are_the_callers_own() -> None:
 def test_what_the_protocol_cannot_carry_is_refused(value: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=re.escape(message)):
         request_of(value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"accuracy": 5}, "accuracy is 5; give text (str)"),
+        (
+            {"artifact": "a\udc80"},
+            r"artifact is 'a\udc80', which UTF-8 cannot hold",
+        ),
+        ({"version": 3}, "version is 3; give text (str)"),
+        ({"request_id": b"a"}, "request_id is b'a'; give text (str)"),
+        ({"model": None}, "model is None; give text (str)"),
+        ({"outputs": "logits"}, "outputs is 'logits'; give a list of names, such as ['logits']"),
+        ({"outputs": [5]}, "a name in outputs is 5; give text (str)"),
+        ({"bf16": 5}, "bf16 is 5; give a list of names"),
+        ({"inputs": "x"}, "inputs is a str; give arrays by input name"),
+        ({"inputs": {5: np.zeros(1)}}, "the name of an input is 5; give text (str)"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_refused_in_words(argument: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        infer_call(**{"model": "m", "inputs": {}, **argument})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("127.0.0.1:1", {"timeout_s": "5"}), "timeout_s is '5'; give a positive number"),
+        (("127.0.0.1:1", {"retries": 1.5}), "retries is 1.5; give 0 to 20"),
+        (("127.0.0.1:1", {"max_message_bytes": "1"}), "max_message_bytes is '1'; give 1 to"),
+        (("127.0.0.1:1", {"token": 5}), "the token is a int; give text"),
+        ((5, {}), "the address is 5; give HOST:PORT"),
+        (("a\udc80:1", {}), r"the address is 'a\udc80:1'; give HOST:PORT"),
+    ],
+)
+def test_settings_of_a_client_of_a_wrong_type_are_refused(arguments: Any, message: str) -> None:
+    target, settings = arguments
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Client(target, **settings)
 
 
 def test_bf16_is_taken_as_bit_patterns_only() -> None:

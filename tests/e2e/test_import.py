@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from flambeau import Client
 from flambeau.cli import app
 from flambeau.protocol.tensors import Array
+from model_store.store import ModelStore
 from tests.e2e.rest_calls import Reply, infer, tensor
 from tests.fixtures.redis_servers import until_true
 from tests.fixtures.servers import ServerProcess, running_server
@@ -110,6 +111,9 @@ def test_limits_of_a_program_hold_for_every_artifact(server: ServerProcess) -> N
             ["--artifacts", "onx"],
             "for --artifacts: no artifact is named 'onx' (did you mean 'onnx'",
         ),
+        (["--labels", "@absent.txt"], "cannot read absent.txt"),
+        (["--labels", "y=cat,,dog"], "'y=cat,,dog' has an empty name; write [OUTPUT=]cat,dog"),
+        (["--metadata", "team"], "'team' is not KEY=VALUE, such as team=vision"),
         (["--dynamic", "{x: [1, 2]}"], "is not {INPUT: {AXIS: [SMALLEST, LARGEST]}}"),
         (["--dynamic", "{x: {1: [9, 2]}}"], "or {image: {2: [16, 16]}} for one size"),
     ],
@@ -118,6 +122,26 @@ def test_options_are_checked_before_the_file(words: list[str], message: str) -> 
     code, text = run_import("net.onnx", *words)
     assert code == 2
     assert message in " ".join(text.replace("│", " ").split())
+
+
+def test_labels_metadata_and_a_bump_are_kept(tmp_path: Path) -> None:
+    net, store = write_script(tmp_path / "net.pt", nn.Linear(3, 2)), tmp_path / "store"
+    np.savez(tmp_path / "rows.npz", input=np.ones((4, 3), np.float32))
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    command = (net, "--examples", tmp_path / "rows.npz", "--artifacts", "torchscript")
+    command = (*command, "--store", store, "--labels", f"@{tmp_path}/labels.txt")
+
+    code, text = run_import(*command, "--metadata", "team=vision", "--metadata", "run=7")
+    assert code == 0, text
+    code, text = run_import(*command, "--bump", "major")
+    assert code == 0, text
+
+    first, second = (ModelStore(str(store)).manifest("net", version) for version in (1, 2))
+    assert list(first.signature.labels.values()) == [("cat", "dog")]
+    assert first.metadata == {"team": "vision", "run": "7"}
+    assert (first.semver, second.semver) == ("1.0.0", "2.0.0")
+    code, text = run_import(*command, "--labels", "nothing=a,b")
+    assert (code, "--labels: " in text) == (2, True), text
 
 
 def test_a_batch_axis_is_for_a_file() -> None:

@@ -101,7 +101,7 @@ def test_a_fault_is_one_line_and_the_log_has_the_traceback(server: ServerProcess
     assert reply.status == 500
     assert reply.error() == (
         "model 'words' version 1 failed on this input: Model.infer_one raised KeyError: "
-        "'exploded' (model.py, line 11)"
+        "'exploded' (function infer_one, line 11)"
     )
     line = server.wait_for_log(message="backend failed", request_id="boom")
     assert """return {}["exploded"]""" in str(line["exception"])

@@ -3,12 +3,17 @@
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array
 from model_store.manifest import PythonProcess, check_name
+from model_store.semver.semver import Bump
 from model_store.store import ModelStore, Sign
 from training.errors import DataError, RecipeError
 from training.importing.derived_entries import Wish
@@ -58,6 +63,10 @@ class FileImport:
     batch_axes: Mapping[str, int | None] = field(default_factory=dict)
     """Batch axis of inputs where the file cannot tell it; None for an input without a batch."""
     alias: str | None = None
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of classes by output; the name `""` stands for the only output."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    bump: Bump | None = None
 
 
 def import_files(
@@ -97,6 +106,7 @@ def import_files(
         for original in originals:
             for note in original.notes:
                 say(f"note: {note}")
+            original = _labelled(original, wanted.labels)
             with tempfile.TemporaryDirectory(prefix="version-", dir=staging) as version:
                 yield import_model(
                     [original],
@@ -127,7 +137,17 @@ def _pipeline(
         raise DataError(
             f"{source} needs example inputs, which its steps run on; give --examples rows.npz"
         )
-    options = PublicationOptions(gates=wanted.gates, sign=sign, source=source)
+    if wanted.labels:
+        raise RecipeError(
+            "--labels is for outputs of networks, and a pipeline has those of its steps"
+        )
+    options = PublicationOptions(
+        gates=wanted.gates,
+        sign=sign,
+        source=source,
+        metadata=wanted.metadata,
+        bump=wanted.bump,
+    )
     store = ModelStore(wanted.store)
     return import_pipeline(
         graph,
@@ -250,4 +270,27 @@ def _request(wanted: FileImport, original: Original) -> ImportRequest:
         artifacts=wanted.artifacts if wanted.artifacts == "auto" else tuple(wanted.artifacts),
         gates=wanted.gates,
         alias=wanted.alias,
+        metadata=dict(wanted.metadata),
+        bump=wanted.bump,
     )
+
+
+def _labelled(original: Original, labels: Mapping[str, tuple[str, ...]]) -> Original:
+    """Returns the model with names of classes.
+
+    Raises:
+        RecipeError: an output is unknown, or has another number of classes.
+    """
+    if not labels:
+        return original
+    outputs = [spec.name for spec in original.signature.outputs]
+    if "" in labels and len(outputs) > 1:
+        raise RecipeError(
+            f"--labels names no output, and there are {', '.join(outputs)}; write OUTPUT=A,B,C"
+        )
+    by_output = {output or outputs[0]: names for output, names in labels.items()}
+    fields = original.signature.model_dump() | {"labels": original.signature.labels | by_output}
+    try:
+        return replace(original, signature=Signature.model_validate(fields))
+    except ValidationError as error:
+        raise RecipeError(f"--labels: {explain(error, Signature)}") from error

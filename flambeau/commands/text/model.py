@@ -49,8 +49,24 @@ class ModelSummary:
     metric: str | None = None
     """Metric of its task, such as `accuracy` or `rmse`."""
     metric_value: float | None = None
+    own_steps: Sequence[str] = ()
+    """Of a pipeline: the models that are code of its own, `PIPELINE.STEP`."""
     error: str | None = None
     """Reason if a manifest or a pointer cannot be read."""
+
+
+def own_steps(manifest: "Manifest") -> list[str]:
+    """Returns the models of a pipeline's own steps, which were published with it."""
+    if manifest.pipeline is None:
+        return []
+    parts = [(step.name, step.part.model) for step in manifest.pipeline.graph.steps]
+    return [model for step, model in parts if model == f"{manifest.model}.{step}"]
+
+
+def without_steps(summaries: Sequence[ModelSummary]) -> list[ModelSummary]:
+    """Returns the models that are no own steps of a pipeline among them, and have no alias."""
+    steps = {model for summary in summaries for model in summary.own_steps}
+    return [one for one in summaries if one.model not in steps or one.aliases or one.error]
 
 
 def list_lines(summaries: Sequence[ModelSummary]) -> list[str]:

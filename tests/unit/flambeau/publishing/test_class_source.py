@@ -3,6 +3,7 @@
 import math as maths
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from flambeau.publishing.class_source import class_source
 from flambeau.publishing.errors import CaptureError
 
 OFFSET = {"a": 3}
-TABLE = np.arange(3)
+TABLE = np.array([[0.1, np.nan], [-np.inf, 3]], np.float32)
+KNOWN = {"scale": np.float32(0.1), "rows": (TABLE[1], float("inf")), "one": (1,), "no": set()}
+LOCK = threading.Lock()
 
 
 def shifted(value: float) -> int:
@@ -50,12 +53,20 @@ class Hinted:
         return {"y": scores}
 
 
-class UsingAnArray:
+class UsingArrays:
+    """Uses constants of NumPy."""
+
+    def infer(self, inputs: dict[str, Any]) -> Any:
+        """Returns the constants."""
+        return TABLE, KNOWN
+
+
+class UsingALock:
     """Uses a value that has no source."""
 
     def infer(self, inputs: dict[str, Any]) -> Any:
-        """Returns the table."""
-        return TABLE
+        """Returns the lock."""
+        return LOCK
 
 
 def test_the_source_runs_alone() -> None:
@@ -88,8 +99,21 @@ def test_functions_that_are_not_of_the_top_level_are_refused() -> None:
 
 
 def test_a_value_without_source_is_named() -> None:
-    with pytest.raises(CaptureError, match="'UsingAnArray' uses 'TABLE', a ndarray"):
-        class_source(UsingAnArray)
+    with pytest.raises(CaptureError, match="'UsingALock' uses 'LOCK', a lock"):
+        class_source(UsingALock)
+
+
+def test_constants_of_numpy_are_written_exactly() -> None:
+    scope: dict[str, Any] = {}
+    exec(class_source(UsingArrays), scope)
+    table, known = scope["UsingArrays"]().infer({})
+    assert (table.dtype, table.shape) == (TABLE.dtype, TABLE.shape)
+    assert table.tobytes() == TABLE.tobytes()
+    assert table.flags.writeable
+    assert type(known["scale"]) is np.float32
+    assert known["scale"] == np.float32(0.1)
+    assert known["rows"][0].tolist() == TABLE[1].tolist()
+    assert (known["rows"][1], known["one"], known["no"]) == (float("inf"), (1,), set())
 
 
 def test_a_class_of_a_script_needs_no_guard(tmp_path: Path) -> None:

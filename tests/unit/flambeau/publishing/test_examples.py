@@ -1,5 +1,6 @@
 """Example inputs as callers give them."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from flambeau.publishing.errors import ExampleError
 from flambeau.publishing.examples import by_dependence, read_examples
+from flambeau.publishing.python_files import example_arrays
 
 
 class Pair(nn.Module):
@@ -102,7 +104,7 @@ def test_arguments_that_are_left_out_are_told() -> None:
     [
         ({}, None, "examples is empty"),
         ((ROWS, ROWS, ROWS), None, "3 arrays and the model takes 2 (left, right)"),
-        ({"left": "text", "right": ROWS}, None, "examples['left'] is a str"),
+        ({"left": "text", "right": ROWS}, None, "examples['left'] is 'text', a str"),
         ({"left": np.ones((0, 3), np.float32), "right": ROWS}, None, "has no rows"),
         ([{"left": ROWS}, {"right": ROWS}], None, "different inputs"),
         ([{"left": ROWS}, {"left": ROWS.astype(int)}], None, "differ in more than size"),
@@ -136,3 +138,28 @@ def test_the_user_is_told_limits_that_examples_set_and_not_those_of_dynamic() ->
     (note,) = found.notes(found.sizes({"ids": 0, "image": 0}))
     assert note.startswith("axis 1 of input 'ids' may have 5 to 9")
     assert "dynamic={'ids': {1: (smallest, largest)}}" in note
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("abc", "examples['x'] is 'abc', a str that is no array of numbers (text, or objects)"),
+        ([{"x": [[1.0]]}, 5], "examples has 5 among mappings; give mappings alone"),
+    ],
+)
+def test_examples_that_are_no_arrays_are_refused_with_the_value(given: Any, message: str) -> None:
+    with pytest.raises(ExampleError, match=re.escape(message)):
+        read_examples(lambda x: x, given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("abc", "examples is 'abc', a str; give arrays by input name"),
+        ({"text": "abc"}, "examples['text'] is 'abc', a text without rows; give a list"),
+        ({"text": None}, "examples['text']: a BYTES element is a NoneType"),
+    ],
+)
+def test_examples_of_a_class_that_have_no_rows_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(ExampleError, match=re.escape(message)):
+        example_arrays(given)

@@ -193,8 +193,8 @@ def test_a_refusal_and_a_fault_are_told_apart_and_the_rest_goes_on(opens: Open) 
         backend.run(rows(10))
     assert len(str(long.value)) < 10_000
     faults = {
-        2: r"Model.infer_one raised KeyError: 2 \(model.py, line 9\)",
-        3: r"Model.infer_one raised SystemExit: 3 \(model.py, line 11\)",
+        2: r"Model.infer_one raised KeyError: 2 \(function infer_one, line 9\)",
+        3: r"Model.infer_one raised SystemExit: 3 \(function infer_one, line 11\)",
         4: "raised RecursionError: maximum recursion depth exceeded",
         5: "read-only; inputs must not be changed, so copy the array first",
     }
@@ -262,7 +262,7 @@ def test_rows_of_different_shapes_are_no_batch() -> None:
         ("class Model:\n def __init__(self, a): 1", "Model.__init__ raised TypeError"),
         (
             "class Model:\n def infer(self, i): 1\n def load(self, c): raise ValueError('no')",
-            r"Model.load raised ValueError: no \(model.py, line 3\)",
+            r"Model.load raised ValueError: no \(function load, line 3\)",
         ),
         (
             "class Model:\n def infer(self, i): 1\n def load(self, c): c.network('a.onnx')",

@@ -169,7 +169,7 @@ def test_a_generator_of_one_row_runs_alone(tmp_path: Path) -> None:
         ("out[:len(x)] = x; return out[:len(x)]", "changes after it was returned; return a new"),
         ("x /= 2; return x", "read-only; inputs must not be changed, so copy the array first"),
         ("raise ValueError('too long')", "it refuses the examples: too long"),
-        ("return {}['a']", r"Model.infer raised KeyError: 'a' \(model.py, line 7\)"),
+        ("return {}['a']", r"Model.infer raised KeyError: 'a' \(function infer, line 7\)"),
         ("import os; os._exit(3)", "cannot be published: its process ended with status 3"),
         ("import ctypes; ctypes.string_at(0)", "its process was ended by SIGSEGV"),
         ("import sys; sys.exit(2)", "Model.infer raised SystemExit: 2"),

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import flambeau
+from flambeau.cli import app
 from flambeau.publishing.errors import ExampleError, PublishError
 from flambeau.publishing.pipeline import stage_pipeline
 from model_store.errors import BadNameError, BumpTooSmallError, StorageError
@@ -128,6 +130,12 @@ def test_a_class_and_a_function_are_steps(store: ModelStore, tmp_path: Path) -> 
     own = store.manifest("reader.name", 1)
     assert own.artifacts[0].kind == "python"
     assert [spec.datatype for spec in own.signature.outputs] == ["BYTES"]
+    function = store.manifest("reader.triple", 1).artifacts[0].python
+    assert function is not None
+    assert function.name == "tripled"
+    listed = ["models", "list", "--store", store.url]
+    assert "reader." not in CliRunner().invoke(app, listed).output
+    assert "reader.triple " in CliRunner().invoke(app, [*listed, "--all"]).output
 
 
 def test_a_file_names_code_beside_it(store: ModelStore, tmp_path: Path) -> None:
