@@ -126,6 +126,7 @@ def test_list_as_json(run: Run, store: ModelStore, folder: Path) -> None:
             "accuracy": 0.989,
             "metric": "accuracy",
             "metric_value": 0.989,
+            "own_steps": [],
             "error": None,
         }
     ]
