@@ -14,7 +14,6 @@ Rules:
 import math
 import random
 import time
-from numbers import Real
 
 from flambeau.errors import OverloadedError
 
@@ -32,7 +31,7 @@ def check_timeout_s(timeout_s: float) -> float:
     Raises:
         ValueError: it is no number, not positive, or not finite.
     """
-    if not isinstance(timeout_s, Real) or not 0 < timeout_s < math.inf:
+    if not isinstance(timeout_s, float | int) or not 0 < timeout_s < math.inf:
         raise ValueError(f"timeout_s is {timeout_s!r}; give a positive number of seconds")
     return timeout_s
 
