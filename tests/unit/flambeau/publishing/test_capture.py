@@ -83,7 +83,8 @@ def test_beside_grpc_a_model_is_captured_without_a_fork_and_that_is_told(tmp_pat
 def test_tracing_in_place_of_compiling_is_told_with_the_reason(tmp_path: Path) -> None:
     class Varied(nn.Module):
         def forward(self, x: Tensor, *, scale: Any = (lambda y: 2 * y)) -> Tensor:
-            return torch.as_tensor(scale(x))
+            scaled: Tensor = scale(x)
+            return scaled
 
     said: list[str] = []
     found = captured(
