@@ -128,8 +128,8 @@ def test_labels_metadata_and_a_bump_are_kept(tmp_path: Path) -> None:
     net, store = write_script(tmp_path / "net.pt", nn.Linear(3, 2)), tmp_path / "store"
     np.savez(tmp_path / "rows.npz", input=np.ones((4, 3), np.float32))
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    command = (net, "--examples", tmp_path / "rows.npz", "--artifacts", "torchscript")
-    command = (*command, "--store", store, "--labels", f"@{tmp_path}/labels.txt")
+    command: tuple[str | Path, ...] = (net, "--examples", tmp_path / "rows.npz", "--store", store)
+    command += ("--artifacts", "torchscript", "--labels", f"@{tmp_path}/labels.txt")
 
     code, text = run_import(*command, "--metadata", "team=vision", "--metadata", "run=7")
     assert code == 0, text

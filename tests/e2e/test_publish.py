@@ -216,7 +216,8 @@ def test_targets_give_a_metric_and_metadata_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_renamed_input_is_told_as_what_breaks_callers(tmp_path: Path) -> None:
-    net, rows, said = nn.Linear(4, 3).eval(), torch.randn(8, 4), []
+    net, rows = nn.Linear(4, 3).eval(), torch.randn(8, 4)
+    said: list[str] = []
     for name in ("image", "picture"):
         version = flambeau.publish(
             net, {name: rows}, name="mine", to=tmp_path, artifacts=["onnx"], progress=said.append

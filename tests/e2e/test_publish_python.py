@@ -88,8 +88,8 @@ def test_each_request_gets_answers_of_its_own_shape(tmp_path: Path) -> None:
 def test_processes_that_a_class_leaves_behind_are_ended(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
-    rows, options = {"x": np.ones((4, 2), np.float32)}, {"args": {"marks": str(marks)}}
-    flambeau.publish(Forking, rows, name="f", to=tmp_path / "store", progress=False, **options)
+    rows, args = {"x": np.ones((4, 2), np.float32)}, {"marks": str(marks)}
+    flambeau.publish(Forking, rows, name="f", to=tmp_path / "store", progress=False, args=args)
     left = [int(mark.name) for mark in marks.iterdir()]
     assert len(left) >= 2
     assert [process for process in left if Path(f"/proc/{process}").exists()] == []
