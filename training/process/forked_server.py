@@ -13,9 +13,10 @@ import json
 import os
 import signal
 import socket
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from multiprocessing import util
+from multiprocessing import resource_tracker, util
 from typing import NoReturn
 
 COMMAND_BYTES = 2**16
@@ -39,6 +40,7 @@ class ServerFork:
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Has multiprocessing use the fork where it would start an interpreter, in the block."""
+        resource_tracker.ensure_running()  # an interpreter, too
         before = util.spawnv_passfds
 
         def spawn(_: object, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
@@ -68,5 +70,7 @@ def _await_command(messages: socket.socket) -> NoReturn:
             for one, number in zip(apart, numbers, strict=True):
                 os.dup2(one, number)
             exec(program, {})  # noqa: S102 - multiprocessing's own text
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     finally:
         os._exit(0)

@@ -110,7 +110,6 @@ def fork_process_server() -> None:
 
     The server then need not import what this process has imported.
     """
-    resource_tracker.ensure_running()
     with _blocked_interrupt():
         _forks.append(ServerFork())
 

@@ -6,31 +6,44 @@ import sys
 from pathlib import Path
 
 PROGRAM = """
-import decimal, os, signal, sys
-from training.process.isolated_run import fork_process_server, run_isolated
+import decimal, multiprocessing, os, signal, sys
+from multiprocessing import forkserver
+from training.process.forked_server import ServerFork
 
-def asked(text):
-    return run_isolated(eval, text, time_limit_s=60, memory_limit_bytes=2**33)
+def answer(connection):
+    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    connection.send((getattr(decimal, "mark", None), is_default, os.getppid()))
 
-MARK, TERM = "getattr(__import__('decimal'), 'mark', None)", "__import__('signal').getsignal(15)"
-SERVER = "__import__('os').getppid()"
+def asked(name):
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=answer, args=(theirs,))
+    process.start()
+    mark, is_default, server = ours.recv()
+    process.join()
+    print(f"{name}: {mark}, {is_default}", flush=True)
+    return server
+
 if __name__ == "__main__":
     decimal.mark = "set before"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    fork_process_server()
+    fork = ServerFork()
     decimal.mark = "set later"
 """
 USED = """
-    print(asked(MARK), asked(TERM) is signal.SIG_DFL, asked("list('ab')"))
-    server = asked(SERVER)
+    with fork.used():
+        forkserver.ensure_running()
+    server = int(asked("first"))
     os.kill(server, signal.SIGKILL)
     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
-    print(asked(MARK))
+    with fork.used():  # as of each call
+        asked("another")
 """
 FORKED_ON = """
     if child := os.fork():
         os.waitpid(child, 0)
-    print(asked(MARK), flush=True)
+    with fork.used():
+        asked("parent" if child else "child")
     os._exit(0)
 """
 
@@ -50,8 +63,7 @@ def output(tmp_path: Path, program: str) -> list[str]:
 def test_a_fork_has_what_its_program_had_and_another_server_follows_its_death(
     tmp_path: Path,
 ) -> None:
-    lines = output(tmp_path, PROGRAM + USED)
-    assert lines == ["set before True ['a', 'b']", "None"]
+    assert output(tmp_path, PROGRAM + USED) == ["first: set before, True", "another: None, True"]
 
 
 def test_a_fork_that_is_not_used_ends_with_its_program(tmp_path: Path) -> None:
@@ -59,4 +71,5 @@ def test_a_fork_that_is_not_used_ends_with_its_program(tmp_path: Path) -> None:
 
 
 def test_a_fork_serves_the_process_that_made_it_alone(tmp_path: Path) -> None:
-    assert output(tmp_path, PROGRAM + FORKED_ON) == ["None", "set before"]
+    lines = output(tmp_path, PROGRAM + FORKED_ON)
+    assert lines == ["child: None, True", "parent: set before, True"]
