@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker, util
-from typing import NoReturn
+from typing import Any, NoReturn
 
 COMMAND_BYTES = 2**16
 COMMAND_DESCRIPTORS = 8
@@ -43,19 +43,20 @@ class ServerFork:
         resource_tracker.ensure_running()  # an interpreter, too
         before = util.spawnv_passfds
 
-        def spawn(_: object, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
-            message = json.dumps([arguments[-1], list(descriptors)]).encode()
+        def spawn(path: Any, args: Sequence[Any], passfds: Sequence[int]) -> int:
+            del path  # of the interpreter
+            message = json.dumps([args[-1], list(passfds)]).encode()
             with socket.socket(fileno=self._waits) as ours:
                 self._waits = None
-                socket.send_fds(ours, [message], descriptors)
+                socket.send_fds(ours, [message], passfds)
             return self._pid
 
         if self._maker == os.getpid() and self._waits is not None:
-            util.spawnv_passfds = spawn  # type: ignore[attr-defined]
+            util.spawnv_passfds = spawn
         try:
             yield
         finally:
-            util.spawnv_passfds = before  # type: ignore[attr-defined]
+            util.spawnv_passfds = before
 
 
 def _await_command(messages: socket.socket) -> NoReturn:
@@ -71,6 +72,6 @@ def _await_command(messages: socket.socket) -> NoReturn:
                 os.dup2(one, number)
             exec(program, {})  # noqa: S102 - multiprocessing's own text
     except Exception:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(0)
