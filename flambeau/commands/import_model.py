@@ -238,6 +238,7 @@ def _import(
 ) -> list[dict[str, Any]]:
     """Imports files, prints each version, and exits with a code for each kind of error."""
     from flambeau.commands.text.imported import print_imported
+    from flambeau.protocol.heavy_imports import heavy_imports
     from model_store.errors import ArchiveError, BadNameError, StoreError, UnsafeOnnxError
     from model_store.signatures.key_folder import KeyFolder
     from training.errors import DataError, RecipeError, TrainingError
@@ -247,9 +248,14 @@ def _import(
     found = []
     with failing_with(codes), needing("train"):
         from model_store.signatures.signing import signer_with
-        from training.importing.import_files import FileImport, import_files
-        from training.process.orphans import ending_orphans
 
+        may_fork = "torch" not in sys.modules  # or a caller may have used its threads
+        with heavy_imports():
+            from training.importing.import_files import FileImport, import_files
+            from training.process.isolated_run import fork_process_server
+            from training.process.orphans import ending_orphans
+        if may_fork:
+            fork_process_server()
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None
         with ending_orphans():

@@ -1,5 +1,6 @@
 """`flambeau train`: trains a recipe, and publishes the result as a version."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,7 @@ def train(
 
 def _run(recipe: "Recipe", store: str, runs_dir: Path, resume: bool, key: Path | None) -> None:
     """Trains in this process, or in as many as the recipe asks for."""
+    from flambeau.protocol.heavy_imports import heavy_imports
     from model_store.signatures.signing import signer_with
     from training.recipe.user_code import own_code_named
 
@@ -88,7 +90,12 @@ def _run(recipe: "Recipe", store: str, runs_dir: Path, resume: bool, key: Path |
 
         train_together(recipe, store, runs_dir, resume=resume, private_key=key)
         return
-    from training.pipeline import run
+    may_fork = "torch" not in sys.modules  # or the recipe's code may have used its threads
+    with heavy_imports():
+        from training.pipeline import run
+        from training.process.isolated_run import fork_process_server
+    if may_fork:
+        fork_process_server()
 
     with own_code_named():
         run(recipe, store, runs_dir, resume=resume, sign=sign)

@@ -7,6 +7,7 @@ never changed, pickled or moved; a model whose answers cannot be verified is ref
 random outputs, layers in training mode, rows that depend on each other, inputs without effect.
 """
 
+import importlib
 import re
 import shutil
 import warnings
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
 from flambeau.protocol.available_memory import lack_of_memory
+from flambeau.protocol.heavy_imports import heavy_imports
 from flambeau.protocol.row_form import to_rows
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import explain
@@ -353,6 +355,8 @@ def _call(call: Callable[[], Any], say: Say) -> Any:
 
 def _with_one_thread(call: Callable[[], Any]) -> Any:
     torch.set_num_threads(1)  # the threads of the caller's process do not exist in the child
+    with heavy_imports():
+        importlib.import_module("torch._dynamo")
     return _quietly(call)
 
 

@@ -11,7 +11,7 @@ from tests.adversarial.campaign import Campaign
 from tests.adversarial.victim import budget_bytes
 
 SECONDS = 0.2
-SHARE = 0.4
+SHARE = 0.25
 """Share of a victim's attacks in a run: all of them would be a tenth of the time of `make test`."""
 MAX_STALL_S = 2.0
 """Other tests use the cores meanwhile. A blocked event loop stalls for many seconds."""

@@ -149,12 +149,10 @@ def test_half_precision_in_and_out(tmp_path: Path) -> None:
         assert mine(np.ones((2, 4), np.float16)).dtype == np.float16
 
 
-def test_complex_numbers_are_refused_in_words(tmp_path: Path) -> None:
-    for examples, words in (
-        (torch.ones(4, 2, dtype=torch.cfloat), "examples['x'] is torch.complex64"),
-        (torch.ones(4, 2), "output 'output' is torch.complex64"),
-    ):
-        with pytest.raises(flambeau.PublishError, match=words.replace("[", r"\[")):
-            flambeau.publish(lambda x: torch.fft.fft(x), examples, name="mine", to=tmp_path)
+def test_complex_answers_are_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(flambeau.PublishError, match=r"output 'output' is torch\.complex64"):
+        flambeau.publish(
+            lambda x: torch.fft.fft(x), torch.ones(4, 2), name="mine", to=tmp_path, progress=False
+        )
 
     assert not list(tmp_path.iterdir())

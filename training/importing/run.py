@@ -8,14 +8,20 @@ import os
 import sys
 from pathlib import Path
 
-from training.process.isolated_run import process_context, start_process_server
+from flambeau.protocol.heavy_imports import heavy_imports
+from training.process.isolated_run import (
+    fork_process_server,
+    process_context,
+    start_process_server,
+)
 
 
 def main(folder: Path, descriptor: int) -> int:
     """Imports the model in the folder. Returns the exit code."""
-    start_process_server()  # it imports torch and the exporters, beside this process
-    from training.importing.requested import publish_requested
-
+    with heavy_imports():
+        from training.importing.requested import publish_requested
+    fork_process_server()
+    start_process_server()  # it imports the exporters, beside this process and the caller's
     process_context()
     return publish_requested(folder) if os.read(descriptor, 1) else 0
 

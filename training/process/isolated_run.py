@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_store.host.memory_limit import GIB, explained, limit_memory
 from training.errors import IsolationError
+from training.process.forked_server import ServerFork
 from training.process.root_cause import root_cause
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-PRELOADED = ("torch", "torch._dynamo", "onnx", "onnxscript", "training.network.model")
-"""Modules that nearly every call needs, and that start no thread that a fork could break."""
+PRELOADED = "training.process.preloaded"
 LAST_WORDS_BYTES = 4096
 SAFE_PATH = "PYTHONSAFEPATH"
 """The variable that is equivalent to the interpreter's option `-P`."""
@@ -41,6 +41,8 @@ LONGEST_SOCKET_FOLDER = 70
 """Bytes of a folder's path, below which multiprocessing's `pymp-…/listener-…` fits."""
 LEAVING_S = 2.0
 """Seconds for a process to release resources after its answer, such as named semaphores."""
+_forks: list[ServerFork] = []
+"""The fork that becomes the server, if one was made."""
 
 
 def run_isolated(
@@ -122,11 +124,22 @@ def process_context() -> "multiprocessing.context.ForkServerContext":
 def start_process_server() -> "multiprocessing.context.ForkServerContext":
     """Starts the server of processes if there is none, and does not wait for its imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload([PRELOADED])
     resource_tracker.ensure_running()  # the server would start it, and unblock signals
-    with _safe_path(), _blocked_interrupt(), _short_paths():
+    with _safe_path(), _blocked_interrupt(), _short_paths(), contextlib.ExitStack() as stack:
+        for fork in _forks:
+            stack.enter_context(fork.used())
         forkserver.ensure_running()
     return context
+
+
+def fork_process_server() -> None:
+    """Forks the later server of processes from this process, which must have run nothing in torch.
+
+    The server then need not import what this process has imported.
+    """
+    with _blocked_interrupt():
+        _forks.append(ServerFork())
 
 
 @contextlib.contextmanager

@@ -28,7 +28,6 @@ from training.importing.original import Original
 from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
 from training.importing.sources.torch_programs import aoti_package, pt2_file, torchscript_file
 from training.network.runner import callable_runner
-from training.process.quiet import quiet
 from training.verification.runners import file_runner
 
 ROWS = np.random.default_rng(1).standard_normal((5, 4)).astype(np.float32)
@@ -255,28 +254,6 @@ def test_a_package_of_another_machine_is_refused_before_it_is_loaded(tmp_path: P
     rewrite(path, {"data/aotinductor/model/x.wrapper_metadata.json": said})
     with pytest.raises(SourceError, match="compiled for 'cuda', and this is cpu"):
         aoti_package.read(path, SourceOptions(), tmp_path / "staging")
-
-
-def test_a_package_takes_names_and_shapes_from_examples(tmp_path: Path) -> None:
-    batch = torch.export.Dim("batch", min=1, max=16)
-    made = torch.export.export(
-        nn.Linear(4, 3).eval(), (torch.from_numpy(ROWS),), dynamic_shapes=({0: batch},)
-    )
-    path = tmp_path / "net.pt2"
-    with quiet():
-        torch._inductor.aoti_compile_and_package(made, package_path=str(path))
-    options = SourceOptions(examples={"x": ROWS})
-    with pytest.raises(SourceError, match=r"native code\. .* pass --allow-native-code only for"):
-        aoti_package.read(path, options, tmp_path / "staging")
-    assert not (tmp_path / "staging").exists(), "it was not opened"
-    with pytest.raises(SourceError, match="takes 1 inputs, whose names and shapes"):
-        aoti_package.read(path, SourceOptions(allow_native_code=True), tmp_path / "staging")
-    options = SourceOptions(examples={"x": ROWS}, allow_native_code=True)
-    original = aoti_package.read(path, options, tmp_path / "staging")
-    assert original.kind == "aoti"
-    assert original.signature.inputs[0].shape == (-1, 4)
-    assert original.signature.outputs[0].shape == (-1, 3)
-    assert "native code" in original.notes[0]
 
 
 class Folding(nn.Module):
