@@ -3,7 +3,7 @@
 import msgspec
 
 from services.queueing.records import Lane, ServedArtifact, ServedVersion
-from services.queueing.redis_streams.fleet import (
+from services.queueing.fleet import (
     AnnouncedArtifact,
     AnnouncedVersion,
     Announcement,
