@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from flambeau.protocol.tensors import Array, TensorError
 from services.errors import BackendError, ServingError
 from services.queueing.directory import Directory
@@ -49,7 +51,13 @@ from services.queueing.shared_memory.messages import (
     decode_to_model,
     encode,
 )
-from services.queueing.shared_memory.tensor_blocks import NoRoomError, is_in_one_step, is_small
+from services.queueing.shared_memory.tensor_blocks import (
+    NoRoomError,
+    arrays_inside,
+    is_in_one_step,
+    is_small,
+    records_inside,
+)
 from services.readiness import Look
 
 
@@ -216,10 +224,11 @@ class EdgeLink:
 
     def _take(self, message: ToModel) -> None:
         if type(message) is RequestMessage:
-            if is_in_one_step(message.inputs):
-                self._submit(message, self.link.reader.arrays(message.inputs))
+            inputs = arrays_inside(message.inputs)
+            if inputs is not None:
+                self._submit(message, inputs)
             else:
-                self.link.work(self._read_in_steps(message))
+                self._read(message)
         elif type(message) is CancelMessage:
             held = self.held.pop(message.number, None)
             if held is not None:
@@ -243,8 +252,16 @@ class EdgeLink:
             left = [(name, rate, spend(name, rate, spent)) for name, rate, spent in message.spent]
             self.link.send(LeftMessage(left))
 
-    def _read_in_steps(self, message: RequestMessage) -> Steps:
+    def _read(self, message: RequestMessage) -> None:
+        """Reads inputs that have blocks, or are texts."""
         held = self.held[message.number] = Held(self, message.number)
+        held.has_blocks = True
+        if is_in_one_step(message.inputs):
+            self._submit(message, self.link.reader.arrays(message.inputs), held)
+        else:
+            self.link.work(self._read_in_steps(message, held))
+
+    def _read_in_steps(self, message: RequestMessage, held: "Held") -> Steps:
         inputs = yield from self.link.reader.arrays_in_steps(message.inputs)
         if message.number in self.held:  # else it was cancelled meanwhile
             self._submit(message, inputs, held)
@@ -276,6 +293,8 @@ class EdgeLink:
             held.behind.append(outcome)
         elif isinstance(outcome, ServingError):
             self._send_failure(held, outcome)
+        elif (inside := records_inside(outcome.outputs)) is not None:
+            self._send_reply(held, outcome, inside)
         elif not is_small(outcome.outputs):
             held.behind = []
             self.link.work(self._send_in_steps(held, outcome))
@@ -351,6 +370,7 @@ class EdgeLink:
     ) -> None:
         if reply.is_last:
             self.held.pop(held.number, None)
+            held.release_inputs()
         self.link.send(
             ReplyMessage(
                 held.number, outputs, reply.datatypes, reply.batch_rows, reply.queue_s,
@@ -371,9 +391,10 @@ class Held:
         entry: None until its large tensors are read.
         window: window of its parts, if it has several answers.
         behind: outcomes that wait behind a large one; None while none is on its way.
+        has_blocks: True if inputs lie in the arena.
     """
 
-    __slots__ = ("_edge", "behind", "entry", "number", "window")
+    __slots__ = ("_edge", "behind", "entry", "has_blocks", "number", "window")
 
     def __init__(self, edge: EdgeLink, number: int) -> None:
         self._edge = edge
@@ -381,6 +402,7 @@ class Held:
         self.entry: Entry | None = None
         self.window: object = None
         self.behind: list[Outcome] | None = None
+        self.has_blocks = False
 
     def replied(self, outcome: Outcome) -> None:
         """Handles a reply or an error, on the event loop."""
@@ -389,6 +411,11 @@ class Held:
             if type(outcome) is InferReply and not outcome.is_last:
                 self.window = outcome.window
             edge.send_outcome(self, outcome)
+
+    def release_inputs(self) -> None:
+        """Drops the blocks of a request that has run; `Deadlines` keeps it a little longer."""
+        if self.entry is not None and self.has_blocks:
+            self.entry.request = msgspec.structs.replace(self.entry.request, inputs={})
 
     def cancel(self) -> None:
         """Drops the request: nobody waits for it."""

@@ -50,7 +50,13 @@ from services.queueing.shared_memory.messages import (
     decode_to_edge,
     decode_view,
 )
-from services.queueing.shared_memory.tensor_blocks import NoRoomError, is_in_one_step, is_small
+from services.queueing.shared_memory.tensor_blocks import (
+    NoRoomError,
+    arrays_inside,
+    is_in_one_step,
+    is_small,
+    records_inside,
+)
 from services.readiness import Look
 
 if TYPE_CHECKING:
@@ -144,12 +150,13 @@ class ModelLink:
         self._next = number + 1
         entry.order = number
         request = entry.request
-        if not is_small(request.inputs):
+        inputs = records_inside(request.inputs)
+        if inputs is None and not is_small(request.inputs):
             self._entries[number] = entry
             link.work(self._in_steps(link, entry, number))
             return
         try:
-            inputs = link.writer.records(request.inputs)
+            inputs = inputs or link.writer.records(request.inputs)
         except NoRoomError as error:
             entry.refuse(self._no_room(link, error))
             return
@@ -205,11 +212,11 @@ class ModelLink:
     def _take(self, message: ToEdge) -> None:
         if type(message) is ReplyMessage:
             entry = self._entries.get(message.number)
-            if entry is not None and is_in_one_step(message.outputs):
-                assert self._link is not None
-                self._answer(entry, message, self._link.reader.arrays(message.outputs))
-            else:
+            outputs = arrays_inside(message.outputs)
+            if outputs is None:
                 self._read_large(entry, message)
+            elif entry is not None:
+                self._answer(entry, message, outputs)
         elif type(message) is FailureMessage:
             entry = self._entries.pop(message.number, None)
             if entry is not None:
@@ -225,10 +232,12 @@ class ModelLink:
             self._left(message.left)
 
     def _read_large(self, entry: Entry | None, message: ReplyMessage) -> None:
-        """Reads large texts in steps, those of a dead entry in one: to free their blocks."""
+        """Reads outputs that have blocks: those of a dead entry to free them."""
         assert self._link is not None
         if entry is None:
             self._link.reader.skip(message.outputs)
+        elif is_in_one_step(message.outputs):
+            self._answer(entry, message, self._link.reader.arrays(message.outputs))
         else:
             self._link.work(self._read_in_steps(self._link, entry, message))
 

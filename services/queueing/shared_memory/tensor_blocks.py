@@ -66,6 +66,29 @@ def is_small(arrays: Mapping[str, Array]) -> bool:
     return left >= 0
 
 
+def records_inside(arrays: Mapping[str, Array]) -> tuple[TensorMessage, ...] | None:
+    """Returns the records of tensors that all go inside messages, the usual case; else None."""
+    records = []
+    for name, array in arrays.items():
+        datatype = _DATATYPES.get(array.dtype)
+        if datatype is None or array.nbytes > INSIDE_BYTES:
+            return None
+        records.append(TensorMessage(name, datatype, array.shape, array.tobytes()))
+    return tuple(records)
+
+
+def arrays_inside(records: Sequence[TensorMessage]) -> dict[str, Array] | None:
+    """Returns the arrays of such records; None if any tensor has a block, or is of texts."""
+    arrays: dict[str, Array] = {}
+    for record in records:
+        if record.block >= 0 or record.datatype == "BYTES":
+            return None
+        # An empty buffer has no room for an element, and NumPy asks for that of none, too.
+        data = record.data or None
+        arrays[record.name] = np.ndarray(record.shape, DATATYPES[record.datatype], data)
+    return arrays
+
+
 class TensorWriter:
     """The sender's end.
 
@@ -95,8 +118,8 @@ class TensorWriter:
                     block = self._take(len(data), records)
                     self._memory.own[block : block + len(data)] = data
                     record = TensorMessage(name, datatype, array.shape, b"", block, len(data))
-            elif array.nbytes <= INSIDE_BYTES:
-                record = TensorMessage(name, datatype, array.shape, array.tobytes())
+            elif (inside := records_inside({name: array})) is not None:
+                (record,) = inside
             else:
                 block = self._take(array.nbytes, records)
                 copy: Array = np.ndarray(array.shape, array.dtype, self._memory.own, block)
@@ -191,8 +214,7 @@ class TensorReader:
         """Returns arrays: those in the arena as views, which keep their block, texts as copies."""
         found: dict[str, Array] = {}
         for record in records:
-            datatype = record.datatype
-            if datatype == "BYTES":
+            if record.datatype == "BYTES":
                 steps = self._texts(record)
                 while True:
                     try:
@@ -200,12 +222,8 @@ class TensorReader:
                     except StopIteration as end:
                         found[record.name] = end.value
                         break
-            elif record.block < 0:
-                # An empty buffer has no room for an element, and NumPy asks for that of none, too.
-                inside = record.data or None
-                found[record.name] = np.ndarray(record.shape, DATATYPES[datatype], inside)
             else:
-                found[record.name] = self._view(record)
+                found |= arrays_inside([record]) or {record.name: self._view(record)}
         return found
 
     def arrays_in_steps(
