@@ -68,6 +68,7 @@ class EdgeLinks:
         queue: queue of this process.
         directory: what it serves.
         spend: takes tokens of shared rates that an edge has spent, and returns those that are left.
+        gone: called when an edge has ended.
     """
 
     def __init__(
@@ -75,7 +76,9 @@ class EdgeLinks:
         queue: MemoryQueue,
         directory: Directory,
         spend: Callable[[str, float, float], float] = lambda *_: 0.0,
+        gone: Callable[[], None] = lambda: None,
     ) -> None:
+        self._gone = gone
         self.queue, self.directory, self.spend = queue, directory, spend
         self._links: set[EdgeLink] = set()
         self._look = Look(started=False)
@@ -84,6 +87,11 @@ class EdgeLinks:
         self._closing: dict[Lane, tuple[Callable[[], None], int]] = {}
         """Lanes that close, with the number of the view that does not have them."""
         directory.changed = self._publish_soon
+
+    @property
+    def count(self) -> int:
+        """Number of edges."""
+        return len(self._links)
 
     @property
     def max_depth(self) -> int:
@@ -131,12 +139,13 @@ class EdgeLinks:
             os.close(descriptor)
         link = EdgeLink(self, end, memory)
         self._links.add(link)
-        link.publish(self._number, self._view())
+        link.publish(self._number, self.view())
 
     def lost(self, link: "EdgeLink") -> None:
         """Forgets an edge that has ended."""
         self._links.discard(link)
         self.settle()
+        self._gone()
 
     def _publish_soon(self) -> None:
         if not self._asked:
@@ -146,12 +155,13 @@ class EdgeLinks:
     def _publish(self) -> None:
         self._asked = False
         self._number += 1
-        view = self._view()
+        view = self.view()
         for link in self._links:
             link.publish(self._number, view)
         self.settle()
 
-    def _view(self) -> bytes:
+    def view(self) -> bytes:
+        """Returns the encoded `View` of what is served now."""
         directory = self.directory
         versions = tuple(announced(served, {}) for served in directory.all_versions())
         models = {version.model for version in versions}

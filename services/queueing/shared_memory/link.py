@@ -46,6 +46,7 @@ class Link:
         decode: decodes the messages of the other end.
         take: called with each of them.
         lost: called once, when the other process has ended.
+        turned: called in each turn in which messages were sent or taken.
         is_edge: True at the edge's end.
 
     Attributes:
@@ -62,6 +63,7 @@ class Link:
         decode: Callable[[bytes], list[Any]],
         take: Callable[[Any], None],
         lost: Callable[[], None],
+        turned: Callable[[], None] = lambda: None,
         *,
         is_edge: bool,
     ) -> None:
@@ -69,6 +71,7 @@ class Link:
         self._end = end
         self._outgoing, self._incoming = memory.outgoing, memory.incoming
         self._decode, self._take, self._lost = decode, take, lost
+        self._turned = turned
         self._freed_message = FreedMessage if is_edge else ReleasedMessage
         self.writer = TensorWriter(memory)
         self.reader = TensorReader(memory, self._has_freed)
@@ -134,6 +137,7 @@ class Link:
                 outbox.extendleft(reversed(messages))
                 break
         self.is_clogged = bool(outbox)
+        self._turned()
         if self._outgoing.must_wake():
             self._wake()
 
@@ -182,8 +186,10 @@ class Link:
             self.close()
             self._lost()
             return False
-        if taken and self._incoming.must_wake():
-            self._wake()
+        if taken:
+            self._turned()
+            if self._incoming.must_wake():
+                self._wake()
         if self.is_clogged and not self.is_lost:
             self._flush()
         return taken > 0

@@ -71,6 +71,7 @@ class ModelLink:
         look: called with what is served and missing, whenever that has changed.
         lost: called when the model process has ended.
         left: called with the tokens that are left of shared rates.
+        turned: called in each turn of the loop in which requests came or went.
 
     Attributes:
         fleet: applies what the model process serves; set once the queue exists.
@@ -86,11 +87,13 @@ class ModelLink:
         look: Callable[[Look], None],
         lost: Callable[[], None],
         left: Callable[[list[tuple[str, float, float]]], None] = lambda _: None,
+        turned: Callable[[], None] = lambda: None,
     ) -> None:
         self.fleet: FleetDirectory
         self.is_up = False
         self._arena_bytes = arena_bytes
         self._look, self._was_lost, self._left = look, lost, left
+        self._turned = turned
         self._link: Link | None = None
         self._entries: dict[int, Entry] = {}
         self._lanes: dict[Lane, int] = {}
@@ -107,7 +110,9 @@ class ModelLink:
         finally:
             os.close(descriptor)
         self._lanes.clear()
-        self._link = Link(end, memory, decode_to_edge, self._take, self._lost, is_edge=True)
+        self._link = Link(
+            end, memory, decode_to_edge, self._take, self._lost, self._turned, is_edge=True
+        )
 
     def close(self) -> None:
         """Ends the link; what it holds is answered with an error."""
@@ -118,6 +123,7 @@ class ModelLink:
     def _lost(self) -> None:
         self._link, self.is_up = None, False
         self._fail_all()
+        self._turned()
         self._was_lost()
 
     def _fail_all(self) -> None:
@@ -206,8 +212,11 @@ class ModelLink:
 
     def discard(self, entry: Entry, reason: str) -> None:
         """Tells that an entry has died."""
-        if self._entries.pop(int(entry.order), None) is not None and reason != "expired":
-            self.send(CancelMessage(int(entry.order)))
+        if self._entries.pop(int(entry.order), None) is not None:
+            if reason == "expired":
+                self._turned()
+            else:
+                self.send(CancelMessage(int(entry.order)))
 
     def _take(self, message: ToEdge) -> None:
         if type(message) is ReplyMessage:
