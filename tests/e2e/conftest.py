@@ -46,12 +46,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-@pytest.fixture(scope="session", params=["all-in-one", "split"])
+@pytest.fixture(scope="session", params=["all-in-one", "several processes", "split"])
 def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProcess]:
-    """Runs a server of that store, in both shapes, for every test that does not change it."""
-    running = running_server if request.param == "all-in-one" else running_split
+    """Runs a server of that store, in every shape, for every test that does not change it."""
+    running = running_split if request.param == "split" else running_server
     own = {"family": {"keep_artifacts": ["exact"]}}
     settings: dict[str, Any] = {"max_request_bytes": MAX_REQUEST_BYTES, "readiness": "any_model"}
+    if request.param == "several processes":
+        settings["processes"] = 2
     with running(store, model_settings=own, **settings) as server:
         server.wait_until_read_through()
         yield server
