@@ -60,8 +60,11 @@ class EdgeProcess:
         self._counts, self._slot = counts, slot
         self._metrics, directory = Metrics(version), Directory()
         self._queue = MemoryQueue(config.max_queue_depth)
-        self._asked = asyncio.Event()
-        self._control = Control(end, self._take, self._asked.set)
+        self._asked, self._changed = asyncio.Event(), asyncio.Event()
+        self._looks: list[Look] = []
+        """Those that are not applied yet: the ports are not open."""
+        self._is_listening = False
+        self._control = Control(end, self._take, self._drain)
         rates = LinkRates(lambda spent: self._link.send(SpentMessage(spent)))
         self._link = ModelLink(
             config.buffer_limit_bytes, self._look, self._lost, rates.learn, self._count
@@ -84,9 +87,15 @@ class EdgeProcess:
             PortError: a port is in use.
         """
         front = self._front
+        self._control.send("link")
+        # Connections come as soon as the ports are open, and the other edges may serve already.
+        while not self._looks and not self._asked.is_set():
+            self._changed.clear()
+            await self._changed.wait()
         async with front.listening():
             stop_on_signals(self._asked)
-            self._control.send("link")
+            self._is_listening = True
+            self._apply_looks()
             await self._asked.wait()
             await front.begin_drain()
             if not await front.drain():
@@ -102,13 +111,25 @@ class EdgeProcess:
         if kind == "link":
             self._link.attach(socket.socket(fileno=descriptor))
         elif kind == "drain":
-            self._asked.set()
+            self._drain()
         elif kind == "collect":
             self._control.send_file("metrics", content, encode_metrics(self._metrics.registry))
 
+    def _drain(self) -> None:
+        self._asked.set()
+        self._changed.set()
+
     def _look(self, look: Look) -> None:
-        self._front.look(look)
-        self._control.send("ready", self._front.why_not_ready())
+        self._looks.append(look)
+        self._changed.set()
+        if self._is_listening:
+            self._apply_looks()
+
+    def _apply_looks(self) -> None:
+        looks, self._looks = self._looks, []
+        for look in looks[-1:]:
+            self._front.look(look)
+            self._control.send("ready", self._front.why_not_ready())
 
     def _lost(self) -> None:
         self._look(Look(started=False, fault=MODEL_PROCESS_ENDED))
