@@ -1,15 +1,18 @@
 """The configuration of an all-in-one server. Read once, at startup; there is no other source."""
 
 import os
-from typing import Annotated, Literal
+import platform
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.gateway.config import GatewaySettings
 from services.inference.config import InferenceSettings
 
 MOST_AUTOMATIC = 8
 """Edges for which one model process forms batches of small models, at some 10 µs a request."""
+ORDERED_MACHINES = ("x86_64", "AMD64")
+"""Machines on which other processors see writes in their order (`shared_memory/ring.py`)."""
 
 
 class ServerConfig(GatewaySettings, InferenceSettings):
@@ -20,11 +23,24 @@ class ServerConfig(GatewaySettings, InferenceSettings):
     1 for a single process that does both. Raise it where one core does not take the requests of
     small models, or `auto` for one less than the cores of this process, up to 8."""
 
+    @model_validator(mode="after")
+    def _may_share_memory(self) -> Self:
+        machine = platform.machine()
+        if self.processes not in (1, "auto") and machine not in ORDERED_MACHINES:
+            raise ValueError(
+                f"processes is {self.processes}, and several share memory in the order of writes "
+                f"that x86-64 keeps; this machine is {machine}: serve with 1, or start several "
+                "servers behind a load balancer"
+            )
+        return self
+
     @property
     def edges(self) -> int:
         """Returns `processes`, or the number that `auto` means; at least 1."""
         if self.processes != "auto":
             return self.processes
+        if platform.machine() not in ORDERED_MACHINES:
+            return 1
         return max(1, min(len(os.sched_getaffinity(0)) - 1, MOST_AUTOMATIC))
 
     def of_edge(self, ports: dict[str, int]) -> "ServerConfig":

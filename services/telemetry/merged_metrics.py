@@ -23,7 +23,7 @@ _SMALLEST = (
     "process_max_fds",
     "flambeau_tls_certificate_not_after_timestamp_seconds",
 )
-_LARGEST_TYPES = ("info",)
+_LARGEST = ("python_info", "flambeau_access_source_stale")
 _LASTING_TYPES = ("counter", "histogram")
 
 Labels = tuple[tuple[str, str], ...]
@@ -138,4 +138,6 @@ def _value(family: MetricFamily, one: float, other: float) -> float:
         return other if math.isnan(one) else one
     if family.name in _SMALLEST:
         return min(one, other)
-    return max(one, other) if family.type in _LARGEST_TYPES else one + other
+    if family.type == "info" or family.name in _LARGEST:
+        return max(one, other)
+    return one + other

@@ -2,7 +2,6 @@
 
 import msgspec
 
-from services.queueing.records import Lane, ServedArtifact, ServedVersion
 from services.queueing.fleet import (
     AnnouncedArtifact,
     AnnouncedVersion,
@@ -11,6 +10,7 @@ from services.queueing.fleet import (
     announced,
     fleet_view,
 )
+from services.queueing.records import Lane, ServedArtifact, ServedVersion
 
 ONE, TWO = Lane("m", 1), Lane("m", 2)
 
