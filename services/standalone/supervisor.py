@@ -33,7 +33,6 @@ from services.settings import ConfigError
 from services.standalone.config import ServerConfig
 from services.standalone.control import Control, make_file, read_file
 from services.telemetry.logs import configure_logs
-from services.telemetry.loop_metrics import LoopCounter
 from services.telemetry.merged_metrics import (
     MergedCollector,
     MetricFamily,
@@ -42,10 +41,11 @@ from services.telemetry.merged_metrics import (
     lasting,
     merged,
 )
+from services.telemetry.metrics import PROCESS_KINDS, SupervisorMetrics
 
 logger = logging.getLogger("flambeau.server")
 
-MODEL, EDGE = "model", "edge"
+MODEL, EDGE = PROCESS_KINDS
 SETTLED_AFTER_S = 5.0
 """Age at which a process counts as one that works: an older one is replaced without a pause."""
 PAUSES_S = (0.1, 0.5, 2.0, 5.0)
@@ -95,16 +95,7 @@ class Supervisor:
         self._children = [self._model, *self._edges]
         self._page = make_counts()
         self._counts = SharedCounts(self._page, config.edges)
-        self._registry = CollectorRegistry()
-        self._restarts = LoopCounter(
-            "flambeau_process_restarts",
-            "Processes of this server that ended by themselves and were replaced, by kind: edge, "
-            "or model, which runs the models.",
-            ("kind",),
-            registry=self._registry,
-        )
-        for kind in (MODEL, EDGE):
-            self._restarts.labels(kind)
+        self._metrics = SupervisorMetrics()
         self._past: list[MetricFamily] = []
         """Sums of processes that have ended."""
         self._collected: dict[Child, asyncio.Future[bytes]] = {}
@@ -230,7 +221,7 @@ class Supervisor:
         if not self._has_started and code:
             self._fail("ConfigError", f"the {child.kind} process ended with {code} as it started")
             return
-        self._restarts.labels(child.kind).inc()
+        self._metrics.restarts.labels(child.kind).inc()
         is_young = time.monotonic() - child.started_at < SETTLED_AFTER_S
         child.failures = child.failures + 1 if is_young else 0
         pause_s = PAUSES_S[min(child.failures, len(PAUSES_S)) - 1] if is_young else 0.0
@@ -333,7 +324,7 @@ class Supervisor:
         for child, found in waited.items():
             if found.done() and not found.cancelled():
                 child.families = decode_metrics(found.result())
-        own = decode_metrics(encode_metrics(self._registry))
+        own = decode_metrics(encode_metrics(self._metrics.registry))
         return merged([*(child.families for child in self._children), own, self._past])
 
 
