@@ -1,7 +1,7 @@
 """Interface between the queue and the workers that run its requests.
 
-Three queues ship: `MemoryQueue` within one process, `EdgeLinks` across the processes of a server, and
-`RedisReceiver` across machines.
+Three queues ship: `MemoryQueue` within one process, `EdgeLinks` across the processes of a server,
+and `RedisReceiver` across machines.
 """
 
 from collections.abc import Callable

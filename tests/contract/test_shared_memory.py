@@ -100,7 +100,6 @@ async def test_large_tensors_are_views_whose_blocks_come_back(server: Server) ->
 async def test_full_memory_refuses_at_once_and_has_room_again(server: Server) -> None:
     async with server.ends.edge() as queue:
         callers = [Caller(queue, request(n, elements=MB)) for n in range(12)]
-        refused = [one for one in callers if one.heard]
         await until(lambda: len(server.shelf.entries) + sum(bool(c.heard) for c in callers) == 12)
         refused = [one.heard[0] for one in callers if one.heard]
         assert refused

@@ -19,7 +19,7 @@ from tests.e2e.grpc_calls import linear_request, outputs
 from tests.e2e.rest_calls import call, infer, linear_input, lookup_inputs
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
 from tests.fixtures.redis_servers import until_true
-from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.servers import ServerProcess, running_server, spawn_server
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -103,6 +103,12 @@ def slow_call(server: ServerProcess) -> "list[Any]":
     return in_background(lambda: infer(server, "lookup", *lookup_inputs(3, SLOW)))
 
 
+def is_live(server: ServerProcess, version: int) -> bool:
+    """Returns True if a version answers requests without one."""
+    reply = infer(server, "linear", linear_input(ROW))
+    return bool(reply.json()["model_version"] == str(version))
+
+
 def test_both_protocols_answer_and_one_scrape_has_all_of_them(server: ServerProcess) -> None:
     assert len(processes(server, "edge")) == 2
     for _ in range(20):
@@ -127,11 +133,7 @@ def test_versions_are_swapped_under_load_and_no_request_fails(store: ModelStore)
         for version in (2, 1, 2):
             load.wait_for(20)
             store.promote("linear", version)
-            until_true(
-                lambda v=version: (
-                    infer(server, "linear", linear_input(ROW)).json()["model_version"] == str(v)
-                )
-            )
+            until_true(partial(is_live, server, version))
         load.wait_for(20)
     assert set(load.outcomes) == {"200"}
 
@@ -208,8 +210,6 @@ def test_requests_in_flight_are_limited_over_all_processes(store: ModelStore) ->
 
 
 def test_port_that_is_in_use_is_named(server: ServerProcess, store: ModelStore) -> None:
-    from tests.fixtures.servers import spawn_server
-
     for setting, port in (("http", server.http_port), ("grpc", server.grpc_port)):
         other = spawn_server(
             Path(store.url), "--processes=2", f"--{setting}-port={port}", "--metrics-port=0"
@@ -220,8 +220,6 @@ def test_port_that_is_in_use_is_named(server: ServerProcess, store: ModelStore) 
 
 
 def test_store_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    from tests.fixtures.servers import spawn_server
-
     file = tmp_path / "file"
     file.write_text("")
     other = spawn_server(
