@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,8 +12,11 @@ from services.inference.config import InferenceSettings
 
 MOST_AUTOMATIC = 8
 """Edges for which one model process forms batches of small models, at some 10 µs a request."""
-ORDERED_MACHINES = ("x86_64", "AMD64")
-"""Machines on which other processors see writes in their order (`shared_memory/ring.py`)."""
+
+
+def _may_share_memory() -> bool:
+    """True on Linux where other processors see writes in their order (`shared_memory/ring.py`)."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 class ServerConfig(GatewaySettings, InferenceSettings):
@@ -24,13 +28,12 @@ class ServerConfig(GatewaySettings, InferenceSettings):
     small models, or `auto` for one less than the cores of this process, up to 8."""
 
     @model_validator(mode="after")
-    def _may_share_memory(self) -> Self:
-        machine = platform.machine()
-        if self.processes not in (1, "auto") and machine not in ORDERED_MACHINES:
+    def _is_on_a_machine_for_several(self) -> Self:
+        if self.processes not in (1, "auto") and not _may_share_memory():
             raise ValueError(
-                f"processes is {self.processes}, and several share memory in the order of writes "
-                f"that x86-64 keeps; this machine is {machine}: serve with 1, or start several "
-                "servers behind a load balancer"
+                f"processes is {self.processes}, and several need Linux on x86-64, whose order of "
+                f"writes to memory they rely on; this is {sys.platform} on {platform.machine()}: "
+                "serve with 1, or start several servers behind a load balancer"
             )
         return self
 
@@ -39,7 +42,7 @@ class ServerConfig(GatewaySettings, InferenceSettings):
         """Returns `processes`, or the number that `auto` means; at least 1."""
         if self.processes != "auto":
             return self.processes
-        if platform.machine() not in ORDERED_MACHINES:
+        if not _may_share_memory():
             return 1
         return max(1, min(len(os.sched_getaffinity(0)) - 1, MOST_AUTOMATIC))
 

@@ -40,6 +40,7 @@ class Control:
     ) -> None:
         self._end, self._take, self._ended = end, take, ended
         end.setblocking(False)
+        end.set_inheritable(False)
         asyncio.get_running_loop().add_reader(end, self._readable)
 
     def send(self, kind: str, content: object = None, descriptor: int = -1) -> None:
@@ -64,8 +65,8 @@ class Control:
 
     def drain(self) -> None:
         """Takes all messages that have come, when the other process has ended."""
-        while self._end.fileno() >= 0:
-            self._readable()
+        while self._end.fileno() >= 0 and self._took():
+            pass
 
     def close(self) -> None:
         """Closes this end."""
@@ -74,18 +75,25 @@ class Control:
             self._end.close()
 
     def _readable(self) -> None:
+        self._took()
+
+    def _took(self) -> bool:
+        """Takes a message, or notices the end. Returns False if there was none."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, 1)
+            data, descriptors, _, _ = socket.recv_fds(
+                self._end, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data, descriptors = b"", []
-        if not data:
+        if data:
+            kind, content = orjson.loads(data)
+            self._take(kind, content, descriptors[0] if descriptors else -1)
+        else:
             self.close()
             self._ended()
-            return
-        kind, content = orjson.loads(data)
-        self._take(kind, content, descriptors[0] if descriptors else -1)
+        return True
 
 
 def make_file(data: bytes) -> int:

@@ -14,7 +14,9 @@ from typing import Any
 
 import grpc
 import pytest
+from typer.testing import CliRunner
 
+from flambeau.commands.access import access_app
 from model_store.store import ModelStore
 from tests.e2e.grpc_calls import linear_request, outputs
 from tests.e2e.rest_calls import call, infer, linear_input, lookup_inputs
@@ -208,6 +210,26 @@ def test_requests_in_flight_are_limited_over_all_processes(store: ModelStore) ->
         refused = [r[0].error() for r in held if r[0].status == 503]
     assert refused
     assert all("4 requests are in flight here, the limit" in error for error in refused)
+
+
+def test_rate_of_a_caller_is_that_of_all_processes_together(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    """Each edge alone would let the burst pass, and then the rate."""
+    keys = tmp_path / "keys.yaml"
+    options = ["--grant", "infer", "--requests-per-s", "20", "--file", str(keys)]
+    added = CliRunner().invoke(access_app, ["add", "ci", *options])
+    assert added.exit_code == 0, added.output
+    headers = {"x-api-key": added.stdout.strip()}
+    statuses: Counter[int] = Counter()
+    with running_server(Path(store.url), "--processes=2", api_keys_file=str(keys)) as server:
+        began = time.monotonic()
+        while time.monotonic() < began + 3:
+            reply = infer(server, "linear", linear_input(ROW), headers=headers)
+            statuses[reply.status] += 1
+    burst, passed = 40, 3 * 20
+    assert set(statuses) == {200, 429}
+    assert burst <= statuses[200] <= burst + passed + 20
 
 
 def test_port_that_is_in_use_is_named(server: ServerProcess, store: ModelStore) -> None:

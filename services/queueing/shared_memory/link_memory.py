@@ -75,5 +75,5 @@ def receive_memory(end: socket.socket) -> int | None:
     Raises:
         BlockingIOError: it has not come yet.
     """
-    data, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+    data, descriptors, _, _ = socket.recv_fds(end, 1, 1, socket.MSG_CMSG_CLOEXEC)
     return descriptors[0] if data and descriptors else None
