@@ -3,12 +3,15 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 
 from flambeau.protocol.tensors import Array, object_array
 from services.errors import (
+    BackendError,
     ModelNotReadyError,
     PayloadTooLargeError,
     QueueFullError,
@@ -16,7 +19,8 @@ from services.errors import (
     WorkerProcessDiedError,
 )
 from services.queueing.memory_queue import MemoryQueue
-from services.queueing.records import InferReply, InferRequest, SequenceStep
+from services.queueing.records import InferReply, InferRequest, SequenceStep, ServedVersion
+from tests.fixtures.part_reader import PartReader
 from tests.fixtures.queue_ends import (
     LANE,
     Caller,
@@ -130,7 +134,7 @@ async def test_answers_wait_for_room(server: Server) -> None:
         for number in range(40):
             queue.submit(request(number), heard)
         for number, entry in enumerate(list(await server.shelf.holds(40))):
-            entry.finish(reply(number, MB))
+            entry.finish(reply(number, MB // 3))
         await until(lambda: len(values) == 40)
         assert sorted(values) == [*range(40)]
 
@@ -151,13 +155,55 @@ async def test_death_of_the_model_process_answers_what_it_held(server: Server) -
 
 
 async def test_answers_that_were_published_before_the_death_arrive(server: Server) -> None:
+    """More of them than one turn takes."""
     async with server.ends.edge() as queue:
-        caller = Caller(queue, request())
-        await server.shelf.holds(1)
-        server.shelf.take().finish(reply(7))
-        await asyncio.sleep(0)  # the answers of this turn are written; the edge has not read them
+        callers = [Caller(queue, request(n)) for n in range(200)]
+        for number, entry in enumerate(list(await server.shelf.holds(200))):
+            entry.finish(reply(number))
+        await asyncio.sleep(0)  # the answers are written now; the edge has not read them
         server.ends.model.end()
-        assert await caller.value() == 7
+        assert [await caller.value() for caller in callers] == [*range(200)]
+
+
+async def test_small_parts_do_not_overtake_large_ones(server: Server) -> None:
+    async with server.ends.edge() as queue:
+        reader = PartReader(partial(queue.submit, request()))
+        await server.shelf.holds(1)
+        entry = server.shelf.take()
+        for number, size in enumerate([4 * MB, 1, MB, 1]):
+            part = reply(number, size)
+            entry.part(msgspec.structs.replace(part, number=number, is_last=False))
+        entry.finish(msgspec.structs.replace(reply(), outputs={}, number=4))
+        await reader.wait()
+        assert reader.numbers == [*range(5)]
+        assert reader.values == [*range(4)]
+
+
+async def test_error_does_not_overtake_a_large_part(server: Server) -> None:
+    async with server.ends.edge() as queue:
+        reader = PartReader(partial(queue.submit, request()))
+        await server.shelf.holds(1)
+        entry = server.shelf.take()
+        entry.part(msgspec.structs.replace(reply(7, 4 * MB), is_last=False))
+        entry.finish(BackendError("broken"))
+        await reader.wait()
+        assert reader.values == [7]
+        assert isinstance(reader.heard[-1], BackendError)
+
+
+async def test_request_for_an_unloaded_version_is_told_to_the_model_process() -> None:
+    server = Server()
+    async with server.ends.edge() as queue:
+        unloaded = ServedVersion(lane=LANE, state="unloaded", reason="idle")
+        server.ends.directory.announce(unloaded)
+        edge = server.ends.directories[-1]
+        await until(lambda: [found.state for found in edge.all_versions()] == ["unloaded"])
+        assert queue.unanswered == 0
+        assert not server.ends.directory.is_missed(LANE)
+        with pytest.raises(ModelNotReadyError):
+            edge.resolve(LANE.model)
+        await until(lambda: server.ends.directory.is_missed(LANE))
+    server.ends.model.end()
 
 
 async def test_death_of_an_edge_cancels_its_requests_and_no_others(server: Server) -> None:
