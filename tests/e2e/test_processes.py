@@ -190,6 +190,17 @@ def test_drain_answers_what_was_accepted_and_ends_all_processes(server: ServerPr
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+def test_drain_that_takes_too_long_refuses_what_is_left(store: ModelStore) -> None:
+    with running_server(Path(store.url), "--processes=2", drain_timeout_s=0.2) as server:
+        held = in_background(lambda: infer(server, "lookup", *lookup_inputs(3, 20 * SLOW)))
+        server.wait_for_metric(1, "flambeau_in_flight_requests")
+        server.ask_to_stop()
+        assert server.wait() == 0
+    until_true(lambda: held)
+    assert held[0].status == 503
+    assert "had no answer within 0.2 s" in held[0].error()
+
+
 def test_processes_end_when_their_supervisor_was_killed(server: ServerProcess) -> None:
     pids = [*processes(server, "edge"), *processes(server, "model")]
     server.expected_code = -signal.SIGKILL
