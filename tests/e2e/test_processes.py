@@ -213,14 +213,21 @@ def test_processes_end_when_their_supervisor_was_killed(server: ServerProcess) -
 
 
 def test_requests_in_flight_are_limited_over_all_processes(store: ModelStore) -> None:
-    with running_server(
-        Path(store.url), "--processes=2", max_in_flight_requests=4, max_queue_depth=64
-    ) as server:
-        held = [slow_call(server) for _ in range(24)]
+    """Each edge alone would let as many pass."""
+    limit = 4
+    with running_server(Path(store.url), "--processes=2", max_in_flight_requests=limit) as server:
+        held = []
+        for number in range(24):
+            held.append(in_background(lambda: infer(server, "lookup", *lookup_inputs(3, 3 * SLOW))))
+            refused = max(0, number - limit)
+            until_true(lambda refused=refused: sum(map(bool, held)) >= refused, every_s=0.005)  # type: ignore[misc]
+            if number < limit:
+                server.wait_for_metric(number + 1, "flambeau_in_flight_requests")
         until_true(lambda: all(held))
-        refused = [r[0].error() for r in held if r[0].status == 503]
-    assert refused
-    assert all("4 requests are in flight here, the limit" in error for error in refused)
+    errors = [replies[0].error() for replies in held if replies[0].status == 503]
+    answered = 24 - len(errors)
+    assert limit <= answered <= limit + 1, "an edge that was idle has not read the count of others"
+    assert all(f"{limit} requests are in flight here, the limit" in error for error in errors)
 
 
 def test_rate_of_a_caller_is_that_of_all_processes_together(

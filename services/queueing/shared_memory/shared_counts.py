@@ -4,8 +4,7 @@ import mmap
 import os
 
 _WORDS_APART = 8
-"""A cache line."""
-SLOTS = mmap.PAGESIZE // (8 * _WORDS_APART)
+"""A cache line; so a page has 64 counts."""
 
 
 def make_counts() -> int:
