@@ -24,7 +24,6 @@ from services.inference.start_checks import check_machine
 from services.process import stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
-from services.standalone import supervisor
 from services.standalone.config import ServerConfig
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
@@ -53,6 +52,8 @@ def serve(
         StorageError: the store cannot be opened.
     """
     if config.edges > 1:
+        from services.standalone import supervisor
+
         supervisor.serve(config, on_started)
         return
     check_machine(config)
