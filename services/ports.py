@@ -26,24 +26,47 @@ class PortError(Exception):
     """A port that cannot be bound; the message names it and its setting."""
 
 
-def listen(host: str, port: int, setting: str) -> socket.socket:
+def listen(host: str, port: int, setting: str, *, is_shared: bool = False) -> socket.socket:
     """Opens a TCP port.
 
     Args:
         host: address.
         port: port number; 0 picks a free one.
         setting: setting of the port, for the message.
+        is_shared: True if other processes of this user listen on it, too, each for a part of the
+            connections (SO_REUSEPORT, socket(7)).
 
     Raises:
         PortError: it is in use, or the address is not of this machine.
     """
     try:
-        found = socket.create_server((host, port), backlog=BACKLOG)
+        found = socket.create_server((host, port), backlog=BACKLOG, reuse_port=is_shared)
     except OSError as error:
         raise port_error(port, setting, str(error)) from error
     # Connections inherit TCP_NODELAY. asyncio sets it only if the socket's protocol number is TCP,
     # and a response in two parts waits for 40 ms without it.
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return found
+
+
+def reserve(host: str, port: int, setting: str) -> socket.socket:
+    """Reserves a port for processes that share it, and that nothing else uses now.
+
+    Returns:
+        A socket that does not listen; it gets no connections, and the port is ours until it closes.
+
+    Raises:
+        PortError: as `listen`.
+    """
+    listen(host, port, setting).close()
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise port_error(port, setting, str(error)) from error
     return found
 
 

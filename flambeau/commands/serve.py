@@ -46,6 +46,14 @@ GrpcPort = Annotated[
 MetricsPort = Annotated[
     int | None, typer.Option(help="Prometheus port; 0 picks a free one.", show_default="8002")
 ]
+Processes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|auto",
+        help="Processes that accept requests, beside one that runs the models.",
+        show_default="1: one that does both",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
@@ -61,6 +69,7 @@ def serve(
     http_port: HttpPort = None,
     grpc_port: GrpcPort = None,
     metrics_port: MetricsPort = None,
+    processes: Processes = None,
     set_: Settings = None,
     batch_axis: BatchAxes = None,
 ) -> None:
@@ -73,6 +82,7 @@ def serve(
         "http_port": http_port,
         "grpc_port": grpc_port,
         "metrics_port": metrics_port,
+        "processes": int(processes) if processes and processes.isdecimal() else processes,
     }
     given = {name: value for name, value in named.items() if value is not None}
     settings = {**given, **parse_settings(set_ or [])}

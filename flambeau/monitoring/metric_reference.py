@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from services.telemetry.loop_metrics import LoopCounter, LoopHistogram
-from services.telemetry.metrics import Metrics
+from services.telemetry.metrics import Metrics, SupervisorMetrics
 from services.trainer.metrics import TrainerMetrics
 
 HEAD = """# Metrics
@@ -21,7 +21,8 @@ Every process exposes its metrics at `/metrics`, in Prometheus' text format, or 
 scrapers that accept it (with the ids of sampled traces as exemplars). Units are seconds and bytes,
 shares are from 0 to 1.
 
-- `flambeau serve`, all in one process, exposes the metrics of a gateway and of a worker.
+- `flambeau serve` exposes the metrics of a gateway and of a worker; if it has several processes,
+  the sums of all.
 - Sum counters and histograms over processes:
   `sum by (model) (rate(flambeau_requests_total[5m]))`.
 - Every worker reports the same values for the contents of Redis: take the maximum, not the sum:
@@ -33,6 +34,7 @@ shares are from 0 to 1.
 """
 
 GATEWAY, WORKER, TRAINER = "gateway", "worker", "trainer"
+SUPERVISOR = "supervisor"
 
 _PROCESSES: dict[str, tuple[str, ...]] = {
     "flambeau_build": (GATEWAY, WORKER, TRAINER),
@@ -75,7 +77,8 @@ def all_metrics() -> list[Metric]:
     """Lists every flambeau metric once, the servers' before the trainer's."""
     server = _of(Metrics("").registry, (WORKER,))
     trainer = _of(TrainerMetrics("").registry, (TRAINER,))
-    return list({metric.name: metric for metric in (*trainer, *server)}.values())
+    supervisor = _of(SupervisorMetrics().registry, (SUPERVISOR,))
+    return list({metric.name: metric for metric in (*trainer, *server, *supervisor)}.values())
 
 
 def _of(registry: CollectorRegistry, processes: tuple[str, ...]) -> Iterator[Metric]:
@@ -101,6 +104,7 @@ def metrics_document() -> str:
     for title, process in (
         ("Gateways", GATEWAY),
         ("Workers", WORKER),
+        ("Servers of several processes", SUPERVISOR),
         ("The training service", TRAINER),
     ):
         parts.append(f"## {title}\n\n")

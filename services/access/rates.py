@@ -56,6 +56,12 @@ class Bucket:
             self._spent += amount
         return 0.0
 
+    def spend(self, amount: float, now: float) -> float:
+        """Takes an amount that was spent elsewhere. Returns the tokens left; below 0 is a debt."""
+        self.tokens = min(self.burst, self.tokens + (now - self._at) * self.rate) - amount
+        self._at = now
+        return self.tokens
+
     def take_spent(self) -> float:
         """Returns the tokens spent since the last call."""
         spent, self._spent = self._spent, 0.0

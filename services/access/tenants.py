@@ -20,6 +20,7 @@ from services.errors import OverShareError, RateLimitedError
 from services.telemetry.access_metrics import AccessMetrics
 
 if TYPE_CHECKING:
+    from services.access.link_rates import LinkRates
     from services.access.shared_rates import SharedRates
 
 MAX_TENANTS = 10_000
@@ -135,7 +136,9 @@ class Tenants:
         active: tenants with requests in flight.
     """
 
-    def __init__(self, metrics: AccessMetrics, shared: "SharedRates | None" = None) -> None:
+    def __init__(
+        self, metrics: AccessMetrics, shared: "SharedRates | LinkRates | None" = None
+    ) -> None:
         self.active = 0
         self.count_refusal = metrics.refused.labels("rate_limited").inc
         self._shared = shared

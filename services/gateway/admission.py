@@ -144,20 +144,25 @@ class Admission:
         max_in_flight_requests: int,
         request_timeout_s: float,
         degrades: bool = False,
+        processes: int = 1,
     ) -> None:
         self.directory = directory
         self.turns = RequestPacer()
         self.work = SlicedWork()
         self.draining = False
         self._queue = queue
-        self._max_in_flight = max_in_flight_requests
-        self._room = min(max_in_flight_requests, queue.max_depth)
+        self._limit = self._max_in_flight = max_in_flight_requests
+        self._room = max(1, min(max_in_flight_requests, queue.max_depth) // processes)
         self._timeout_s = request_timeout_s
         self._degrades = degrades
         self._degraded = metrics.degraded
         metrics.in_flight.set_function(lambda: queue.unanswered)
         self._known: dict[int, _Known] = {}
         """Keyed by the identity of a signature, which the value keeps alive."""
+
+    def limit_by_others(self, count: int) -> None:
+        """Leaves the room that the requests in flight of other processes leave."""
+        self._max_in_flight = self._limit - count
 
     def refuse_new(self) -> None:
         """Stops admitting requests."""
@@ -225,8 +230,7 @@ class Admission:
 
     def _too_many(self) -> TooManyInFlightError:
         return TooManyInFlightError(
-            f"{self._max_in_flight} requests are in flight here, the limit; "
-            "retry later or add servers"
+            f"{self._limit} requests are in flight here, the limit; retry later or add servers"
         )
 
     def check_inputs(

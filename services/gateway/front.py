@@ -43,6 +43,7 @@ from services.wire.open_port import PortLimits, PortServer
 
 if TYPE_CHECKING:
     from services.access.authenticator import Authenticator
+    from services.access.link_rates import LinkRates
     from services.access.shared_rates import SharedRates
     from services.gateway.payloads.sampler import PayloadSampler
 
@@ -86,6 +87,8 @@ class Front:
         tracer: tracer of requests, if any are traced; exports spans while the ports are open.
         rates: store through which gateways share the rates of callers, if there are several.
         sampler: sampler of payloads, if configured; writes while the ports are open.
+        processes: number of fronts that share the ports; if there are several, another process
+            serves the metrics.
 
     Raises:
         ConfigError: unauthenticated clients could reach it, or the files of credentials or of TLS
@@ -102,8 +105,9 @@ class Front:
         on_started: Callable[[Listening], None],
         open_service: Callable[[Admission], JobService] | None = None,
         tracer: Tracer | None = None,
-        rates: "SharedRates | None" = None,
+        rates: "SharedRates | LinkRates | None" = None,
         sampler: "PayloadSampler | None" = None,
+        processes: int = 1,
     ) -> None:
         check_open(config, config.host, is_opened=config.open_to_strangers)
         self._config = config
@@ -123,7 +127,10 @@ class Front:
             max_in_flight_requests=config.max_in_flight_requests,
             request_timeout_s=config.request_timeout_s,
             degrades=config.when_overloaded == "degrade",
+            processes=processes,
         )
+        self.limit_by_others = self._admission.limit_by_others
+        self._is_one_of_many = processes > 1
         self._readiness = Readiness(config.readiness)
         self._facts = ServerFacts(version, directory, self._admission, self._readiness)
         self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
@@ -171,16 +178,21 @@ class Front:
                 stack.enter_context(self._sampler.writing())
             if self._certificates is not None:
                 stack.enter_context(self._certificates.renewing())
-            http_socket = stack.enter_context(listen(config.host, config.http_port, "http_port"))
-            grpc_socket = stack.enter_context(listen(config.host, config.grpc_port, "grpc_port"))
-            metrics_port = stack.enter_context(
-                metrics_server(
-                    config.host,
-                    config.metrics_port,
-                    self._metrics.registry,
-                    self._why_not_ready,
+            http_socket, grpc_socket = (
+                stack.enter_context(
+                    listen(config.host, port, name, is_shared=self._is_one_of_many)
                 )
-            )
+                for name, port in (
+                    ("http_port", config.http_port), ("grpc_port", config.grpc_port)
+                )
+            )  # fmt: skip
+            metrics_port = config.metrics_port
+            if not self._is_one_of_many:
+                metrics_port = stack.enter_context(
+                    metrics_server(
+                        config.host, metrics_port, self._metrics.registry, self.why_not_ready
+                    )
+                )
             stack.enter_context(sampling_lag(self._metrics.loop_lag_seconds.labels()))
             ports = [found.getsockname()[1] for found in (http_socket, grpc_socket)]
             self._ports = (ports[0], ports[1], metrics_port)
@@ -225,7 +237,8 @@ class Front:
                 )
             )
 
-    def _why_not_ready(self) -> str:
+    def why_not_ready(self) -> str:
+        """Returns why clients should send nothing here; empty if they may."""
         return "" if self._facts.is_ready() else self._facts.why_not_served() or "not ready"
 
     async def begin_drain(self) -> None:
@@ -273,7 +286,7 @@ def _port_limits(config: GatewaySettings) -> PortLimits:
 
 
 def _open_authenticator(
-    config: GatewaySettings, metrics: Metrics, rates: "SharedRates | None"
+    config: GatewaySettings, metrics: Metrics, rates: "SharedRates | LinkRates | None"
 ) -> "Authenticator | None":
     """Makes the authenticator, if the settings name credentials."""
     if not config.asks_for_credentials:

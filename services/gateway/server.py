@@ -23,11 +23,12 @@ from services.gateway.jobs.webhooks import Webhooks, read_secret
 from services.gateway.payload_settings import open_sampler
 from services.process import process_name, stop_on_signals
 from services.queueing.directory import Directory
+from services.queueing.fleet import FleetView
+from services.queueing.fleet_directory import FleetDirectory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.redis_streams.clients import RedisClients
-from services.queueing.redis_streams.fleet import FleetView
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
-from services.queueing.redis_streams.registry import FleetDirectory, FleetWatch
+from services.queueing.redis_streams.registry import FleetWatch
 from services.queueing.redis_streams.sender import RedisSender
 from services.queueing.redis_streams.webhook_queue import WebhookQueue
 from services.readiness import Look

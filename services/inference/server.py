@@ -25,12 +25,13 @@ from services.inference.start_checks import check_machine
 from services.ports import metrics_server
 from services.process import freeze_garbage, process_name, stop_on_signals
 from services.queueing.directory import Directory
+from services.queueing.fleet_directory import make_live
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.downlink import LaneLoad
 from services.queueing.redis_streams.receiver import RedisReceiver
-from services.queueing.redis_streams.registry import Announcer, FleetWatch, make_live
+from services.queueing.redis_streams.registry import Announcer, FleetWatch
 from services.readiness import Readiness
 from services.telemetry.logs import configure_logs
 from services.telemetry.loop_lag import sampling_lag

@@ -6,7 +6,7 @@ never reach a lane that has been withdrawn.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import nearest_name
@@ -37,6 +37,10 @@ class Directory:
         """Cache of `resolve` since the last change; only served names."""
         self.changes = 0
         """Number of changes so far: callers that cache what they found look again after one."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called after every change."""
+        self.missing: Callable[[Lane], None] = lambda _: None
+        """Called when a request needs a version that was unloaded."""
 
     def announce(self, served: ServedVersion) -> None:
         """Adds or replaces a version."""
@@ -46,6 +50,7 @@ class Directory:
     def _changed(self) -> None:
         self.changes += 1
         self._resolved.clear()
+        self.changed()
 
     def withdraw(self, lane: Lane) -> None:
         """Removes a version; no further request reaches it."""
@@ -69,6 +74,7 @@ class Directory:
     def miss(self, lane: Lane) -> None:
         """Notes that a request needs a version that was unloaded."""
         self._missed.add(lane)
+        self.missing(lane)
 
     def make_live(self, lane: Lane) -> None:
         """Makes a version the target of requests without a version."""

@@ -1,6 +1,7 @@
 """Interface between the queue and the workers that run its requests.
 
-Two queues ship: `MemoryQueue` within one process, and `RedisReceiver` across many.
+Three queues ship: `MemoryQueue` within one process, `EdgeLinks` across the processes of a server,
+and `RedisReceiver` across machines.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@ slow reader slows its own model, and holds `MAX_UNREAD` parts at most; one that 
 its request after `READ_WITHIN_S`.
 
 Between processes each end has one half: the worker has a `PartWindow`, and the gateway's
-`ArrivingParts` (`redis_streams/arriving_parts.py`) sends it the number of parts that were read.
+`ArrivingParts` (`arriving_parts.py`) sends it the number of parts that were read.
 """
 
 import threading

@@ -1,8 +1,68 @@
 """The configuration of an all-in-one server. Read once, at startup; there is no other source."""
 
+import os
+import platform
+import sys
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
 from services.gateway.config import GatewaySettings
 from services.inference.config import InferenceSettings
+
+MOST_AUTOMATIC = 8
+"""Edges for which one model process forms batches of small models, at some 10 µs a request."""
+
+
+def _may_share_memory() -> bool:
+    """True on Linux where other processors see writes in their order (`shared_memory/ring.py`)."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 class ServerConfig(GatewaySettings, InferenceSettings):
     """All settings of `flambeau serve`: those of a gateway and of a worker."""
+
+    processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
+    """Processes that accept requests, beside one that runs the models and forms the batches of all;
+    1 for a single process that does both. Raise it where one core does not take the requests of
+    small models, or `auto` for one less than the cores of this process, up to 8."""
+
+    @model_validator(mode="after")
+    def _is_on_a_machine_for_several(self) -> Self:
+        if self.processes not in (1, "auto") and not _may_share_memory():
+            raise ValueError(
+                f"processes is {self.processes}, and several need Linux on x86-64, whose order of "
+                f"writes to memory they rely on; this is {sys.platform} on {platform.machine()}: "
+                "serve with 1, or start several servers behind a load balancer"
+            )
+        return self
+
+    @property
+    def edges(self) -> int:
+        """Returns `processes`, or the number that `auto` means; at least 1."""
+        if self.processes != "auto":
+            return self.processes
+        if not _may_share_memory():
+            return 1
+        return max(1, min(len(os.sched_getaffinity(0)) - 1, MOST_AUTOMATIC))
+
+    def of_edge(self, ports: dict[str, int]) -> "ServerConfig":
+        """Returns the settings of one of several edges: of most limits it has its share.
+
+        Args:
+            ports: the ports that all of them share.
+        """
+        edges = self.edges
+        return self.model_copy(
+            update={
+                **ports,
+                "max_connections": -(-self.max_connections // edges),
+                "max_buffered_bytes": max(
+                    self.buffer_limit_bytes // edges, 2 * self.max_request_bytes
+                ),
+                "payload_samples": {
+                    pattern: rule.model_copy(update={"max_per_minute": rule.max_per_minute / edges})
+                    for pattern, rule in self.payload_samples.items()
+                },
+            }
+        )

@@ -1,4 +1,4 @@
-"""Runs gateway front, memory queue and reconciler in one process.
+"""Runs gateway front, memory queue and reconciler in one process, or hands over to a supervisor.
 
 Start: bind the ports, begin to answer (not ready), scan the store, become ready.
 Stop (SIGTERM or SIGINT): readiness becomes false, after `drain_delay_s` new requests are refused,
@@ -42,7 +42,8 @@ def serve(
     Args:
         config: settings of the server.
         on_started: called once, after the first full scan of the store.
-        pinned: the only version to serve, by model; others follow the pointers.
+        pinned: the only version to serve, by model, where one process does all; others follow
+            the pointers.
 
     Raises:
         ConfigError: it would be open without authentication; access or samples are misconfigured;
@@ -50,6 +51,11 @@ def serve(
         PortError: a port is in use.
         StorageError: the store cannot be opened.
     """
+    if config.edges > 1:
+        from services.standalone import supervisor
+
+        supervisor.serve(config, on_started)
+        return
     check_machine(config)
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -27,8 +27,9 @@ LANE = ("model", "version")
 DROPPED = ("cancelled", "expired", "infeasible", "failed")
 RESTARTED = ("blocked", "died")
 FINISHED = ("done", "failed", "expired")
+PROCESS_KINDS = ("model", "edge")
 UNSAMPLED = ("rate_limited", "queue_full", "store_failed", "failed")
-"""Values of the labels `reason` and `state`."""
+"""Values of the labels `reason`, `state` and `kind`."""
 
 UNKNOWN = "unknown"
 """Label value of requests for a model or version that is not served."""
@@ -324,6 +325,22 @@ class Metrics:
                 KeyError
             ):  # not set for a version that did not load, or not by this kind of process
                 gauge.remove(model, str(version))
+
+
+class SupervisorMetrics:
+    """Metrics of the supervisor of a server of several processes, in a separate registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.restarts = LoopCounter(
+            "flambeau_process_restarts",
+            "Processes of `flambeau serve --processes` that ended by themselves and were replaced, "
+            "by kind: edge, or model, which runs the models.",
+            ("kind",),
+            registry=self.registry,
+        )
+        for kind in PROCESS_KINDS:
+            self.restarts.labels(kind)
 
 
 class TlsMetrics:

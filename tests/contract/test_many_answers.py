@@ -25,6 +25,7 @@ from tests.fixtures.queue_ends import (
     redis_worker,
     reply,
     request,
+    shared_memory_ends,
 )
 from tests.fixtures.redis_servers import FLAVOURS, running_redis, until
 from tests.fixtures.running_worker import running
@@ -33,10 +34,13 @@ LARGE = 100_000
 """Elements of a part that does not travel in Redis' list."""
 
 
-@pytest.fixture(params=("memory", *FLAVOURS))
+@pytest.fixture(params=("memory", "shared memory", *FLAVOURS))
 async def ends(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ends]:
     if request.param == "memory":
         async with memory_ends() as ends:
+            yield ends
+    elif request.param == "shared memory":
+        async with shared_memory_ends() as ends:
             yield ends
     else:
         async with running_redis(request.param, tmp_path) as redis, redis_ends(redis.url) as ends:

@@ -27,14 +27,18 @@ from tests.fixtures.queue_ends import (
     redis_ends,
     reply,
     reply_of,
+    shared_memory_ends,
 )
 from tests.fixtures.redis_servers import FLAVOURS, running_redis, until
 
 
-@pytest.fixture(params=("memory", *FLAVOURS))
+@pytest.fixture(params=("memory", "shared memory", *FLAVOURS))
 async def ends(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ends]:
     if request.param == "memory":
         async with memory_ends() as ends:
+            yield ends
+    elif request.param == "shared memory":
+        async with shared_memory_ends() as ends:
             yield ends
     else:
         async with running_redis(request.param, tmp_path) as redis, redis_ends(redis.url) as ends:

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.queueing.directory import Directory
+from services.queueing.fleet import FleetView
 from services.queueing.records import Lane, ServedArtifact, ServedVersion
 from services.queueing.redis_streams import registry
 from services.queueing.redis_streams.clients import RedisClients
-from services.queueing.redis_streams.fleet import FleetView
 from services.queueing.redis_streams.registry import Announcer, FleetWatch
 from services.telemetry.metrics import Metrics
 from tests.fixtures.redis_servers import RedisProcess, until

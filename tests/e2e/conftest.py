@@ -10,10 +10,15 @@ import pytest
 
 from tests.e2e.tensor_values import RUNTIME_DATATYPES, echo_model
 from tests.fixtures import onnx_models
-from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.servers import ServerProcess, running_processes, running_server
 from tests.fixtures.split_servers import running_split
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
+SHAPES: dict[str, Any] = {
+    "all-in-one": running_server,
+    "several processes": running_processes,
+    "split": running_split,
+}
 MAX_REQUEST_BYTES = 8 * 2**20
 MAX_BATCH_SIZE = 8
 
@@ -46,10 +51,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-@pytest.fixture(scope="session", params=["all-in-one", "split"])
+@pytest.fixture(scope="session", params=SHAPES)
 def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProcess]:
-    """Runs a server of that store, in both shapes, for every test that does not change it."""
-    running = running_server if request.param == "all-in-one" else running_split
+    """Runs a server of that store, in every shape, for every test that does not change it."""
+    running = SHAPES[request.param]
     own = {"family": {"keep_artifacts": ["exact"]}}
     settings: dict[str, Any] = {"max_request_bytes": MAX_REQUEST_BYTES, "readiness": "any_model"}
     with running(store, model_settings=own, **settings) as server:

@@ -14,10 +14,11 @@ from model_store.samples.payload_sample import PayloadSample
 from model_store.samples.payload_samples import read_samples
 from model_store.storage.storage import Storage
 from model_store.store import ModelStore
+from tests.e2e.conftest import SHAPES
 from tests.e2e.grpc_calls import linear_request, lookup_request
 from tests.e2e.rest_calls import call, infer, infer_path, linear_input, lookup_inputs, tensor
 from tests.fixtures import onnx_models
-from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.servers import ServerProcess
 from tests.fixtures.split_servers import running_split
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
@@ -46,10 +47,10 @@ def store(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=["all-in-one", "split"])
+@pytest.fixture(params=SHAPES)
 def running(request: pytest.FixtureRequest, store: Path) -> Iterator[Running]:
-    if request.param == "all-in-one":
-        yield partial(running_server, store, payload_samples=RULES)
+    if request.param != "split":
+        yield partial(SHAPES[request.param], store, payload_samples=RULES)
     else:
         own: dict[str, Any] = {"payload_samples": RULES, "payload_sample_store": str(store)}
         yield partial(running_split, store, **own)

@@ -18,6 +18,7 @@ from flambeau.client import Client
 from flambeau.errors import NotFoundError
 from flambeau.publishing.errors import RefusedError
 from model_store.store import ModelStore
+from tests.e2e.conftest import SHAPES
 from tests.e2e.grpc_calls import error_of, outputs, raw_request
 from tests.e2e.rest_calls import call, infer, lookup_inputs, post, tensor
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
@@ -33,8 +34,8 @@ from tests.fixtures.pipelines import (
     right,
 )
 from tests.fixtures.redis_servers import RedisProcess, redis_process
-from tests.fixtures.servers import ServerProcess, running_server
-from tests.fixtures.split_servers import running_gateway, running_split, running_worker
+from tests.fixtures.servers import ServerProcess
+from tests.fixtures.split_servers import running_gateway, running_worker
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 from training.importing.pipelines.pipeline_source import read_pipeline
 from training.importing.pipelines.publication import publish_pipeline
@@ -98,9 +99,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-@pytest.fixture(scope="module", params=["all-in-one", "split"])
+@pytest.fixture(scope="module", params=SHAPES)
 def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProcess]:
-    running = running_server if request.param == "all-in-one" else running_split
+    running = SHAPES[request.param]
     own = {"family": {"keep_artifacts": ["exact"]}}
     with running(store, model_settings=own) as server:
         server.wait_until_read_through()

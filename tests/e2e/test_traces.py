@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.e2e.conftest import SHAPES
 from tests.e2e.grpc_calls import linear_request
 from tests.e2e.rest_calls import infer, linear_input, lookup_inputs
 from tests.fixtures.otlp_collector import Collector, Span, running_collector
-from tests.fixtures.servers import ServerProcess, running_server
-from tests.fixtures.split_servers import running_split
+from tests.fixtures.servers import ServerProcess
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 pytest.importorskip(
@@ -28,11 +28,11 @@ def collector() -> Iterator[Collector]:
         yield collector
 
 
-@pytest.fixture(scope="module", params=["all-in-one", "split"])
+@pytest.fixture(scope="module", params=SHAPES)
 def traced(
     request: pytest.FixtureRequest, store: Path, collector: Collector
 ) -> Iterator[ServerProcess]:
-    running = running_server if request.param == "all-in-one" else running_split
+    running = SHAPES[request.param]
     settings: dict[str, Any] = {"trace_endpoint": collector.endpoint, "trace_ratio": 0.0}
     with running(store, models=["linear", "lookup"], access_log=True, **settings) as server:
         yield server

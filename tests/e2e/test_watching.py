@@ -28,6 +28,7 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_queue_duration_seconds": ("histogram", LANE),
     "flambeau_execution_duration_seconds": ("histogram", LANE),
     "flambeau_batch_size": ("histogram", LANE),
+    "flambeau_loop_batches": ("counter", LANE),
     "flambeau_dropped_requests": ("counter", LANE | {"reason"}),
     "flambeau_worker_restarts": ("counter", LANE | {"reason"}),
     "flambeau_event_loop_lag_seconds": ("histogram", set()),

@@ -21,9 +21,10 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 119, 388
+SETTINGS, RECIPE_KEYS = 120, 388
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
+`processes` cannot be found out: how many cores the models need is the operator's to say.
 Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
 """
 
@@ -31,7 +32,8 @@ EFFECTS = {
     "refuses with an error": """
         api_keys.MAX_FILE_BYTES api_keys.MAX_KEYS binary_texts.MAX_TEXTS body._MAX_LINE_BYTES
         certificate_files.MAX_PEM_BYTES channel.MAX_MESSAGE_BYTES
-        choice_memory.MAX_ARTIFACTS code_bundle.MAX_SHARED_HEADERS connection.MAX_CALLS
+        choice_memory.MAX_ARTIFACTS control.MAX_MESSAGE_BYTES
+        code_bundle.MAX_SHARED_HEADERS connection.MAX_CALLS
         connection.MAX_EMPTY_BYTES frames.MAX_FRAME_BYTES grpc_calls.MAX_CALLS
         grpc_health.MAX_WATCHES grpc_health.MAX_WATCHES_A_CONNECTION grpc_raw.MAX_FIELDS
         grpc_raw.MAX_INNER_FIELDS grpc_raw.MAX_TYPED_BYTES grpc_reflection.MAX_UNREAD_BYTES
@@ -63,6 +65,7 @@ EFFECTS = {
     "forgets entries": """
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES
+        link_rates.MAX_BUCKETS
         needs_memory.MAX_NEEDS plan.MAX_KINDS
         port.MAX_KNOWN_BYTES port.MAX_KNOWN_HEADS port.MAX_KNOWN_HEAD_BYTES
         receiving_lane.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
@@ -76,7 +79,7 @@ EFFECTS = {
     "sizes a piece of work, or chooses how it is done": """
         artifact_needs.MOST_BYTES background_choice.MOST_MEASURING_S batcher.MAX_BATCH_BYTES
         batcher.MAX_SHARED_BYTES binary_texts.MAX_TEXTS_AT_ONCE_BYTES
-        compression._MAX_ACCEPT_BYTES frames.MAX_WINDOW
+        compression._MAX_ACCEPT_BYTES config.MOST_AUTOMATIC frames.MAX_WINDOW
         grpc_connection.MAX_SILENT_CALLS kubeflow.MAX_READ_BYTES latency.MAX_DOUBTS
         latency.MAX_OBSERVATION_RATIO latency.MOST_COLD_S loop_runs.MOST_BOOKED_S
         loop_runs.MOST_BOUND_S numbers.MAX_SLOW_NUMBERS

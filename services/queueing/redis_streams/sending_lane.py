@@ -29,9 +29,9 @@ from services.errors import (
     ServingError,
     WouldMissDeadlineError,
 )
+from services.queueing.arriving_parts import ArrivingParts
 from services.queueing.memory_queue import Entry, Outcome
 from services.queueing.records import HIGHEST_PRIORITY, InferReply, Lane
-from services.queueing.redis_streams.arriving_parts import ArrivingParts
 from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.large_records import TransferLimit, push_to, write_pieces

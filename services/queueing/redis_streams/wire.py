@@ -264,7 +264,7 @@ def reply_record(data: bytes | memoryview) -> ReplyRecord | ServingError | Refer
     if isinstance(found, ReplyRecord):
         return found
     if isinstance(found, _Error):
-        return _error_of_kind(found.kind, found.message)
+        return error_of_kind(found.kind, found.message)
     return Reference(found) if isinstance(found, str) else Reference(found.key, is_last=False)
 
 
@@ -292,7 +292,7 @@ def unreadable_reply(lane: Lane, error: Exception) -> WireError:
     return WireError(f"the answer of model {lane} cannot be read: {error}")
 
 
-def _error_of_kind(kind: str, message: str) -> ServingError:
+def error_of_kind(kind: str, message: str) -> ServingError:
     """An error again that another process raised.
 
     Args:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.queueing.arriving_parts import REPORT_AFTER, ArrivingParts
 from services.queueing.records import InferReply, Lane
-from services.queueing.redis_streams.arriving_parts import REPORT_AFTER, ArrivingParts
 
 
 def part(number: int, count: int) -> InferReply:

@@ -2,8 +2,7 @@
 
 import msgspec
 
-from services.queueing.records import Lane, ServedArtifact, ServedVersion
-from services.queueing.redis_streams.fleet import (
+from services.queueing.fleet import (
     AnnouncedArtifact,
     AnnouncedVersion,
     Announcement,
@@ -11,6 +10,7 @@ from services.queueing.redis_streams.fleet import (
     announced,
     fleet_view,
 )
+from services.queueing.records import Lane, ServedArtifact, ServedVersion
 
 ONE, TWO = Lane("m", 1), Lane("m", 2)
 

@@ -4,10 +4,10 @@ import pytest
 
 from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
 from services.queueing.directory import Directory
+from services.queueing.fleet import FleetView
+from services.queueing.fleet_directory import FleetDirectory, make_live
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane, ServedArtifact, ServedVersion
-from services.queueing.redis_streams.fleet import FleetView
-from services.queueing.redis_streams.registry import FleetDirectory, make_live
 from tests.fixtures.queue_ends import Caller, Shelf, request
 from tests.fixtures.signatures import one_to_one
 

@@ -1,0 +1,213 @@
+"""One end of the link between an edge and the model process: messages each way, until one dies.
+
+In: messages of a turn of the loop. Out: the same messages at the other end, in order.
+
+Rules:
+- all messages of a turn go in few frames. The socket wakes the other side only where it sleeps; it
+  is awake until a turn of its loop has brought nothing;
+- nothing here waits: messages that the ring has no room for are kept, and `is_clogged` says so;
+- a turn takes few messages, so that a thousand of them do not hold the loop;
+- the socket closes when the other process ends, in whatever way. What it has published by then is
+  still taken.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from services.queueing.shared_memory.link_memory import LinkMemory
+from services.queueing.shared_memory.messages import (
+    FRAME_BYTES,
+    FRAME_MESSAGES,
+    FreedMessage,
+    Message,
+    ReleasedMessage,
+    encode,
+    framed,
+)
+from services.queueing.shared_memory.tensor_blocks import TensorReader, TensorWriter
+
+logger = logging.getLogger("flambeau.link")
+
+Steps = Generator[None, None, None]
+"""Work on something large, a step a turn; it ends itself, or is closed with the link."""
+
+
+class Link:
+    """One end.
+
+    Args:
+        end: of the socket pair.
+        memory: what both ends map.
+        decode: decodes the messages of the other end.
+        take: called with each of them.
+        lost: called once, when the other process has ended.
+        turned: called in each turn in which messages were sent or taken.
+        is_edge: True at the edge's end.
+
+    Attributes:
+        writer: places tensors for the other end.
+        reader: views those of the other end.
+        is_clogged: True while the ring has no room for messages that wait here.
+        is_lost: True once the other process has ended.
+    """
+
+    def __init__(
+        self,
+        end: socket.socket,
+        memory: LinkMemory,
+        decode: Callable[[bytes], list[Any]],
+        take: Callable[[Any], None],
+        lost: Callable[[], None],
+        turned: Callable[[], None] = lambda: None,
+        *,
+        is_edge: bool,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = end
+        self._outgoing, self._incoming = memory.outgoing, memory.incoming
+        self._decode, self._take, self._lost = decode, take, lost
+        self._turned = turned
+        self._freed_message = FreedMessage if is_edge else ReleasedMessage
+        self.writer = TensorWriter(memory)
+        self.reader = TensorReader(memory, self._has_freed)
+        self.is_clogged = self.is_lost = False
+        self._outbox: deque[bytes] = deque()
+        self._asked = self._looking = False
+        self._work: deque[Steps] = deque()
+        end.setblocking(False)
+        self._loop.add_reader(end, self._readable)
+        self._look_soon()
+
+    def send(self, message: Message) -> None:
+        """Sends a message with all others of this turn."""
+        self._outbox.append(encode(message))
+        if not self._asked:
+            self._asked = True
+            self._loop.call_soon(self._flush)
+
+    def work(self, steps: Steps) -> None:
+        """Works on something large: a step in each turn, one after another."""
+        self._work.append(steps)
+        if len(self._work) == 1:
+            self._loop.call_soon(self._step)
+
+    def close(self) -> None:
+        """Ends the link from this side; `lost` is not called."""
+        if not self.is_lost:
+            self.is_lost = True
+            self._loop.remove_reader(self._end)
+            self._end.close()
+            self._outbox.clear()
+            work, self._work = self._work, deque()
+            for steps in work:
+                steps.close()
+
+    def _step(self) -> None:
+        if self._work:
+            steps = self._work[0]
+            try:
+                next(steps)
+            except StopIteration:
+                self._work.popleft()
+            except Exception:
+                logger.exception("a large record could not be carried over")
+                self._work.popleft()
+            if self._work:
+                self._loop.call_soon(self._step)
+
+    def _flush(self) -> None:
+        self._asked = False
+        if self.is_lost:
+            return
+        if free := self.reader.take_free():
+            self._outbox.append(encode(self._freed_message(free)))
+        outbox = self._outbox
+        while outbox:
+            messages: list[bytes] = []
+            size = 0
+            while outbox and len(messages) < FRAME_MESSAGES and size < FRAME_BYTES:
+                messages.append(outbox.popleft())
+                size += len(messages[-1])
+            if not self._outgoing.put(framed(messages)):
+                outbox.extendleft(reversed(messages))
+                break
+        self.is_clogged = bool(outbox)
+        self._turned()
+        if self._outgoing.must_wake():
+            self._wake()
+
+    def _wake(self) -> None:
+        # It has not read what woke it before; or it has ended, and reading says so.
+        with contextlib.suppress(OSError):
+            self._end.send(b"w", socket.MSG_NOSIGNAL)
+
+    def _readable(self) -> None:
+        try:
+            data = self._end.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            if not self._looking:
+                self._looking = True
+                self._look()
+        else:
+            self._end_of_other()
+
+    def _look_soon(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Takes some messages; sleeps if there are none."""
+        self._looking = False
+        if self.is_lost:
+            return
+        if self._take_some() or not self._incoming.sleep():
+            self._look_soon()
+
+    def _take_some(self) -> bool:
+        """Takes a frame or a few. Returns whether there was any."""
+        taken = 0
+        try:
+            while taken < FRAME_MESSAGES and (frame := self._incoming.take()) is not None:
+                for message in self._decode(frame):
+                    taken += 1
+                    self._take(message)
+        except Exception:  # whatever the fault, what waits for the other end must be answered
+            logger.exception("a link between processes is broken")
+            self.close()
+            self._lost()
+            return False
+        if taken:
+            self._turned()
+            if self._incoming.must_wake():
+                self._wake()
+        if self.is_clogged and not self.is_lost:
+            self._flush()
+        return taken > 0
+
+    def _end_of_other(self) -> None:
+        """Takes what the other process has published, and says that it has ended."""
+        while not self.is_lost and self._take_some():
+            pass
+        if not self.is_lost:
+            self.close()
+            self._lost()
+
+    def _has_freed(self) -> None:
+        """Has freed blocks told to their owner; called in any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            self._loop.call_soon_threadsafe(self._flush_freed)
+
+    def _flush_freed(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._flush()

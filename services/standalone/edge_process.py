@@ -1,0 +1,170 @@
+"""One edge of a server of several processes: the ports, admission and accounting; no models.
+
+It is started by the supervisor: settings on standard input, and two descriptors as arguments, the
+channel to the supervisor and the page of counts, with its slot and the number of edges.
+
+It drains when the supervisor says so or has ended, and at SIGTERM or SIGINT.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import prometheus_client
+import uvloop
+
+from services.access.link_rates import LinkRates
+from services.gateway.front import Front
+from services.gateway.payload_settings import open_sampler
+from services.ports import PortError
+from services.process import end_past_held_threads, stop_on_signals
+from services.queueing.directory import Directory
+from services.queueing.fleet_directory import FleetDirectory
+from services.queueing.memory_queue import MemoryQueue
+from services.queueing.shared_memory.messages import MissedMessage, SpentMessage
+from services.queueing.shared_memory.model_link import ModelLink
+from services.queueing.shared_memory.shared_counts import SharedCounts
+from services.readiness import Look
+from services.settings import ConfigError
+from services.standalone.config import ServerConfig
+from services.standalone.control import Control
+from services.telemetry.logs import configure_logs
+from services.telemetry.merged_metrics import encode_metrics
+from services.telemetry.metrics import Metrics
+from services.tracing.setting import open_tracer
+
+MODEL_PROCESS_ENDED = "the model process has ended, and another is being started"
+
+
+class EdgeProcess:
+    """The parts of one edge.
+
+    Args:
+        config: its share of the server's settings.
+        end: channel to the supervisor.
+        counts: requests in flight of all edges.
+        slot: place of its own among them.
+        edges: number of edges.
+
+    Raises:
+        ConfigError: as `Front`.
+    """
+
+    def __init__(
+        self, config: ServerConfig, end: socket.socket, counts: SharedCounts, slot: int, edges: int
+    ) -> None:
+        version = installed_version("flambeau")
+        self._counts, self._slot = counts, slot
+        self._metrics, directory = Metrics(version), Directory()
+        self._queue = MemoryQueue(config.max_queue_depth)
+        self._asked, self._changed = asyncio.Event(), asyncio.Event()
+        self._looks: list[Look] = []
+        """Those that are not applied yet: the ports are not open."""
+        self._is_listening = False
+        self._control = Control(end, self._take, self._drain)
+        rates = LinkRates(lambda spent: self._link.send(SpentMessage(spent)))
+        self._link = ModelLink(
+            config.buffer_limit_bytes, self._look, self._lost, rates.learn, self._count
+        )
+        self._link.fleet = FleetDirectory(directory, self._queue, lambda _: self._link)
+        directory.missing = lambda lane: self._link.send(MissedMessage(lane))
+        self._front = Front(
+            config, version, self._metrics, directory, self._queue,
+            lambda _: self._control.send("up"),
+            tracer=open_tracer(config, "gateway", self._metrics),
+            rates=rates if config.asks_for_credentials else None,
+            sampler=open_sampler(config, directory, self._metrics, config.store),
+            processes=edges,
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Serves until it is asked to drain, and drains.
+
+        Raises:
+            PortError: a port is in use.
+        """
+        front = self._front
+        self._control.send("link")
+        # Connections come as soon as the ports are open, and the other edges may serve already.
+        while not self._looks and not self._asked.is_set():
+            self._changed.clear()
+            await self._changed.wait()
+        async with front.listening():
+            stop_on_signals(self._asked)
+            self._is_listening = True
+            self._apply_looks()
+            await self._asked.wait()
+            await front.begin_drain()
+            if not await front.drain():
+                self._control.send("unanswered")
+            await front.close()
+        self._link.close()
+
+    def fail(self, error: Exception) -> None:
+        """Tells the supervisor why it cannot start."""
+        self._control.send("failed", [type(error).__name__, str(error)])
+
+    def _take(self, kind: str, content: Any, descriptor: int) -> None:
+        if kind == "link":
+            self._link.attach(socket.socket(fileno=descriptor))
+        elif kind == "drain":
+            self._drain()
+        elif kind == "collect":
+            self._control.send_file("metrics", content, encode_metrics(self._metrics.registry))
+
+    def _drain(self) -> None:
+        self._asked.set()
+        self._changed.set()
+
+    def _look(self, look: Look) -> None:
+        self._looks.append(look)
+        self._changed.set()
+        if self._is_listening:
+            self._apply_looks()
+
+    def _apply_looks(self) -> None:
+        looks, self._looks = self._looks, []
+        for look in looks[-1:]:
+            self._front.look(look)
+            self._control.send("ready", self._front.why_not_ready())
+
+    def _lost(self) -> None:
+        self._look(Look(started=False, fault=MODEL_PROCESS_ENDED))
+        self._control.send("link")
+
+    def _count(self) -> None:
+        self._front.limit_by_others(self._counts.set(self._slot, self._queue.unanswered))
+
+
+async def _serve(config: ServerConfig, end: socket.socket, counts: int, *place: int) -> int:
+    slot, edges = place
+    try:
+        edge = EdgeProcess(config, end, SharedCounts(counts, edges), slot, edges)
+    except ConfigError as error:
+        Control(end, lambda *_: None, lambda: None).send("failed", ["ConfigError", str(error)])
+        return 2
+    try:
+        await edge.run()
+    except PortError as error:
+        edge.fail(error)
+        return 1
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the edge. Returns its exit code."""
+    config = ServerConfig.model_validate_json(sys.stdin.buffer.read())
+    control, counts, slot, edges = map(int, arguments)
+    configure_logs(config.log_level)
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    code = uvloop.run(_serve(config, socket.socket(fileno=control), counts, slot, edges))
+    os.close(counts)
+    end_past_held_threads()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

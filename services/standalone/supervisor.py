@@ -1,0 +1,346 @@
+"""Runs a server as several processes: starts the model process and the edges, and replaces them.
+
+It holds no request and no model. It reserves the ports, which the edges share; hands each edge one
+end of a socket pair whose other end the model process gets, whenever the edge asks; answers the
+metrics port, with the metrics of all processes together; and prints what is served, once.
+
+Stop (SIGTERM or SIGINT): the edges drain, as a single process does; then the model process ends. A
+second signal ends all at once. A process that ends by itself is replaced at once, or after a pause
+if it had only begun.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from model_store.errors import StoreError
+from model_store.host.own_process import own_command
+from services.gateway.front import Listening
+from services.ports import PortError, metrics_server, reserve
+from services.queueing.fleet import fleet_view
+from services.queueing.shared_memory.messages import View, decode_view
+from services.queueing.shared_memory.shared_counts import SharedCounts, make_counts
+from services.settings import ConfigError
+from services.standalone.config import ServerConfig
+from services.standalone.control import Control, make_file, read_file
+from services.telemetry.logs import configure_logs
+from services.telemetry.merged_metrics import (
+    MergedCollector,
+    MetricFamily,
+    decode_metrics,
+    encode_metrics,
+    lasting,
+    merged,
+)
+from services.telemetry.metrics import PROCESS_KINDS, SupervisorMetrics
+
+logger = logging.getLogger("flambeau.server")
+
+MODEL, EDGE = PROCESS_KINDS
+SETTLED_AFTER_S = 5.0
+"""Age at which a process counts as one that works: an older one is replaced without a pause."""
+PAUSES_S = (0.1, 0.5, 2.0, 5.0)
+COLLECT_WITHIN_S = 2.0
+"""Time for a process to give its metrics; those of a busy one are as of the last scrape."""
+_ERRORS = {error.__name__: error for error in (ConfigError, PortError, StoreError)}
+
+
+class Child:
+    """The place of one process, whichever runs there.
+
+    Attributes:
+        kind: `model` or `edge`.
+        slot: its number among the edges; -1 of the model process.
+        process: the running one, if any.
+        is_up: True once it serves.
+        why_not_ready: why an edge should get no requests; empty if it should.
+        wants_link: True while an edge waits for a link.
+        families: its metrics as of the last scrape.
+    """
+
+    def __init__(self, kind: str, slot: int) -> None:
+        self.kind, self.slot = kind, slot
+        self.process: subprocess.Popen[bytes] | None = None
+        self.control: Control | None = None
+        self.is_up = self.wants_link = False
+        self.why_not_ready = "starting"
+        self.families: list[MetricFamily] = []
+        self.started_at = 0.0
+        self.failures = 0
+        self.ended = asyncio.Event()
+
+
+class Supervisor:
+    """The processes of one server.
+
+    Args:
+        config: settings of the server.
+        on_started: called once, when all processes serve.
+    """
+
+    def __init__(self, config: ServerConfig, on_started: Callable[[Listening], None]) -> None:
+        self._config = config
+        self._on_started = on_started
+        self._edges = [Child(EDGE, slot) for slot in range(config.edges)]
+        self._model = Child(MODEL, -1)
+        self._children = [self._model, *self._edges]
+        self._page = make_counts()
+        self._counts = SharedCounts(self._page, config.edges)
+        self._metrics = SupervisorMetrics()
+        self._past: list[MetricFamily] = []
+        """Sums of processes that have ended."""
+        self._collected: dict[Child, asyncio.Future[bytes]] = {}
+        self._view: tuple[dict[str, str], View] | None = None
+        self._ports: dict[str, int] = {}
+        self._has_started = self._draining = self._abandons = False
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serves until a signal, then drains.
+
+        Raises:
+            ConfigError, PortError, StoreError: a process could not start, as it says.
+        """
+        config = self._config
+        registry = CollectorRegistry()
+        registry.register(MergedCollector(self._scrape(asyncio.get_running_loop())))
+        with contextlib.ExitStack() as stack:
+            for name, port in (("http_port", config.http_port), ("grpc_port", config.grpc_port)):
+                held = stack.enter_context(reserve(config.host, port, name))
+                self._ports[name] = held.getsockname()[1]
+            self._ports["metrics_port"] = stack.enter_context(
+                metrics_server(config.host, config.metrics_port, registry, self._why_not_ready)
+            )
+            stack.enter_context(self._signals())
+            try:
+                for child in self._children:
+                    self._start(child)
+                asked: asyncio.Future[Any] = asyncio.ensure_future(self._asked.wait())
+                await asyncio.wait([asked, self._failed], return_when=asyncio.FIRST_COMPLETED)
+                if self._failed.done():
+                    self._failed.result()
+                await self._drain()
+            finally:
+                self._kill_all()
+        logger.info("stopped")
+
+    async def _drain(self) -> None:
+        logger.info("draining")
+        self._draining = True
+        for edge in self._edges:
+            if edge.control is not None:
+                edge.control.send("drain")
+        await self._all_ended(self._edges)
+        if self._model.control is not None:
+            self._model.control.send("stop", self._abandons)
+        await self._all_ended([self._model])
+
+    async def _all_ended(self, children: Iterable[Child]) -> None:
+        for child in children:
+            if child.process is not None:
+                await child.ended.wait()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Drains at the first signal; at the second, ends all processes, and this one by it."""
+        loop = asyncio.get_running_loop()
+
+        def stop(number: signal.Signals) -> None:
+            if not self._asked.is_set():
+                self._asked.set()
+                return
+            self._kill_all()
+            loop.remove_signal_handler(number)
+            os.kill(os.getpid(), number)
+
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, stop, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _start(self, child: Child) -> None:
+        """Starts a process in its place."""
+        config = self._config
+        if child.kind == EDGE:
+            config = config.of_edge(self._ports)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings = make_file(config.model_dump_json().encode())
+        arguments, passed = [str(theirs.fileno())], [theirs.fileno()]
+        if child.kind == EDGE:
+            arguments += [str(self._page), str(child.slot), str(len(self._edges))]
+            passed.append(self._page)
+        command = own_command(f"services.standalone.{child.kind}_process", *arguments)
+        try:
+            child.process = subprocess.Popen(command, stdin=settings, pass_fds=passed)  # noqa: S603
+        finally:
+            theirs.close()
+            os.close(settings)
+        child.is_up, child.wants_link, child.started_at = False, False, time.monotonic()
+        child.why_not_ready = "starting"
+        child.ended.clear()
+        child.control = Control(ours, lambda *message: self._take(child, *message), lambda: None)
+        descriptor = os.pidfd_open(child.process.pid)
+        asyncio.get_running_loop().add_reader(descriptor, self._over, child, descriptor)
+        self._link_all()
+
+    def _over(self, child: Child, descriptor: int) -> None:
+        """A process has ended."""
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        process, control = child.process, child.control
+        assert process is not None
+        assert control is not None
+        code = process.wait()
+        control.drain()
+        control.close()
+        child.process = child.control = None
+        child.is_up, child.why_not_ready = False, f"the {child.kind} process is being started"
+        if child.kind == EDGE:
+            self._counts.set(child.slot, 0)
+        self._past = merged([self._past, lasting(child.families)])
+        child.families = []
+        if (waiting := self._collected.pop(child, None)) is not None and not waiting.done():
+            waiting.cancel()
+        child.ended.set()
+        if self._draining or self._failed.done():
+            return
+        if not self._has_started and code:
+            self._fail("ConfigError", f"the {child.kind} process ended with {code} as it started")
+            return
+        self._metrics.restarts.labels(child.kind).inc()
+        is_young = time.monotonic() - child.started_at < SETTLED_AFTER_S
+        child.failures = child.failures + 1 if is_young else 0
+        pause_s = PAUSES_S[min(child.failures, len(PAUSES_S)) - 1] if is_young else 0.0
+        logger.error(
+            "a process has ended; starting another",
+            extra={"kind": child.kind, "code": code, "pause_s": pause_s},
+        )
+        asyncio.get_running_loop().call_later(pause_s, self._start_again, child)
+
+    def _start_again(self, child: Child) -> None:
+        if not self._draining and not self._failed.done():
+            self._start(child)
+
+    def _kill_all(self) -> None:
+        for child in self._children:
+            if child.process is not None:
+                child.process.kill()
+                child.process.wait()
+
+    def _take(self, child: Child, kind: str, content: Any, descriptor: int) -> None:
+        if kind == "link":
+            child.wants_link = True
+            self._link_all()
+        elif kind == "ready":
+            child.why_not_ready = content
+        elif kind == "up":
+            child.is_up = True
+            if child is self._model:
+                self._view = content, decode_view(read_file(descriptor))
+            self._look_whether_started()
+        elif kind == "metrics":
+            data, waiting = read_file(descriptor), self._collected.pop(child, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(data)
+        elif kind == "unanswered":
+            self._abandons = True
+        elif kind == "failed" and not self._has_started:
+            self._fail(*content)
+
+    def _fail(self, kind: str, words: str) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(_ERRORS[kind](words))
+
+    def _link_all(self) -> None:
+        """Links each edge that waits for it with the model process, if there is one."""
+        model = self._model
+        for edge in self._edges:
+            if edge.wants_link and edge.control is not None and model.control is not None:
+                edge.wants_link = False
+                ours, theirs = socket.socketpair()
+                with ours, theirs:
+                    model.control.send("link", None, theirs.fileno())
+                    edge.control.send("link", None, ours.fileno())
+
+    def _look_whether_started(self) -> None:
+        if self._has_started or self._view is None or not all(c.is_up for c in self._children):
+            return
+        self._has_started = True
+        about, view = self._view
+        served = fleet_view([view.announcement]).versions
+        self._on_started(
+            Listening(
+                host=self._config.host,
+                http_port=self._ports["http_port"],
+                grpc_port=self._ports["grpc_port"],
+                metrics_port=self._ports["metrics_port"],
+                is_tls=bool(self._config.tls_certificate_file),
+                asks_for_credentials=self._config.asks_for_credentials,
+                served=[served[lane] for lane in sorted(served)],
+                found=view.look,
+                store=about["store"],
+                warning=about["warning"],
+            )
+        )
+
+    def _why_not_ready(self) -> str:
+        if self._draining:
+            return "shutting down"
+        reasons = [edge.why_not_ready for edge in self._edges]
+        return "" if "" in reasons else "; ".join(dict.fromkeys(reasons))
+
+    def _scrape(self, loop: asyncio.AbstractEventLoop) -> Callable[[], list[MetricFamily]]:
+        """Returns the function that a scrape's thread calls for the metrics of all processes."""
+
+        def families() -> list[MetricFamily]:
+            return asyncio.run_coroutine_threadsafe(self._collect(), loop).result()
+
+        return families
+
+    async def _collect(self) -> list[MetricFamily]:
+        running = [child for child in self._children if child.control is not None]
+        for child in running:
+            if child not in self._collected:
+                self._collected[child] = asyncio.get_running_loop().create_future()
+                assert child.control is not None
+                child.control.send("collect")
+        waited = {c: self._collected[c] for c in running if c in self._collected}
+        if waited:
+            await asyncio.wait(waited.values(), timeout=COLLECT_WITHIN_S)
+        for child, found in waited.items():
+            if found.done() and not found.cancelled():
+                child.families = decode_metrics(found.result())
+        own = decode_metrics(encode_metrics(self._metrics.registry))
+        return merged([*(child.families for child in self._children), own, self._past])
+
+
+def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None:
+    """Runs the processes until SIGTERM or SIGINT.
+
+    Args:
+        config: settings of the server, for two edges at least.
+        on_started: called once, after the first full scan of the store.
+
+    Raises:
+        ConfigError, PortError, StoreError: as `services.standalone.server.serve`.
+    """
+    configure_logs(config.log_level)
+    asyncio.run(_serve(config, on_started))
+
+
+async def _serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None:
+    await Supervisor(config, on_started).run()
