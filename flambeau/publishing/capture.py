@@ -8,12 +8,14 @@ random outputs, layers in training mode, rows that depend on each other, inputs 
 """
 
 import importlib
+import io
 import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,8 @@ _RANDOM_LAYERS = (
 
 Labels = Mapping[str, Sequence[str]] | Sequence[str]
 Say = Callable[[str], None]
+Save = Callable[[Callable[[Any], None], Path], None]
+"""Calls a function of torch's with the file to write, a path or a buffer."""
 Rows = tuple[dict[str, Array], dict[str, Array]]
 """Inputs and outputs by name, each [rows, ...]."""
 
@@ -312,7 +316,7 @@ def _capture_files(
     unused: list[str] = []
     related: list[Place] = []
     try:
-        unused, places = _call(lambda: _export(flat, wanted, folder / PROGRAM), say)
+        unused, places = _call(partial(_export, flat, wanted, folder / PROGRAM), say)
         related = [(name, axis) for name, axis in places]  # JSON has no tuples
         files["pt2"] = PROGRAM
     except ForkedCallError as error:
@@ -324,7 +328,8 @@ def _capture_files(
         )
     if script or not files:
         try:
-            traced = _call(lambda: _to_torchscript(flat, wanted.arguments(), folder / SCRIPT), say)
+            call = partial(_to_torchscript, flat, wanted.arguments(), folder / SCRIPT)
+            traced = _call(call, say)
             if traced:
                 say(f"tracing the model for TorchScript, which cannot compile it: {traced}")
             files["torchscript"] = SCRIPT
@@ -333,8 +338,12 @@ def _capture_files(
     return files, refusals, related
 
 
-def _call(call: Callable[[], Any], say: Say) -> Any:
+def _call(call: Callable[[Save], Any], say: Say) -> Any:
     """Makes the call in a forked child, or here where that is impossible.
+
+    Args:
+        call: gets the function with which it writes files.
+        say: receives a line if the call is made here.
 
     Raises:
         ForkedCallError: the call raised.
@@ -343,14 +352,25 @@ def _call(call: Callable[[], Any], say: Say) -> Any:
     hazard = "CUDA is in use here" if cuda else fork_hazard()
     if not hazard:
         try:
-            return call_in_fork(lambda: _with_one_thread(call))
+            return call_in_fork(lambda: _with_one_thread(lambda: call(_save_at_once)))
         except ForkUnavailableError as error:
             hazard = str(error)
     say(f"exporting in this process, whose memory grows by it, and not in a forked one: {hazard}")
     try:
-        return _quietly(call)
+        return _quietly(lambda: call(_save_through_memory))
     except Exception as error:  # torch may raise anything for a model it cannot export
         raise ForkedCallError(innermost_line(error)) from error
+
+
+def _save_at_once(write: Callable[[Any], None], path: Path) -> None:
+    write(path)
+
+
+def _save_through_memory(write: Callable[[Any], None], path: Path) -> None:
+    """Writes a file of torch's, which aborts its process if the disk is full."""
+    buffer = io.BytesIO()
+    write(buffer)
+    path.write_bytes(buffer.getbuffer())
 
 
 def _with_one_thread(call: Callable[[], Any]) -> Any:
@@ -367,7 +387,9 @@ def _quietly(call: Callable[[], Any]) -> Any:
         return call()
 
 
-def _export(flat: OutputsInOrder, wanted: _Wanted, path: Path) -> tuple[list[str], list[Place]]:
+def _export(
+    flat: OutputsInOrder, wanted: _Wanted, path: Path, save: Save
+) -> tuple[list[str], list[Place]]:
     """Writes the exported program.
 
     Returns:
@@ -382,7 +404,7 @@ def _export(flat: OutputsInOrder, wanted: _Wanted, path: Path) -> tuple[list[str
         axes.append(varying)
     with torch.no_grad(), whole_recurrent_layers() if wanted.dynamic else nullcontext():
         program = torch.export.export(flat, wanted.arguments(), dynamic_shapes=(tuple(axes),))
-    torch.export.save(program, path)
+    save(partial(torch.export.save, program), path)
     nodes = {node.name: node for node in program.graph.nodes}
     inputs = dict(zip(wanted.inputs, program.graph_signature.user_inputs, strict=True))
     sizes = {
@@ -398,7 +420,9 @@ def _export(flat: OutputsInOrder, wanted: _Wanted, path: Path) -> tuple[list[str
     return [name for name, node in inputs.items() if not nodes[node].users], related
 
 
-def _to_torchscript(flat: OutputsInOrder, arguments: tuple[Tensor, ...], path: Path) -> str:
+def _to_torchscript(
+    flat: OutputsInOrder, arguments: tuple[Tensor, ...], path: Path, save: Save
+) -> str:
     """Writes the model as TorchScript: compiled if its code allows that, else traced.
 
     Returns:
@@ -407,16 +431,16 @@ def _to_torchscript(flat: OutputsInOrder, arguments: tuple[Tensor, ...], path: P
     model: Any = flat.network
     reason = ""
     if isinstance(model, torch.jit.ScriptModule):
-        torch.jit.save(model, str(path))
+        save(partial(torch.jit.save, model), path)
         return reason
     with warnings.catch_warnings(), torch.inference_mode():
         if isinstance(model, nn.Module):
             try:
-                torch.jit.save(torch.jit.script(model), str(path))
+                save(partial(torch.jit.save, torch.jit.script(model)), path)
                 return reason
             except Exception as error:  # it is traced instead
                 reason = innermost_line(error)
         warnings.simplefilter("error", TracerWarning)
         traced: Any = torch.jit.trace(flat, arguments)  # type: ignore[no-untyped-call]
-        torch.jit.save(traced, str(path))
+        save(partial(torch.jit.save, traced), path)
     return reason

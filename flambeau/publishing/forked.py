@@ -82,7 +82,7 @@ def call_in_fork(call: Callable[[], Result]) -> Result:
 
 def fork_hazard() -> str:
     """Returns why this process should not be forked; empty if nothing is known."""
-    for name in Path("/proc/self/task").glob("*/comm"):
+    for name in list(Path("/proc/self/task").glob("*/comm")):  # all, or it stays open
         with contextlib.suppress(OSError):  # the thread has ended
             if name.read_text().strip() == GRPC_THREAD:
                 return "gRPC is in use here"

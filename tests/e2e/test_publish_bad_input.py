@@ -4,9 +4,11 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -99,6 +101,21 @@ def test_temporary_files_on_a_full_disk(
     text = refusal(model, examples, tmp_path / "store", small_disk, **options)
     assert words in text
     assert "set TMPDIR to another folder" in text
+
+
+def test_temporary_files_on_a_full_disk_where_no_child_captures(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch would abort this process."""
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.start()  # a process with its threads is not forked
+    try:
+        net, rows = nn.Linear(256, 3).eval(), torch.ones(400, 256)
+        text = refusal(net, rows, tmp_path / "store", small_disk)
+    finally:
+        server.stop(None).wait()
+    assert "is full: torch cannot" in text
 
 
 @pytest.mark.parametrize(
