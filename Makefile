@@ -273,6 +273,10 @@ bench-commits: $(SERVING) ## This checkout beside an earlier commit, in turns. A
 bench-split: $(SERVING) ## Redis between gateway and worker, beside all in one process.
 	@$(BIN)/python -m bench.optimised bench.split $(ARGS)
 
+.PHONY: bench-cores
+bench-cores: $(SERVING) ## Two processes that accept requests beside one that does all, and what 16 cores would give.
+	@$(BIN)/python -m bench.optimised bench.cores $(ARGS)
+
 .PHONY: bench-operate
 bench-operate: $(DEVELOPING) ## What metrics, keys and traces cost a small request.
 	@$(BIN)/python -m bench.optimised bench.operate $(ARGS)

@@ -57,7 +57,12 @@ def tree_of(root: int) -> list[ProcessState]:
 
 def cpu_seconds(root: int) -> float:
     """Returns user and system time of the whole tree so far, ended children included."""
-    return sum(state.ticks for state in tree_of(root)) / os.sysconf("SC_CLK_TCK")
+    return sum(map(ticks_s, tree_of(root)))
+
+
+def ticks_s(state: ProcessState) -> float:
+    """Returns user and system time of one process in seconds."""
+    return state.ticks / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mebibytes(root: int) -> float:

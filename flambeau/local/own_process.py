@@ -165,6 +165,6 @@ class OwnProcess:
         if lines and lines[-1].startswith("error: "):
             raise OwnProcessError(lines[-1].removeprefix("error: "))
         how = signal.Signals(-code).name if code < 0 else f"status {code}"
-        raise OwnProcessError(
-            f"our process ended with {how}{f': {lines[-1][:300]}' if lines else ''}"
-        )
+        # What a killed process leaves are the words of those that depended on it.
+        said = f": {lines[-1][:300]}" if lines and code != -signal.SIGKILL else ""
+        raise OwnProcessError(f"our process ended with {how}{said}")

@@ -11,6 +11,7 @@ import importlib
 import io
 import re
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -54,6 +55,8 @@ MIN_EXPORT_ROWS = 2
 """Exporters specialise on 0 and 1 rows."""
 FULL_BYTES = 2**16
 """Free bytes of a disk below which a file could not be written."""
+_ONE_EXPORT = threading.Lock()
+"""torch's exporters keep state of the process: two at once fail, and so does whatever follows."""
 _RANDOM_LAYERS = (
     nn.modules.dropout._DropoutNd,
     nn.modules.batchnorm._BatchNorm,
@@ -357,7 +360,8 @@ def _call(call: Callable[[Save], Any], say: Say) -> Any:
             hazard = str(error)
     say(f"exporting in this process, whose memory grows by it, and not in a forked one: {hazard}")
     try:
-        return _quietly(lambda: call(_save_through_memory))
+        with _ONE_EXPORT:
+            return _quietly(lambda: call(_save_through_memory))
     except Exception as error:  # torch may raise anything for a model it cannot export
         raise ForkedCallError(innermost_line(error)) from error
 

@@ -80,6 +80,23 @@ def test_beside_grpc_a_model_is_captured_without_a_fork_and_that_is_told(tmp_pat
     assert line.endswith("gRPC is in use here")
 
 
+def test_beside_grpc_models_are_captured_one_at_a_time(tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.start()
+    folders = [tmp_path / str(number) for number in range(4)]
+    for folder in folders:
+        folder.mkdir()
+
+    def capture(folder: Path) -> list[str]:
+        return list(captured(linear(), torch.randn(4, 8), folder).files)
+
+    try:
+        with ThreadPoolExecutor(len(folders)) as threads:
+            assert list(threads.map(capture, folders)) == [["pt2"]] * len(folders)
+    finally:
+        server.stop(None).wait()
+
+
 def test_tracing_in_place_of_compiling_is_told_with_the_reason(tmp_path: Path) -> None:
     class Varied(nn.Module):
         def forward(self, x: Tensor, *, scale: Any = (lambda y: 2 * y)) -> Tensor:
