@@ -10,8 +10,9 @@ from pydantic import Field, model_validator
 from services.gateway.config import GatewaySettings
 from services.inference.config import InferenceSettings
 
-MOST_AUTOMATIC = 8
-"""Edges for which one model process forms batches of small models, at some 10 µs a request."""
+MOST_AUTOMATIC = 4
+"""An edge takes some 40 µs for a small request and the model process 20, so that two edges keep it
+busy (docs/adr/0058); requests with larger bodies leave room for more edges."""
 
 
 def _may_share_memory() -> bool:
@@ -25,7 +26,7 @@ class ServerConfig(GatewaySettings, InferenceSettings):
     processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
     """Processes that accept requests, beside one that runs the models and forms the batches of all;
     1 for a single process that does both. Raise it where one core does not take the requests of
-    small models, or `auto` for one less than the cores of this process, up to 8."""
+    small models, or `auto` for one less than the cores of this process, up to 4."""
 
     @model_validator(mode="after")
     def _is_on_a_machine_for_several(self) -> Self:

@@ -8,7 +8,7 @@ from services.settings import ConfigError, checked
 from services.standalone.config import ServerConfig
 
 
-@pytest.mark.parametrize(("cores", "edges"), [(1, 1), (2, 1), (3, 2), (4, 3), (9, 8), (64, 8)])
+@pytest.mark.parametrize(("cores", "edges"), [(1, 1), (2, 1), (3, 2), (4, 3), (9, 4), (64, 4)])
 def test_auto_leaves_a_core_to_the_model_process(
     cores: int, edges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,7 +207,7 @@ class Instance:
             self._loop.call_soon_threadsafe(self._finished, self, batch, report)
 
     def _ran_on_loop(self, batch: Batch) -> bool:
-        started_at, together = self.given_at, True
+        started_at, together, cpu_s = self.given_at, True, time.thread_time()
         results: list[Result]
         try:
             results = [*self._run(batch)]
@@ -215,8 +215,8 @@ class Instance:
             results, together = self._after_failure(batch, error), False
         except Exception:  # its thread reruns it, and deals with the failure
             return False
-        seconds = time.monotonic() - started_at
-        report = BatchReport(results, started_at, seconds, together, cpu_s=seconds, on_loop=True)
+        cpu_s, seconds = time.thread_time() - cpu_s, time.monotonic() - started_at
+        report = BatchReport(results, started_at, seconds, together, cpu_s=cpu_s, on_loop=True)
         self._loop.call_soon(self._finished, self, batch, report)
         return True
 

@@ -8,7 +8,7 @@ for a tiny model that costs more than the run. A long run on the loop would dela
 Rules: only backends whose time depends on shapes alone (`Backend.fits_loop`); only shapes that have
 run; only if the expected run is shorter than what a hand-over costs here, as learned, within
 `LEAST_BOUND_S` and `MOST_BOUND_S`; at most `MOST_BOOKED_S` in one turn of the loop; and after a run
-that took `STALL_S`, none of that lane for `STALL_PAUSE_S` (docs/adr/0057).
+that took `STALL_S` of CPU time, none of that lane for `STALL_PAUSE_S` (docs/adr/0057).
 """
 
 from services.inference.scheduling.batch_rules import Batch
@@ -22,9 +22,9 @@ the loop must look again."""
 MOST_BOOKED_S = 500e-6
 """Expected seconds of all runs of one turn: each lane may have a batch in it."""
 STALL_S = 1e-3
-"""A run on the loop that took this long is not what was expected: the machine is busy, or the
-values of the inputs (subnormal numbers, for one) make the model slow."""
-STALL_PAUSE_S = 10.0
+"""CPU time of a run on the loop that is not what was expected: the values of the inputs (subnormal
+numbers, for one) make the model slow. Time in which the machine ran others does not count."""
+STALL_PAUSE_S = 1.0
 """Pause after it: a client that causes one stall causes one in this time."""
 LEARNING_RATE = 0.05
 """Of a hand-over's cost: it varies from batch to batch, and the bound need not."""
@@ -97,7 +97,7 @@ class LaneLoopRuns:
             # The next turn has begun: whatever ran in the last one is over.
             self._shared.booked_s -= self._booked_s
             self._booked_s = 0.0
-            if took_s >= STALL_S:
+            if report.cpu_s >= STALL_S:
                 self._not_before = now + STALL_PAUSE_S
         elif self.fits:
             self._shared.observe(took_s - report.cpu_s)
