@@ -7,13 +7,17 @@ from bench.peers.servers.flambeau_peer import ROOT
 
 PAGE = ROOT / "docs/reference/performance.md"
 PYTHON_PAGE = ROOT / "docs/reference/performance-python.md"
-PAGES = {"publish": PYTHON_PAGE, "python": PYTHON_PAGE}
+PROCESSES_PAGE = ROOT / "docs/reference/performance-processes.md"
+PAGES = {
+    "publish": PYTHON_PAGE, "python": PYTHON_PAGE,
+    "split": PROCESSES_PAGE, "cores": PROCESSES_PAGE,
+}  # fmt: skip
 """Pages of benchmarks that are not on `PAGE`, by name."""
 
 
 def write_block(name: str, block: str) -> None:
     """Writes a benchmark's tables into its page."""
-    page = PAGES.get(name, PAGE)
+    page = PAGES.get(name.removesuffix("-pinned"), PAGE)
     text = page.read_text() if page.exists() else ""
     page.write_text(with_block(text, name, block))
     print(f"wrote {page}")
