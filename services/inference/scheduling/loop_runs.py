@@ -93,10 +93,11 @@ class LaneLoopRuns:
             took_s: its time with the hand-over.
             now: `time.monotonic()` second.
         """
+        # The next turn has begun: whatever ran in the last one is over, or failed and went on in the
+        # thread.
+        self._shared.booked_s -= self._booked_s
+        self._booked_s = 0.0
         if report.on_loop:
-            # The next turn has begun: whatever ran in the last one is over.
-            self._shared.booked_s -= self._booked_s
-            self._booked_s = 0.0
             if report.cpu_s >= STALL_S:
                 self._not_before = now + STALL_PAUSE_S
         elif self.fits:

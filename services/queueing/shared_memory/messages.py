@@ -123,7 +123,7 @@ class ReleasedMessage(Message, tag=3, frozen=True):
 
 
 class ViewMessage(Message, tag=4, frozen=True):
-    """What the model process serves: a `View` as a tensor of bytes."""
+    """The `View` of the versions that the model process serves, as a tensor of bytes."""
 
     view: TensorMessage
 

@@ -72,6 +72,15 @@ def test_a_new_turn_has_room_again() -> None:
     assert one.takes(batch(SHORT_S), 0.0)
 
 
+def test_batches_that_fail_on_the_loop_and_run_in_a_thread_take_no_room_for_ever() -> None:
+    shared = LoopRuns()
+    failing, other = lane(shared), lane(shared)
+    for _ in range(100):
+        failing.takes(batch(SHORT_S), 0.0)
+        failing.ran(report(SHORT_S, SHORT_S, on_loop=False), SHORT_S, 0.0)
+    assert other.takes(batch(SHORT_S), 0.0)
+
+
 def test_after_a_stall_the_lane_keeps_off_the_loop_for_a_while() -> None:
     one = lane()
     one.ran(report(STALL_S, STALL_S, on_loop=True), STALL_S, 100.0)
