@@ -93,7 +93,7 @@ class LaneLoopRuns:
             took_s: its time with the hand-over.
             now: `time.monotonic()` second.
         """
-        # The next turn has begun: what ran in the last one is over, or has failed and went on in the
+        # The next turn has begun: what ran in the last one is over, or failed and went on in a
         # thread.
         self._shared.booked_s -= self._booked_s
         self._booked_s = 0.0
