@@ -6,7 +6,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-PYTHON ?= python3
+# What environments are built with: `python3`, or an optimised build of the same version.
+PYTHON ?= $(shell python3 deploy/interpreter.py || echo python3)
 VENV ?= .venv
 CLIENTS ?= .venv-clients
 OLDEST ?= .venv-oldest
@@ -238,23 +239,23 @@ docs-site: $(DOCS_INSTALLED) ## Build the whole documentation as a site without 
 
 .PHONY: bench
 bench: $(SERVING) ## Measure the raw model against what is served; writes bench/results/latest.json.
-	@$(BIN)/python -m bench.optimised bench $(ARGS)
+	@$(BIN)/python -m bench $(ARGS)
 
 .PHONY: bench-peers
 bench-peers: $(SERVING) ## The same weights on TorchServe, Triton and others, each installed from PyPI first.
-	@$(BIN)/python -m bench.optimised bench.peers $(ARGS)
+	@$(BIN)/python -m bench.peers $(ARGS)
 
 .PHONY: bench-overload
 bench-overload: $(SERVING) ## What becomes of requests with 50 ms when twice as much is asked as can be done.
-	@$(BIN)/python -m bench.optimised bench.overload $(ARGS)
+	@$(BIN)/python -m bench.overload $(ARGS)
 
 .PHONY: bench-swap
 bench-swap: $(SERVING) ## Versions that change under load: failed requests, and p99 beside that before.
-	@$(BIN)/python -m bench.optimised bench.swap $(ARGS)
+	@$(BIN)/python -m bench.swap $(ARGS)
 
 .PHONY: bench-start
 bench-start: $(SERVING) ## Until 1, 16 and 100 models are ready, remembered and not. ARGS="--models 16"
-	@$(BIN)/python -m bench.optimised bench.start $(ARGS)
+	@$(BIN)/python -m bench.start $(ARGS)
 
 .PHONY: bench-publish
 bench-publish: $(SERVING) ## From a module in memory to its first verified answer. ARGS="--rounds 1"
@@ -262,24 +263,24 @@ bench-publish: $(SERVING) ## From a module in memory to its first verified answe
 
 .PHONY: bench-python
 bench-python: $(SERVING) ## An empty Python model beside Triton's Python backend, a pipeline beside bare calls. ARGS="--no-triton"
-	@$(BIN)/python -m bench.optimised bench.importing.python_models $(ARGS)
-	@$(BIN)/python -m bench.optimised bench.importing.pipelines
+	@$(BIN)/python -m bench.importing.python_models $(ARGS)
+	@$(BIN)/python -m bench.importing.pipelines
 
 .PHONY: bench-commits
 bench-commits: $(SERVING) ## This checkout beside an earlier commit, in turns. ARGS="--before HEAD~1"
-	@$(BIN)/python -m bench.optimised bench.commits $(ARGS)
+	@$(BIN)/python -m bench.commits $(ARGS)
 
 .PHONY: bench-split
 bench-split: $(SERVING) ## Redis between gateway and worker, beside all in one process.
-	@$(BIN)/python -m bench.optimised bench.split $(ARGS)
+	@$(BIN)/python -m bench.split $(ARGS)
 
 .PHONY: bench-cores
 bench-cores: $(SERVING) ## Two processes that accept requests beside one that does all, and what 16 cores would give.
-	@$(BIN)/python -m bench.optimised bench.cores $(ARGS)
+	@$(BIN)/python -m bench.cores $(ARGS)
 
 .PHONY: bench-operate
 bench-operate: $(DEVELOPING) ## What metrics, keys and traces cost a small request.
-	@$(BIN)/python -m bench.optimised bench.operate $(ARGS)
+	@$(BIN)/python -m bench.operate $(ARGS)
 
 .PHONY: bench-train
 bench-train: $(SERVING) ## The training loop beside the same loop written bare, and Lightning Fabric's.
@@ -295,7 +296,7 @@ artifacts-table: $(DEVELOPING) ## Every family of networks in every kind of arti
 
 .PHONY: soak
 soak: $(SERVING) ## An hour at 70 % of capacity: memory, errors, latency. ARGS="--minutes 10"
-	@$(BIN)/python -m bench.optimised bench.soak $(ARGS)
+	@$(BIN)/python -m bench.soak $(ARGS)
 
 .PHONY: bench-gpu
 bench-gpu: $(SERVING) ## Served over raw on a GPU, for the CNN and the encoder; says so where there is none.
