@@ -295,7 +295,7 @@ artifacts-table: $(DEVELOPING) ## Every family of networks in every kind of arti
 	@$(BIN)/python -m bench.artifacts $(ARGS)
 
 .PHONY: soak
-soak: $(SERVING) ## An hour at 70 % of capacity: memory, errors, latency. ARGS="--minutes 10"
+soak: $(SERVING) ## An hour at 70 % of capacity: memory, errors, latency. ARGS="--minutes 10 --processes 2"
 	@$(BIN)/python -m bench.soak $(ARGS)
 
 .PHONY: bench-gpu

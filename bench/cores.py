@@ -29,17 +29,14 @@ from bench.peers.peer import Form
 from bench.peers.process_tree import ticks_s, tree_of
 from bench.servers.measured_server import end_with_exception, measured_server
 from bench.servers.pinning import add_cores_option, become_client
+from bench.servers.process_figures import EDGE, MODULES
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 
 MODEL, ARTIFACT = "tiny-mlp", "onnx"
 EDGES = 2
 CASES = ((Form.JSON, 64), (Form.GRPC, 64), (Form.JSON, 1), (Form.GRPC, 1))
-ONE, EDGE, RUNS_MODELS = "one process", "edges", "model process"
-MODULES = {
-    "services.standalone.edge_process": EDGE,
-    "services.standalone.model_process": RUNS_MODELS,
-}
+ONE = "one process"
 CORES = 16
 
 

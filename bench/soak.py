@@ -3,10 +3,11 @@
 Small models and large ones, REST JSON, REST binary and gRPC, each an open loop. The streams have
 equal shares of their rates alone, and together 70 % of the highest load that is answered in time,
 found by rising loads. In addition, some clients disconnect before the response, and some requests
-are invalid and must be rejected as such. Memory and the server's CPU time are sampled every few
-seconds: if a request costs half as much again when errors occur, the machine was slower than during
-the capacity measurement. Ctrl-C gives the verdict so far. Writes `bench/results/soak.json` and, as
-a picture, `bench/results/soak.svg`.
+are invalid and must be rejected as such. Memory of each process and the server's CPU time
+are sampled every few seconds: if a request costs half as much again when errors occur, the machine
+was slower than during the capacity measurement. Ctrl-C gives the verdict so far. Writes
+`bench/results/soak.json` and, as a picture, `soak.svg`; with `--processes 2`, for a server of so
+many edges and a model process, `soak-processes.json` and `.svg`.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import uvloop
 
 from bench.figures.line_chart import draw_line
 from bench.figures.results_file import RESULTS, bench_store, write_results
-from bench.figures.verdicts import MISSING, Verdict, percentile
+from bench.figures.verdicts import MISSING, Verdict, at_most, percentile
 from bench.loads.capacity import Stream, find_capacity
 from bench.loads.closed_loop import closed_loop, warm_up
 from bench.loads.open_loop import LAST_ANSWERS_S, OpenLoop, Shots, poisson_arrivals
@@ -37,8 +38,9 @@ from bench.measured.golden_model import (
 from bench.peers.peer import Ask, Form
 from bench.peers.process_tree import cpu_seconds
 from bench.servers.measured_server import end_with_exception, measured_server
+from bench.servers.metrics_page import read_metrics
 from bench.servers.pinning import add_cores_option, become_client
-from bench.servers.process_figures import resident_mebibytes, stolen_seconds
+from bench.servers.process_figures import ProcessFigures, processes_of, stolen_seconds
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 from protos import open_inference_pb2 as pb
@@ -66,6 +68,8 @@ SETTLING_S = 300.0
 """Caches fill and arenas grow during this time; shorter if the whole soak is short."""
 WINDOW_S = 60.0
 """Length of the windows whose memory medians are compared."""
+FREED_WITHIN_S = 10.0
+"""Time for the server to close the connections of clients that have left."""
 
 
 @dataclass(slots=True)
@@ -86,12 +90,17 @@ class Look:
 
     seconds: float
     """Seconds from the start of the load."""
-    memory_mib: float
+    processes: list[ProcessFigures]
     server_cpu_s: float
     stolen_s: float
     """Steal time: the host ran others while the server's core was due."""
     answered: int
     errors: int
+
+    @property
+    def memory_mib(self) -> float:
+        """Memory of all processes, without what they share."""
+        return sum(one.memory_mib for one in self.processes)
 
 
 @dataclass(slots=True)
@@ -106,16 +115,30 @@ class Soak:
     messages: dict[str, int] = field(default_factory=dict)
     """Error messages, each with its count."""
     started_at: float = field(default_factory=time.monotonic)
+    left_descriptors: float = MISSING
+    """More than before the load, after it."""
+    left_link_bytes: float = MISSING
+    """Blocks of tensors in shared memory after the load, when nothing is in flight."""
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the load began."""
         return time.monotonic() - self.started_at
 
+    def memory(self, name: str = "") -> list[tuple[float, float]]:
+        """Returns seconds from the start, and MiB in RAM; of all processes, or of one name's."""
+        return [
+            (look.seconds, one.memory_mib)
+            for look in self.looks
+            for one in (look.processes if name else [look])
+            if isinstance(one, Look) or one.name == name
+        ]
+
     @property
-    def memory(self) -> list[tuple[float, float]]:
-        """Seconds from the start, and MiB in RAM."""
-        return [(look.seconds, look.memory_mib) for look in self.looks]
+    def replaced(self) -> int:
+        """Processes that others have replaced."""
+        seen = {(one.name, one.pid) for look in self.looks for one in look.processes}
+        return len(seen) - len({name for name, _ in seen})
 
     @property
     def errors(self) -> int:
@@ -125,15 +148,22 @@ class Soak:
     def verdicts(self, elapsed_s: float) -> list[Verdict]:
         """Returns the figures beside the targets of an hour, for the time that has passed."""
         settling_s = min(SETTLING_S, elapsed_s / 3)
-        name = f"{elapsed_s / 60:.1f} min at {LOAD:.0%} load"
-        return [
-            Verdict(
-                what=f"{name}: growth of memory after the first {settling_s / 60:.1f} min",
-                value=growth_after(self.memory, settling_s, WINDOW_S) * 100,
-                bound="at most", target=MAX_GROWTH * 100, unit="%",
-            ),
-            Verdict(what=f"{name}: errors", value=self.errors, bound="at most", target=0),
-        ]  # fmt: skip
+        load = f"{elapsed_s / 60:.1f} min at {LOAD:.0%} load"
+        growth = f"{load}: growth of memory after the first {settling_s / 60:.1f} min"
+        names = sorted({one.name for look in self.looks for one in look.processes})
+        memory = {growth: self.memory()}
+        if len(names) > 1:
+            memory |= {f"{growth}, {name}": self.memory(name) for name in names}
+        found = [
+            at_most(what, growth_after(line, settling_s, WINDOW_S) * 100, MAX_GROWTH * 100, "%")
+            for what, line in memory.items()
+        ]
+        found.append(at_most(f"{load}: errors", self.errors, 0))
+        found.append(at_most(f"{load}: descriptors left open", self.left_descriptors, 0))
+        if len(names) > 1:
+            found.append(at_most(f"{load}: processes replaced", self.replaced, 0))
+            found.append(at_most(f"{load}: shared memory left", self.left_link_bytes, 0, "bytes"))
+        return found
 
 
 def growth_after(
@@ -163,20 +193,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--store", default=str(BENCH_STORE), help="model store of the benchmark")
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--processes", type=int, default=1, help="as of `flambeau serve`")
     add_cores_option(parser)
     given = parser.parse_args()
     store = bench_store(given.store)
     become_client(pinned=given.pinned)
     soak, elapsed_s = Soak(), 0.0
-    with measured_server(store.url, sorted({model for model, _ in STREAMS})) as server:
+    models = sorted({model for model, _ in STREAMS})
+    with measured_server(store.url, models, "", f"processes={given.processes}") as server:
         streams = _rates(server, store)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(_scale(server, streams))
+                before = _idle_descriptors(server, 0)
                 runner.run(_run(server, streams, soak, given.minutes * 60))
         except KeyboardInterrupt:
             print("interrupted; the verdict so far:", flush=True)
         elapsed_s = soak.elapsed_s
+        if soak.looks:
+            soak.left_descriptors = _idle_descriptors(server, before) - before
+            soak.left_link_bytes = read_metrics(server.metrics).total("flambeau_link_bytes")
+    _write(soak, elapsed_s, "soak" if given.processes == 1 else "soak-processes")
+
+
+def _idle_descriptors(server: ServerProcess, wanted: int) -> int:
+    """Returns the descriptors of all processes, once they are few or no longer become fewer."""
+    give_up_at = time.monotonic() + FREED_WITHIN_S
+    while True:
+        count = sum(one.descriptors for one in processes_of(server.pid))
+        if count <= wanted or time.monotonic() > give_up_at:
+            return count
+        time.sleep(0.1)
+
+
+def _write(soak: Soak, elapsed_s: float, name: str) -> None:
+    """Writes the results of a soak of this name."""
     document = {
         "minutes": elapsed_s / 60,
         "streams": list(map(asdict, soak.streams)),
@@ -188,9 +239,9 @@ def main() -> None:
     }
     if len(soak.looks) > 1:
         title = f"Memory of the server over {elapsed_s / 60:.0f} minutes at {LOAD:.0%} load"
-        minutes = [(seconds / 60, mib) for seconds, mib in soak.memory]
-        (RESULTS / "soak.svg").write_text(draw_line(title, "minutes", "MiB", minutes))
-    write_results("soak", document, soak.verdicts(elapsed_s))
+        minutes = [(seconds / 60, mib) for seconds, mib in soak.memory()]
+        (RESULTS / f"{name}.svg").write_text(draw_line(title, "minutes", "MiB", minutes))
+    write_results(name, document, soak.verdicts(elapsed_s))
 
 
 def _rates(server: ServerProcess, store: ModelStore) -> list[tuple[StreamFigures, Ask]]:
@@ -319,7 +370,7 @@ async def _look(server: ServerProcess, soak: Soak, seconds: float) -> None:
     while soak.elapsed_s < seconds:
         look = Look(
             seconds=soak.elapsed_s,
-            memory_mib=resident_mebibytes(server.pid),
+            processes=processes_of(server.pid),
             server_cpu_s=cpu_seconds(server.pid),
             stolen_s=stolen_seconds(),
             answered=sum(stream.answered for stream in soak.streams),

@@ -10,7 +10,7 @@ PYTHON_PAGE = ROOT / "docs/reference/performance-python.md"
 PROCESSES_PAGE = ROOT / "docs/reference/performance-processes.md"
 PAGES = {
     "publish": PYTHON_PAGE, "python": PYTHON_PAGE,
-    "split": PROCESSES_PAGE, "cores": PROCESSES_PAGE,
+    "split": PROCESSES_PAGE, "cores": PROCESSES_PAGE, "soak-processes": PROCESSES_PAGE,
 }  # fmt: skip
 """Pages of benchmarks that are not on `PAGE`, by name."""
 

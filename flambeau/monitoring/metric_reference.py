@@ -48,6 +48,7 @@ _PROCESSES: dict[str, tuple[str, ...]] = {
     "flambeau_degraded_requests": (GATEWAY,),
     "flambeau_in_flight_requests": (GATEWAY,),
     "flambeau_buffered_bytes": (GATEWAY,),
+    "flambeau_link_bytes": (GATEWAY, WORKER),
     "flambeau_payload_samples": (GATEWAY,),
     "flambeau_dropped_payload_samples": (GATEWAY,),
     "flambeau_access_refusals": (GATEWAY, TRAINER),

@@ -69,6 +69,7 @@ class EdgeProcess:
         self._link = ModelLink(
             config.buffer_limit_bytes, self._look, self._lost, rates.learn, self._count
         )
+        self._metrics.link_bytes.set_function(lambda: self._link.used_bytes)
         self._link.fleet = FleetDirectory(directory, self._queue, lambda _: self._link)
         directory.missing = lambda lane: self._link.send(MissedMessage(lane))
         self._front = Front(

@@ -44,6 +44,7 @@ class ModelProcess:
         self._metrics, directory = Metrics(installed_version("flambeau")), Directory()
         queue = MemoryQueue(config.max_queue_depth)
         self._links = EdgeLinks(queue, directory, SpentRates().spend, self._look_for_edges)
+        self._metrics.link_bytes.set_function(lambda: self._links.used_bytes)
         self._tracer = open_tracer(config, "inference", self._metrics)
         self._reconciler = Reconciler(
             store, self._links, directory, self._metrics, policy, tracer=self._tracer

@@ -151,6 +151,12 @@ class Metrics:
             "response, and responses that a client has not read; max_buffered_bytes is the limit.",
             registry=registry,
         )
+        self.link_bytes = Gauge(
+            "flambeau_link_bytes",
+            "Bytes of large tensors in the memory that edges and the model process share "
+            "(`--processes`): on their way, or in a batch that runs. 0 when nothing is in flight.",
+            registry=registry,
+        )
 
     def _make_model_metrics(self, registry: CollectorRegistry) -> None:
         self.memory_bytes = Gauge(

@@ -94,6 +94,11 @@ class EdgeLinks:
         return len(self._links)
 
     @property
+    def used_bytes(self) -> int:
+        """Bytes of the arenas that this process's tensors take."""
+        return sum(link.link.writer.used_bytes for link in self._links)
+
+    @property
     def max_depth(self) -> int:
         """Most entries that may wait for one lane."""
         return self.queue.max_depth

@@ -136,6 +136,11 @@ class ModelLink:
                 )
             )
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the arena that this edge's tensors take."""
+        return 0 if self._link is None else self._link.writer.used_bytes
+
     def send(self, message: Message) -> None:
         """Sends news, if there is a model process."""
         if self._link is not None:

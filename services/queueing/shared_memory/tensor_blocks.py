@@ -181,6 +181,11 @@ class TensorWriter:
         self._highest = max(self._highest, block + nbytes)
         return block
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks that are taken."""
+        return self._arena.used_bytes
+
     def fits(self, nbytes: int) -> bool:
         """Returns True if an empty arena would hold so many bytes."""
         return nbytes <= self._arena.size

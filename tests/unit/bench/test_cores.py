@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.cores import EDGE, ONE, RUNS_MODELS, CoresFigures
+from bench.cores import ONE, CoresFigures
+from bench.servers.process_figures import EDGE, RUNS_MODELS
 
 
 def figures(cpu_us: dict[str, float]) -> CoresFigures:
