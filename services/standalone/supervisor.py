@@ -98,7 +98,7 @@ class Supervisor:
         self._metrics = SupervisorMetrics()
         self._past: list[MetricFamily] = []
         """Sums of processes that have ended."""
-        self._collected: dict[Child, asyncio.Future[bytes]] = {}
+        self._collected: dict[Child, asyncio.Future[None]] = {}
         self._view: tuple[dict[str, str], View] | None = None
         self._ports: dict[str, int] = {}
         self._has_started = self._draining = self._abandons = False
@@ -178,17 +178,19 @@ class Supervisor:
         if child.kind == EDGE:
             config = config.of_edge(self._ports)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = make_file(config.model_dump_json().encode())
-        arguments, passed = [str(theirs.fileno())], [theirs.fileno()]
-        if child.kind == EDGE:
-            arguments += [str(self._page), str(child.slot), str(len(self._edges))]
-            passed.append(self._page)
-        command = own_command(f"services.standalone.{child.kind}_process", *arguments)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(theirs)
+            on_failure = stack.enter_context(contextlib.ExitStack())
+            on_failure.enter_context(ours)
+            settings = make_file(config.model_dump_json().encode())
+            stack.callback(os.close, settings)
+            arguments, passed = [str(theirs.fileno())], [theirs.fileno()]
+            if child.kind == EDGE:
+                arguments += [str(self._page), str(child.slot), str(len(self._edges))]
+                passed.append(self._page)
+            command = own_command(f"services.standalone.{child.kind}_process", *arguments)
             child.process = subprocess.Popen(command, stdin=settings, pass_fds=passed)  # noqa: S603
-        finally:
-            theirs.close()
-            os.close(settings)
+            on_failure.pop_all()
         child.is_up, child.wants_link, child.started_at = False, False, time.monotonic()
         child.why_not_ready = "starting"
         child.ended.clear()
@@ -232,8 +234,16 @@ class Supervisor:
         asyncio.get_running_loop().call_later(pause_s, self._start_again, child)
 
     def _start_again(self, child: Child) -> None:
-        if not self._draining and not self._failed.done():
+        if self._draining or self._failed.done():
+            return
+        try:
             self._start(child)
+        except OSError as error:  # no memory, descriptor or process is left just now
+            logger.error(
+                "a process cannot be started; trying again",
+                extra={"kind": child.kind, "error": str(error), "pause_s": PAUSES_S[-1]},
+            )
+            asyncio.get_running_loop().call_later(PAUSES_S[-1], self._start_again, child)
 
     def _kill_all(self) -> None:
         for child in self._children:
@@ -253,9 +263,11 @@ class Supervisor:
                 self._view = content, decode_view(read_file(descriptor))
             self._look_whether_started()
         elif kind == "metrics":
-            data, waiting = read_file(descriptor), self._collected.pop(child, None)
+            waiting = self._collected.pop(child, None)
+            # At once: if the process has ended meanwhile, these are the counters that stay.
+            child.families = decode_metrics(read_file(descriptor))
             if waiting is not None and not waiting.done():
-                waiting.set_result(data)
+                waiting.set_result(None)
         elif kind == "unanswered":
             self._abandons = True
         elif kind == "failed" and not self._has_started:
@@ -318,12 +330,8 @@ class Supervisor:
                 self._collected[child] = asyncio.get_running_loop().create_future()
                 assert child.control is not None
                 child.control.send("collect")
-        waited = {c: self._collected[c] for c in running if c in self._collected}
-        if waited:
-            await asyncio.wait(waited.values(), timeout=COLLECT_WITHIN_S)
-        for child, found in waited.items():
-            if found.done() and not found.cancelled():
-                child.families = decode_metrics(found.result())
+        if waited := list(self._collected.values()):
+            await asyncio.wait(waited, timeout=COLLECT_WITHIN_S)
         own = decode_metrics(encode_metrics(self._metrics.registry))
         return merged([*(child.families for child in self._children), own, self._past])
 

@@ -1,6 +1,7 @@
 """A server of several processes: together as one, and each of them may be killed."""
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -153,6 +154,9 @@ def test_killed_edge_is_replaced_and_the_others_go_on(server: ServerProcess) -> 
         server.wait_for_metric(1, "flambeau_process_restarts_total", kind="edge")
     assert victim not in processes(server, "edge")
     assert other in processes(server, "edge")
+    (model,) = processes(server, "model")
+    maps = Path(f"/proc/{model}/maps")
+    until_true(lambda: maps.read_text().count("/memfd:flambeau-link") == 2, timeout_s=5)
     lost = {name for name in load.outcomes if name != "200"}
     assert lost <= {"ConnectionResetError", "RemoteDisconnected", "ConnectionRefusedError"}
     assert sum(load.outcomes[name] for name in lost) <= 20, "what the edge held, and no more"
@@ -269,3 +273,14 @@ def test_store_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     _, errors = other.communicate(timeout=60)
     assert other.returncode == 1, errors
     assert str(file) in errors
+
+
+def test_process_that_cannot_be_started_just_now_is_started_later(server: ServerProcess) -> None:
+    """The supervisor has no descriptor left when it replaces an edge."""
+    soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    victim, _ = processes(server, "edge")
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (3, hard))
+    os.kill(victim, signal.SIGKILL)
+    server.wait_for_log(message="a process cannot be started; trying again")
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    until_true(lambda: len(processes(server, "edge")) == 2)

@@ -106,6 +106,9 @@ class Link:
             work, self._work = self._work, deque()
             for steps in work:
                 steps.close()
+            # Without cycles, the memory goes with the last view of it, and waits for no collector.
+            self._take = self._lost = self._turned = _ignore
+            self.reader.close()
 
     def _step(self) -> None:
         if self._work:
@@ -183,8 +186,9 @@ class Link:
                     self._take(message)
         except Exception:  # whatever the fault, what waits for the other end must be answered
             logger.exception("a link between processes is broken")
+            lost = self._lost
             self.close()
-            self._lost()
+            lost()
             return False
         if taken:
             self._turned()
@@ -199,8 +203,9 @@ class Link:
         while not self.is_lost and self._take_some():
             pass
         if not self.is_lost:
+            lost = self._lost
             self.close()
-            self._lost()
+            lost()
 
     def _has_freed(self) -> None:
         """Has freed blocks told to their owner; called in any thread."""
@@ -211,3 +216,7 @@ class Link:
         if not self._asked:
             self._asked = True
             self._flush()
+
+
+def _ignore(*_: Any) -> None:
+    """Takes the place of the owner's callbacks, once a link has ended."""
