@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tests.chaos.fleet import Fleet, Member
 from tests.chaos.ledger import Ledger
+from tests.chaos.processes_server import ProcessesServer
 
 MODEL, SCALE = "linear", 2.0
 PAUSE_S = 0.01
@@ -23,7 +24,7 @@ class _Line:
     """A connection, and the kill count of its gateway when it was made."""
 
     connection: http.client.HTTPConnection
-    gateway: Member
+    gateway: Member | ProcessesServer
     deaths: int
 
 
@@ -38,7 +39,7 @@ class Callers:
         seed: seed of their choices.
     """
 
-    fleet: Fleet
+    fleet: Fleet | ProcessesServer
     ledger: Ledger
     count: int
     seed: int

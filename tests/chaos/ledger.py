@@ -4,6 +4,7 @@ Pure. In: every request as it is sent, every response. Out: violations.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 NAMED = {
@@ -33,9 +34,14 @@ class Asked:
 
 
 class Ledger:
-    """All requests of one run, by their ids."""
+    """All requests of one run, by their ids.
 
-    def __init__(self) -> None:
+    Args:
+        named: errors that are allowed; see `NAMED`.
+    """
+
+    def __init__(self, named: Mapping[int, Sequence[str]] = NAMED) -> None:
+        self._named = named
         self._asked: dict[str, Asked] = {}
         self._unknown: list[str] = []
 
@@ -72,7 +78,7 @@ class Ledger:
         """Returns every violated guarantee, one line each."""
         found = [f"'{request_id}': an answer nobody asked for" for request_id in self._unknown]
         for request_id, asked in self._asked.items():
-            found += [f"'{request_id}': {fault}" for fault in _faults(asked)]
+            found += [f"'{request_id}': {fault}" for fault in self._faults(asked)]
         return found
 
     def _of(self, request_id: str) -> Asked:
@@ -81,23 +87,24 @@ class Ledger:
             return Asked(None)
         return self._asked[request_id]
 
-
-def _faults(asked: Asked) -> list[str]:
-    outcomes = len(asked.values) + len(asked.errors) + len(asked.cut_off)
-    faults = []
-    if not outcomes:
-        faults.append("lost: nothing came back")
-    if outcomes > 1:
-        faults.append(f"answered {outcomes} times")
-    faults += [
-        f"wrong: {value:g} instead of {asked.expected}"
-        for value in asked.values
-        if value != asked.expected
-    ]
-    faults += [
-        f"an error without a name: {status} {message[:120]}"
-        for status, message in asked.errors
-        if not any(said in message for said in NAMED.get(status, ()))
-    ]
-    faults += ["cut off by a gateway nobody had killed" for killed in asked.cut_off if not killed]
-    return faults
+    def _faults(self, asked: Asked) -> list[str]:
+        outcomes = len(asked.values) + len(asked.errors) + len(asked.cut_off)
+        faults = []
+        if not outcomes:
+            faults.append("lost: nothing came back")
+        if outcomes > 1:
+            faults.append(f"answered {outcomes} times")
+        faults += [
+            f"wrong: {value:g} instead of {asked.expected}"
+            for value in asked.values
+            if value != asked.expected
+        ]
+        faults += [
+            f"an error without a name: {status} {message[:120]}"
+            for status, message in asked.errors
+            if not any(said in message for said in self._named.get(status, ()))
+        ]
+        faults += [
+            "cut off by a gateway nobody had killed" for killed in asked.cut_off if not killed
+        ]
+        return faults
