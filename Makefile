@@ -155,11 +155,15 @@ demo-bring: $(SERVING) ## Models from memory, files, a class and a pipeline: pub
 # Training has processes of its own: behind tests of all other kinds, torch's loaders ended a process
 # of pytest's by a segmentation fault in some runs.
 .PHONY: test
-test: $(DEVELOPING) ## Every test but the slow suites.
+test: $(DEVELOPING) ## Every test but the long ones and the slow suites.
 	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s --ignore tests/unit/training \
 		$(SIDE_BY_SIDE) $(ARGS)
 	@$(BIN)/pytest tests/unit/training $(SIDE_BY_SIDE) $(ARGS)
-	@$(BIN)/pytest tests/e2e tests/examples/test_demo.py $(SIDE_BY_SIDE) $(ARGS)
+	@$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS)
+
+.PHONY: test-long
+test-long: $(DEVELOPING) ## What takes long and repeats shorter tests: pages of docs/, chaos, attacks, families.
+	@$(BIN)/pytest tests/unit tests/e2e tests/examples/test_demo.py -m long $(SIDE_BY_SIDE) $(ARGS)
 
 .PHONY: test-examples
 test-examples: $(EXAMPLES_INSTALLED) ## Every script and page of examples/, with the models of other packages.

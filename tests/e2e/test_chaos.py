@@ -2,10 +2,13 @@
 
 import random
 
+import pytest
+
 from tests.chaos.chaos import run_chaos
 from tests.chaos.processes_chaos import run_processes_chaos
 
 SECONDS = 15
+pytestmark = pytest.mark.long
 
 
 def test_no_request_is_lost_or_answered_twice_whatever_dies() -> None:

@@ -130,6 +130,7 @@ def test_sigterm_to_make_drains_the_server_and_ends_both(clone: Path) -> None:
         assert accepted.result() == 200
 
 
+@pytest.mark.long
 def test_two_up_splits_run_side_by_side_on_free_ports_and_leave_nothing(tmp_path: Path) -> None:
     """Each in a folder of its own, as two checkouts on one machine."""
     with ExitStack() as stack:
@@ -248,6 +249,7 @@ def test_a_taken_port_is_told_before_a_training(tmp_path: Path, verb: str) -> No
     assert "training" not in done.stderr
 
 
+@pytest.mark.long
 def test_nothing_of_the_training_is_left_while_a_server_runs(tmp_path: Path) -> None:
     recipe = yaml.safe_load(DIGITS.read_text())
     recipe |= {"train": {"epochs": 1}, "export": [{"kind": "onnx"}], "track": []}

@@ -95,6 +95,7 @@ def test_only_the_request_that_sets_it_off_fails(
     server.wait_for_log(message="backend failed", request_id=f"{model} {TRIGGER}")
 
 
+@pytest.mark.long
 def test_a_caller_is_told_one_line_and_the_log_has_the_traceback(tmp_path: Path) -> None:
     data = misbehaving_models.raising_with_a_traceback()
     for model in ("scripted", "apart"):

@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[float, tuple[str, ...]]] = {
     "digits_early_exit": (0.7, ("train.epochs=6",)),
 }
 """By recipe, the minimum accuracy of a short run, and the settings that shorten it."""
+LONG = {"digits_residual_cnn", "digits_lstm", "digits_encoder", "numbers_seq2seq"}
 
 
 def trained(recipe: str, overrides: tuple[str, ...], folder: Path) -> tuple[ModelStore, Manifest]:
@@ -58,7 +59,10 @@ def trained(recipe: str, overrides: tuple[str, ...], folder: Path) -> tuple[Mode
     return ModelStore(store), manifest
 
 
-@pytest.mark.parametrize("recipe", FAMILIES)
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=pytest.mark.long if name in LONG else []) for name in FAMILIES],
+)
 def test_a_family_learns_and_every_kind_of_its_recipe_is_proven(
     recipe: str, tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def test_a_cell_of_a_notebook_publishes_beside_packages_on_the_python_path(
     assert (found["version"], found["seen"]) == (1, [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "call"),
     [

@@ -159,10 +159,16 @@ def test_the_sample_of_the_readme_is_what_is_printed(demo: str, up: tuple[Termin
 
 
 TUTORIALS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/tutorials").glob("*.md"))
+LONG_PAGES = ["docs/guides/pipelines.md", *TUTORIALS]
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/guides/client.md", "docs/guides/pipelines.md", *TUTORIALS]
+    "document",
+    [
+        "README.md",
+        "docs/guides/client.md",
+        *(pytest.param(page, marks=pytest.mark.long) for page in LONG_PAGES),
+    ],
 )
 def test_every_code_block_runs(clone: Path, up: tuple[Terminal, str], document: str) -> None:
     ports = dict(re.findall(r"(REST|gRPC|metrics) +(?:http://)?127\.0\.0\.1:(\d+)", up[1]))

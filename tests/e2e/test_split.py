@@ -289,6 +289,7 @@ def refused(gateway: ServerProcess) -> float:
     return value
 
 
+@pytest.mark.long
 def test_a_request_that_ends_two_workers_ends_no_third(tmp_path: Path, redis: RedisProcess) -> None:
     misbehaving_models.publish(str(tmp_path), "crashing", misbehaving_models.crashing())
     good, poison = [1.0] * WIDTH, [TRIGGER] * WIDTH

@@ -116,6 +116,7 @@ def test_rates_are_shared_by_way_of_redis(tmp_path: Path) -> None:
         api.stop()
 
 
+@pytest.mark.long
 def test_a_job_outlives_its_workers(tmp_path: Path, tokens: str) -> None:
     """One is killed, the next is asked to stop, the third ends what the first began."""
     audit = tmp_path / "audit.jsonl"

@@ -34,6 +34,7 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_event_loop_lag_seconds": ("histogram", set()),
     "flambeau_model_memory_bytes": ("gauge", LANE),
     "flambeau_in_flight_requests": ("gauge", set()),
+    "flambeau_link_bytes": ("gauge", set()),
     "flambeau_queue_depth": ("gauge", LANE),
     "flambeau_model_ready": ("gauge", LANE),
     "flambeau_model_load_duration_seconds": ("histogram", LANE),

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 COMPARE_TWICE = """
 import sys
@@ -24,6 +26,7 @@ sys.exit(demo.main())
 """
 
 
+@pytest.mark.long
 def test_five_models_are_published_and_answer_as_they_did() -> None:
     command = [sys.executable, "-W", "ignore", "-c", COMPARE_TWICE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

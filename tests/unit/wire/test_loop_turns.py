@@ -121,6 +121,7 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 def test_a_neighbour_is_answered_while_others_have_much_to_do(
     flood: Callable[[int], bytes],

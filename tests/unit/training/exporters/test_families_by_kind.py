@@ -22,6 +22,7 @@ from training.network.model import run_model
 from training.programs.calibration import calibration_batches
 from training.verification.runners import file_runner
 
+LONG = {"lstm", "seq2seq"}
 MADE = {
     "mlp": ("pt2", "openvino"),
     "cnn": ("pt2", "openvino"),
@@ -58,7 +59,9 @@ def assert_parity(
         np.testing.assert_allclose(found, right, atol=atol, err_msg=f"{rows} rows")
 
 
-@pytest.mark.parametrize("family", MADE)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.long if name in LONG else []) for name in MADE]
+)
 def test_a_family_answers_as_its_checkpoint_in_kinds_that_no_recipe_asks_for(
     family: str, tmp_path: Path
 ) -> None:
