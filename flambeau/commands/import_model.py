@@ -16,6 +16,7 @@ from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.text.failures import failing_with
 from model_store.host.install_advice import needing
 from model_store.safety.archive_sizes import opened_archive
+from model_store.semver.semver import Bump
 
 if TYPE_CHECKING:
     from flambeau.protocol.tensors import Array
@@ -138,7 +139,7 @@ Metadata = Annotated[
     ),
 ]
 BumpOf = Annotated[
-    Literal["major", "minor", "patch"] | None,
+    Bump | None,
     typer.Option(
         "--bump",
         help="Required change of the semantic version.",

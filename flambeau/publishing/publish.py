@@ -24,7 +24,9 @@ IMPORTER = "training.importing.run"
 
 DEFAULT_MAX_BATCH_SIZE = 32
 
-Bump = Literal["major", "minor", "patch"]
+# In the order of model_store.semver: `typing` takes two unions for one if their values are equal
+# as sets, so the schema of recipes would depend on which was imported first.
+Bump = Literal["patch", "minor", "major"]
 
 _OF_CLASSES = ("args", "files", "process")
 _OF_NETWORKS = ("outputs", "labels", "dynamic", "batch_axes")
