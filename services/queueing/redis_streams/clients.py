@@ -7,7 +7,7 @@ is safe, since a repeated XADD would be a second request.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster
@@ -21,6 +21,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.queueing.redis_streams.client_certificates import ClientCertificates
 from services.queueing.redis_streams.outage import Outage
+from services.queueing.redis_streams.pipelined_connection import (
+    PipelinedConnection,
+    given_away,
+)
 from services.settings import ConfigError
 from services.telemetry.metrics import TlsMetrics
 
@@ -44,17 +48,11 @@ class QueueUrlError(ValueError):
     """The URL of the queue cannot be used; the message says how one is written."""
 
 
-class Trip:
+class Trip(Protocol):
     """A pipeline of commands. Each succeeds or fails independently."""
-
-    def __init__(self, pipeline: Any, timeout_s: float) -> None:
-        self._pipeline = pipeline
-        self._timeout_s = timeout_s
 
     def add(self, *command: Any) -> None:
         """Adds a command."""
-        self._timeout_s += _travel_s(command)
-        self._pipeline.execute_command(*command)
 
     async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
         """Sends them all.
@@ -65,25 +63,10 @@ class Trip:
         Raises:
             RedisError: Redis is out of reach.
         """
-        execution = self._pipeline.execute(raise_on_error=raise_on_error)
-        try:
-            found: list[Any] = await _in_time(execution, self._timeout_s)
-        except RedisError as error:
-            error.args = (_own_words(error),)
-            raise
-        return found
 
 
-class Commands:
-    """A client, as this package uses it.
-
-    The time limit is ours: that of redis-py starts a task for every command, and may swallow the
-    cancellation of who waits for it (`asyncio.wait_for` of Python 3.11).
-    """
-
-    def __init__(self, client: Any, timeout_s: float) -> None:
-        self._client = client
-        self._timeout_s = timeout_s
+class Commands(Protocol):
+    """A client, as this package uses it."""
 
     async def send(self, *command: Any, **how_to_read: Any) -> Any:
         """Sends one command and returns its result.
@@ -95,8 +78,6 @@ class Commands:
         Raises:
             RedisError: Redis is out of reach, or the command failed.
         """
-        execution = self._client.execute_command(*command, **how_to_read)
-        return await _in_time(execution, self._timeout_s + _travel_s(command))
 
     async def fetch(self, key: str) -> bytes | None:
         """Returns the bytes under a key, which may be many; None if there are none.
@@ -104,15 +85,116 @@ class Commands:
         Raises:
             RedisError: Redis is out of reach.
         """
-        found: bytes | None = await _in_time(self._client.execute_command("GET", key), LONGEST_S)
-        return found
 
     def trip(self) -> Trip:
         """Begins a pipeline."""
-        return Trip(self._client.pipeline(transaction=False), self._timeout_s)
 
     async def close(self) -> None:
         """Closes its connections."""
+
+
+class _ServerTrip:
+    """A pipeline to one server."""
+
+    def __init__(self, commands: "_ServerCommands") -> None:
+        self._commands = commands
+        self._added: list[tuple[Any, ...]] = []
+
+    def add(self, *command: Any) -> None:
+        self._added.append(command)
+
+    async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
+        found = await self._commands.execute(self._added) if self._added else []
+        if raise_on_error:
+            for result in found:
+                if isinstance(result, RedisError):
+                    raise result
+        return found
+
+
+class _ServerCommands:
+    """A client of one server, or of the master behind Sentinel."""
+
+    def __init__(self, client: Any, timeout_s: float) -> None:
+        self._client = client
+        self._parsers = dict(client.response_callbacks)
+        self._connection = PipelinedConnection(client.connection_pool)
+        self._timeout_s = timeout_s
+
+    async def execute(self, commands: Sequence[Sequence[Any]], **how_to_read: Any) -> list[Any]:
+        """Sends commands together; errors of Redis are among their results."""
+        timeout_s = self._timeout_s + sum(map(_travel_s, commands))
+        found = await self._connection.execute(commands, timeout_s)
+        for i, command in enumerate(commands):
+            parse = self._parsers.get(command[0])
+            if parse is not None and not isinstance(found[i], RedisError):
+                found[i] = parse(found[i], **how_to_read)
+        return found
+
+    async def send(self, *command: Any, **how_to_read: Any) -> Any:
+        (result,) = await self.execute((command,), **how_to_read)
+        if isinstance(result, RedisError):
+            raise result
+        return result
+
+    async def fetch(self, key: str) -> bytes | None:
+        (found,) = await self._connection.execute((("GET", key),), LONGEST_S)
+        if isinstance(found, RedisError):
+            raise found
+        return cast(bytes | None, found)
+
+    def trip(self) -> _ServerTrip:
+        return _ServerTrip(self)
+
+    async def close(self) -> None:
+        self._connection.close()
+        await self._client.aclose()
+
+
+class _ClusterTrip:
+    """A pipeline to the nodes of a cluster."""
+
+    def __init__(self, pipeline: Any, timeout_s: float) -> None:
+        self._pipeline = pipeline
+        self._timeout_s = timeout_s
+
+    def add(self, *command: Any) -> None:
+        self._timeout_s += _travel_s(command)
+        self._pipeline.execute_command(*command)
+
+    async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
+        execution = self._pipeline.execute(raise_on_error=raise_on_error)
+        try:
+            found: list[Any] = await _in_time(execution, self._timeout_s)
+        except RedisError as error:
+            error.args = (_own_words(error),)
+            raise
+        return found
+
+
+class _ClusterCommands:
+    """A client of a cluster.
+
+    The time limit is ours: that of redis-py starts a task for every command, and may swallow the
+    cancellation of who waits for it (`asyncio.wait_for` of Python 3.11).
+    """
+
+    def __init__(self, client: Any, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+
+    async def send(self, *command: Any, **how_to_read: Any) -> Any:
+        execution = self._client.execute_command(*command, **how_to_read)
+        return await _in_time(execution, self._timeout_s + _travel_s(command))
+
+    async def fetch(self, key: str) -> bytes | None:
+        found: bytes | None = await _in_time(self._client.execute_command("GET", key), LONGEST_S)
+        return found
+
+    def trip(self) -> _ClusterTrip:
+        return _ClusterTrip(self._client.pipeline(transaction=False), self._timeout_s)
+
+    async def close(self) -> None:
         await self._client.aclose()
 
 
@@ -161,11 +243,19 @@ class RedisClients:
 
     def open(self) -> Commands:
         """Opens a client for commands that answer at once."""
-        return Commands(self._open_client(), COMMAND_TIMEOUT_S)
+        return self._commands(COMMAND_TIMEOUT_S)
 
     def open_blocking(self) -> Commands:
         """Opens a client for commands that wait up to `BLOCK_S` inside Redis."""
-        return Commands(self._open_client(), BLOCK_S + COMMAND_TIMEOUT_S)
+        return self._commands(BLOCK_S + COMMAND_TIMEOUT_S)
+
+    def _commands(self, timeout_s: float) -> Commands:
+        client = self._open_client()
+        if self.has_slots:
+            return _ClusterCommands(client, timeout_s)
+        pool = client.connection_pool
+        pool.connection_class = given_away(pool.connection_class)
+        return _ServerCommands(client, timeout_s)
 
     @contextlib.asynccontextmanager
     async def subscribed(self, pattern: str) -> AsyncIterator[AsyncIterator[tuple[str, bytes]]]:

@@ -39,7 +39,7 @@ from services.queueing.redis_streams.large_records import TransferLimit, write_p
 from services.queueing.redis_streams.receiving_lane import RETRY_S
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.sender import NUMBER
-from services.queueing.redis_streams.sending_lane import AT_ONCE_BYTES
+from services.queueing.redis_streams.sending_lane import AT_ONCE, AT_ONCE_BYTES
 from services.queueing.redis_streams.wire import (
     Piece,
     WireError,
@@ -240,9 +240,9 @@ class OutcomeDelivery:
             self._downlink.quiet.set()
 
     def _pack(self) -> list[Outgoing]:
-        """Returns the next pipeline's outcomes: one, and more up to a limit of bytes."""
+        """Returns the next pipeline's outcomes: one, and more up to limits of number and bytes."""
         count, room = 0, AT_ONCE_BYTES
-        while count < len(self._outbox) and room > 0:
+        while count < min(len(self._outbox), AT_ONCE) and room > 0:
             room -= len(self._outbox[count].data)
             count += 1
         packed, self._outbox = self._outbox[:count], self._outbox[count:]
@@ -307,10 +307,20 @@ def _answer_call(
         outcomes: and whose they are.
         leaving: those of them that leave their streams at once.
     """
-    keys = [replies_key(gateway), *(held.stream_key for held in leaving)]
     listed = [NUMBER.pack(one.held.number) + one.data for one in outcomes]
-    ids = [held.stream_id for held in leaving]
-    return keys, [REPLIES_LIVE_S, GROUP, len(listed), *listed, *ids]
+    arguments: list[object] = [REPLIES_LIVE_S, GROUP, len(listed), *listed]
+    by_stream = _ids_by_stream(leaving)
+    for ids in by_stream.values():
+        arguments += (len(ids), *ids)
+    return [replies_key(gateway), *by_stream], arguments
+
+
+def _ids_by_stream(leaving: Sequence[Held]) -> dict[str, list[bytes]]:
+    """Returns the ids of requests by the stream that holds them."""
+    ids: dict[str, list[bytes]] = defaultdict(list)
+    for held in leaving:
+        ids[held.stream_key].append(held.stream_id)
+    return ids
 
 
 def _least_bytes(reply: InferReply) -> int:
@@ -338,12 +348,10 @@ def _finish_call(held: Held, data: bytes) -> tuple[list[str], list[object]]:
 
 def _let_go(trip: Trip, done: Sequence[Held]) -> None:
     """Adds to a trip that requests leave their streams."""
-    ids: dict[str, list[bytes]] = defaultdict(list)
     for held in done:
-        ids[held.stream_key].append(held.stream_id)
         if held.payload_key:
             trip.add("UNLINK", held.payload_key)
-    for stream, stream_ids in ids.items():
+    for stream, stream_ids in _ids_by_stream(done).items():
         trip.add("XACK", stream, GROUP, *stream_ids)
         trip.add("XDEL", stream, *stream_ids)
 

@@ -3,20 +3,20 @@
 -- it frees memory.
 --
 -- KEYS[1]    list: the gateway's outcomes
--- KEYS[2..]  streams: of each request to remove, the stream that holds it; none if they may be in
---            another slot of a cluster than the gateway's list
+-- KEYS[2..]  streams that hold requests to remove; none if they may be in another slot of a cluster
+--            than the gateway's list
 -- ARGV[1]    seconds until outcomes that are not fetched expire
 -- ARGV[2]    the consumer group
 -- ARGV[3]    number of outcomes
--- ARGV[4..]  each outcome, or the key that stores it; then the id of each request to remove
+-- ARGV[4..]  each outcome, or the key that stores it; then of each stream the number of its
+--            requests to remove, and their ids
 
-local seconds, group, outcomes = ARGV[1], ARGV[2], tonumber(ARGV[3])
-for i = 4, outcomes + 3 do
-    redis.call('RPUSH', KEYS[1], ARGV[i])
-end
-redis.call('EXPIRE', KEYS[1], seconds)
+redis.call('RPUSH', KEYS[1], unpack(ARGV, 4, ARGV[3] + 3))
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+local at = ARGV[3] + 4
 for i = 2, #KEYS do
-    local id = ARGV[2 + outcomes + i]
-    redis.call('XACK', KEYS[i], group, id)
-    redis.call('XDEL', KEYS[i], id)
+    local last = at + ARGV[at]
+    redis.call('XACK', KEYS[i], ARGV[2], unpack(ARGV, at + 1, last))
+    redis.call('XDEL', KEYS[i], unpack(ARGV, at + 1, last))
+    at = last + 1
 end
