@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bench.figures.results_file import bench_store, write_results
-from bench.figures.verdicts import Verdict
+from bench.figures.verdicts import MISSING, Verdict, at_least
 from bench.loads.closed_loop import closed_loop, warm_up
 from bench.measured.golden_model import (
     BENCH_STORE,
@@ -27,7 +27,7 @@ from bench.measured.golden_model import (
     read_golden,
 )
 from bench.measured.raw_model import runs_per_second
-from bench.peers.peer import Form
+from bench.peers.peer import Form, PeerError
 from bench.servers.measured_server import end_with_exception, measured_server
 from flambeau.protocol.tensors import Array
 from model_store.manifest import Artifact, Manifest
@@ -52,6 +52,10 @@ class Figure:
     model: str
     artifact: str
     form: str
+    rows: int
+    """Rows of a request."""
+    processes: int
+    """Processes of the server; 1 for one that does all."""
     clients: int
     raw_samples_per_second: float
     """Rate at the best batch size: the mean of before and after."""
@@ -78,21 +82,23 @@ def main() -> None:
     name = torch.cuda.get_device_name(device.index) if device.kind == "cuda" else "CPU"
     print(f"device {device}: {name}", flush=True)
     figures: list[Figure] = []
+    verdicts: list[Verdict] = []
     for model in given.models:
         manifest = newest_manifest(store, model)
         for artifact in manifest.artifacts:
-            if artifact.precision == "fp32":
-                figures += _measure(store, manifest, artifact, device, given.seconds)
-    verdicts = [
-        Verdict(
-            what=f"{f.model}, {f.artifact}, {f.form}: served over raw",
-            value=f.ratio_to_raw,
-            bound="at least",
-            target=SERVED_OVER_RAW,
-        )
-        for f in figures
-    ]
+            if artifact.precision != "fp32":
+                continue
+            try:
+                figures += _measure(store, manifest, artifact, device, given)
+            except PeerError as error:  # an artifact that this GPU's answers do not verify
+                print(f"{model}, {artifact.name}: not served: {error}", flush=True)
+                verdicts.append(_verdict(f"{model}, {artifact.name}", MISSING))
+    verdicts += [_verdict(f"{f.model}, {f.artifact}, {_load(f)}", f.ratio_to_raw) for f in figures]
     write_results("gpu", {"device": name, "served": [asdict(f) for f in figures]}, verdicts)
+
+
+def _verdict(what: str, ratio: float) -> Verdict:
+    return at_least(f"{what}: served over raw", ratio, SERVED_OVER_RAW)
 
 
 def _arguments() -> argparse.Namespace:
@@ -101,11 +107,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["cnn", "encoder"])
     parser.add_argument("--device", type=parse_device, default=parse_device("cuda"))
     parser.add_argument("--seconds", type=int, default=5, help="of load for each figure")
+    parser.add_argument("--rows", type=int, default=1, help="of a request")
+    parser.add_argument("--processes", type=int, default=1, help="of the server")
     return parser.parse_args()
 
 
 def _measure(
-    store: ModelStore, manifest: Manifest, artifact: Artifact, device: Device, seconds: int
+    store: ModelStore,
+    manifest: Manifest,
+    artifact: Artifact,
+    device: Device,
+    given: argparse.Namespace,
 ) -> Iterator[Figure]:
     """Measures one figure for each protocol; returns none, and why, if no runtime supports it."""
     data = store.read_file(manifest, artifact.file)
@@ -122,22 +134,28 @@ def _measure(
     sizes = [1 << power for power in range(limit.bit_length()) if 1 << power <= limit]
     rates = {size: _samples_per_second(backend, inputs, size) for size in sizes}
     best = max(rates, key=lambda size: rates[size])
-    clients = min(max(2 * best, 8), MOST_CLIENTS)
+    rows = min(given.rows, limit)
+    clients = min(max(2 * best // rows, 8), MOST_CLIENTS)
     print(f"{manifest.model}, {artifact.name}: raw {rates[best]:,.0f} samples/s at batch {best}")
     asked = golden_model(store, manifest)
-    with measured_server(store.url, [manifest.model], artifact.name, f"device={device}") as server:
+    settings = [f"device={device}"]
+    settings += [f"processes={given.processes}"] if given.processes > 1 else []
+    with measured_server(store.url, [manifest.model], artifact.name, *settings) as server:
         lengths = check_answers(server, asked, artifact.name)
         for form in FORMS:
-            ask = ask_for(asked, form, asked.rows[:1])
-            warm_up(server, form, ask, clients, lengths[form])
+            ask = ask_for(asked, form, np.resize(asked.rows, (rows, *asked.rows.shape[1:])))
+            answer_bytes = lengths[form] + (rows - 1) * asked.expected[:1].nbytes
+            warm_up(server, form, ask, clients, answer_bytes)
             before = _samples_per_second(backend, inputs, best)
-            load = closed_loop(server, form, ask, clients, seconds, lengths[form])
+            load = closed_loop(server, form, ask, clients, given.seconds, answer_bytes)
             raw = mean((before, _samples_per_second(backend, inputs, best)))
-            served = load.answered / load.duration_s
+            served = rows * load.answered / load.duration_s
             figure = Figure(
                 model=manifest.model,
                 artifact=artifact.name,
                 form=form,
+                rows=rows,
+                processes=given.processes,
                 clients=clients,
                 raw_samples_per_second=raw,
                 best_batch_size=best,
@@ -161,9 +179,15 @@ def _samples_per_second(backend: Backend, inputs: Mapping[str, Array], rows: int
     return rows * runs_per_second(backend, [batch], RAW_S)
 
 
+def _load(figure: Figure) -> str:
+    rows = "" if figure.rows == 1 else f" of {figure.rows} rows"
+    processes = "" if figure.processes == 1 else f", {figure.processes} processes"
+    return f"{figure.form}, {figure.clients} clients{rows}{processes}"
+
+
 def _line(figure: Figure) -> str:
     return (
-        f"{figure.form}, {figure.clients} clients: {figure.served_samples_per_second:,.0f} "
+        f"{_load(figure)}: {figure.served_samples_per_second:,.0f} "
         f"samples/s, {figure.ratio_to_raw:.3f} of raw, p50 {figure.p50_ms:.2f} ms, "
         f"p99 {figure.p99_ms:.2f} ms, failures {figure.failures}"
     )

@@ -1,6 +1,7 @@
 """Small networks as TorchScript, for tests on a GPU."""
 
 import io
+import itertools
 import warnings
 
 import torch
@@ -10,6 +11,7 @@ from flambeau.protocol.signature import Signature
 from tests.fixtures.signatures import one_to_one
 
 FEATURES = 64
+IMAGE = (3, 32, 32)
 
 
 def signature(max_batch_size: int = 32) -> Signature:
@@ -33,6 +35,16 @@ def perceptron() -> nn.Module:
     for _ in range(3):
         layers += [nn.Linear(FEATURES, FEATURES), nn.ReLU()]
     return nn.Sequential(*layers)
+
+
+def convolutions() -> nn.Module:
+    """Four layers of `IMAGE` to `IMAGE` with as many channels as real networks, always the same."""
+    torch.manual_seed(0)
+    channels = [IMAGE[0], 64, 128, 128, IMAGE[0]]
+    layers: list[nn.Module] = []
+    for before, behind in itertools.pairwise(channels):
+        layers += [nn.Conv2d(before, behind, 3, padding=1), nn.BatchNorm2d(behind), nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).eval()
 
 
 class WaitsForGpu(nn.Module):

@@ -21,9 +21,19 @@ from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.isolated_backend import open_isolated_backend
 from tests.fixtures.misbehaving_models import artifact_of
+from tests.fixtures.signatures import one_to_one
 from tests.fixtures.verified_artifacts import verified
 from tests.gpu.closeness import assert_close
-from tests.gpu.networks import FEATURES, Hungry, WaitsForGpu, perceptron, signature, torchscript
+from tests.gpu.networks import (
+    FEATURES,
+    IMAGE,
+    Hungry,
+    WaitsForGpu,
+    convolutions,
+    perceptron,
+    signature,
+    torchscript,
+)
 
 
 def random_rows(count: int, seed: int = 0) -> npt.NDArray[np.float32]:
@@ -47,9 +57,9 @@ def replays() -> Iterator[Mock]:
         yield recorded
 
 
-def right(x: Array) -> Array:
+def right(x: Array, network: torch.nn.Module | None = None) -> Array:
     with torch.inference_mode():
-        result: Array = perceptron()(torch.from_numpy(x)).numpy()
+        result: Array = (network or perceptron())(torch.from_numpy(x)).numpy()
     return result
 
 
@@ -61,6 +71,20 @@ def test_it_answers_as_the_cpu_does(backend: CudaTorchBackend, replays: Mock, co
         buffer[:] = x
         assert_close(backend.run({"x": buffer})["y"], right(x))
     assert replays.called, "no graph was captured"
+
+
+def test_convolutions_compute_in_fp32(gpu: Device) -> None:
+    """As the artifact was verified: TF32 keeps 10 bits, an error of 1e-3 of the largest output."""
+    network = convolutions()
+    backend = CudaTorchBackend(
+        verified(torchscript(network), one_to_one(IMAGE, rows=32), "torchscript"),
+        OpenOptions(device=gpu),
+    )
+    for count in (1, 8, 32):
+        x = np.random.default_rng(count).normal(size=(count, *IMAGE)).astype(np.float32)
+        answer = right(x, network)
+        assert_close(backend.run({"x": x})["y"], answer, tolerance=2e-5 * np.abs(answer).max())
+    backend.close()
 
 
 def test_any_array_is_run_and_outputs_stay(backend: CudaTorchBackend) -> None:
@@ -119,13 +143,16 @@ def test_a_graph_that_does_not_fit_is_a_device_error(gpu: Device) -> None:
 
 
 def test_instances_share_a_gpu(gpu: Device) -> None:
+    network = perceptron()  # made once: its weights come from the generator that threads share
+    data = torchscript(network)
+
     def serve(seed: int) -> None:
         backend = CudaTorchBackend(
-            verified(torchscript(perceptron()), signature(), "torchscript"), OpenOptions(device=gpu)
+            verified(data, signature(), "torchscript"), OpenOptions(device=gpu)
         )
         for count in (1, 7, 32, 16) * 5:
             x = random_rows(count, seed)
-            assert_close(backend.run({"x": x})["y"], right(x))
+            assert_close(backend.run({"x": x})["y"], right(x, network))
         backend.close()
 
     with ThreadPoolExecutor(4) as threads:

@@ -16,7 +16,7 @@ from training.watcher import NullWatcher
 
 
 class Stopping(NullWatcher):
-    """Has a run end behind its first epoch."""
+    """Has a run end behind its first step."""
 
     stop_asked = True
 
@@ -38,7 +38,7 @@ def test_it_learns_there_and_resumes_with_the_same_bits(precision: str, tmp_path
     assert next(found.model.parameters()).device.type == "cpu"
     assert evaluate(found.model, splits().test, chosen, "test")["test/accuracy"] > 0.8
     folder = RunFolder(tmp_path / "cut", chosen, DATA)
-    with folder.locked(), pytest.raises(Exception, match="stopped after epoch 1"):
+    with folder.locked(), pytest.raises(Exception, match="stopped after step 1 of epoch 1"):
         train(chosen, splits(), folder, Console(file=io.StringIO()), watcher=Stopping())
     again = trained(tmp_path / "cut", chosen, resume=True)
     assert again.weights.read_bytes() == found.weights.read_bytes()

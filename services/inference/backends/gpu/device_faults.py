@@ -26,13 +26,20 @@ _WORDS = (
 
 def is_device_fault(error: Exception) -> bool:
     """Returns True if the cause is a GPU in error or out of memory, and not an input."""
-    text = str(error).lower()
-    return any(words in text for words in _WORDS)
+    return _names_fault(str(error))
 
 
 def device_error(error: Exception) -> DeviceError:
-    """Returns the error to raise for such a fault, with the first line of the runtime's message."""
-    reason = str(error).strip().splitlines()[0]
+    """Returns the error to raise for such a fault, with the line of its message that names it.
+
+    TorchScript puts a traceback of the module's code before that line.
+    """
+    reason = next(filter(_names_fault, str(error).splitlines())).strip()
     return DeviceError(
         f"the device failed, not the input: {reason}; if it keeps failing, restart the server"
     )
+
+
+def _names_fault(text: str) -> bool:
+    lowered = text.lower()
+    return any(words in lowered for words in _WORDS)

@@ -104,6 +104,20 @@ def test_a_fault_of_the_gpu_is_known_by_its_words(error: Exception) -> None:
     assert f"the device failed, not the input: {first_line};" in str(device_error(error))
 
 
+def test_the_line_that_names_the_fault_is_told_and_not_torchscripts_traceback() -> None:
+    error = RuntimeError(
+        "The following operation failed in the TorchScript interpreter.\n"
+        "Traceback of TorchScript (most recent call last):\n"
+        '  File "networks.py", line 50, in forward\n'
+        "    x = x + torch.zeros([1 << 40], device=x.device)[0]\n"
+        "            ~~~~~~~~~~~ <--- HERE\n"
+        "RuntimeError: CUDA out of memory. Tried to allocate 4096.00 GiB.\n"
+    )
+    assert is_device_fault(error)
+    reason = "RuntimeError: CUDA out of memory. Tried to allocate 4096.00 GiB."
+    assert f"the device failed, not the input: {reason};" in str(device_error(error))
+
+
 @pytest.mark.parametrize(
     "error",
     [
