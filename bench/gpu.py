@@ -54,8 +54,8 @@ class Figure:
     form: str
     rows: int
     """Rows of a request."""
-    processes: int
-    """Processes of the server; 1 for one that does all."""
+    settings: tuple[str, ...]
+    """Those of the server that differ from the defaults, besides the device."""
     clients: int
     raw_samples_per_second: float
     """Rate at the best batch size: the mean of before and after."""
@@ -108,7 +108,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", type=parse_device, default=parse_device("cuda"))
     parser.add_argument("--seconds", type=int, default=5, help="of load for each figure")
     parser.add_argument("--rows", type=int, default=1, help="of a request")
-    parser.add_argument("--processes", type=int, default=1, help="of the server")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the server"
+    )
     return parser.parse_args()
 
 
@@ -138,8 +140,7 @@ def _measure(
     clients = min(max(2 * best // rows, 8), MOST_CLIENTS)
     print(f"{manifest.model}, {artifact.name}: raw {rates[best]:,.0f} samples/s at batch {best}")
     asked = golden_model(store, manifest)
-    settings = [f"device={device}"]
-    settings += [f"processes={given.processes}"] if given.processes > 1 else []
+    settings = (f"device={device}", *given.set)
     with measured_server(store.url, [manifest.model], artifact.name, *settings) as server:
         lengths = check_answers(server, asked, artifact.name)
         for form in FORMS:
@@ -155,7 +156,7 @@ def _measure(
                 artifact=artifact.name,
                 form=form,
                 rows=rows,
-                processes=given.processes,
+                settings=tuple(given.set),
                 clients=clients,
                 raw_samples_per_second=raw,
                 best_batch_size=best,
@@ -181,8 +182,7 @@ def _samples_per_second(backend: Backend, inputs: Mapping[str, Array], rows: int
 
 def _load(figure: Figure) -> str:
     rows = "" if figure.rows == 1 else f" of {figure.rows} rows"
-    processes = "" if figure.processes == 1 else f", {figure.processes} processes"
-    return f"{figure.form}, {figure.clients} clients{rows}{processes}"
+    return ", ".join((f"{figure.form}, {figure.clients} clients{rows}", *figure.settings))
 
 
 def _line(figure: Figure) -> str:

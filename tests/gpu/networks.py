@@ -19,12 +19,14 @@ def signature(max_batch_size: int = 32) -> Signature:
     return one_to_one((FEATURES,), rows=max_batch_size)
 
 
-def torchscript(module: nn.Module) -> bytes:
-    """A scripted module's file."""
+def torchscript(module: nn.Module, *example: torch.Tensor) -> bytes:
+    """A module's file: traced with the example if there is one, or else scripted."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.save(torch.jit.script(module.eval()), buffer)
+        module.eval()
+        program = torch.jit.trace(module, example) if example else torch.jit.script(module)  # type: ignore[no-untyped-call]
+        torch.jit.save(program, buffer)
     return buffer.getvalue()
 
 

@@ -73,11 +73,12 @@ def test_it_answers_as_the_cpu_does(backend: CudaTorchBackend, replays: Mock, co
     assert replays.called, "no graph was captured"
 
 
-def test_convolutions_compute_in_fp32(gpu: Device) -> None:
+@pytest.mark.parametrize("example", [(), (torch.ones(2, *IMAGE),)], ids=["scripted", "traced"])
+def test_convolutions_compute_in_fp32(gpu: Device, example: tuple[torch.Tensor, ...]) -> None:
     """As the artifact was verified: TF32 keeps 10 bits, an error of 1e-3 of the largest output."""
     network = convolutions()
     backend = CudaTorchBackend(
-        verified(torchscript(network), one_to_one(IMAGE, rows=32), "torchscript"),
+        verified(torchscript(network, *example), one_to_one(IMAGE, rows=32), "torchscript"),
         OpenOptions(device=gpu),
     )
     for count in (1, 8, 32):

@@ -139,5 +139,8 @@ def _sizes(
 
 def session_providers(device_index: int, tensorrt: dict[str, str] | None) -> list[Any]:
     """Returns ONNX Runtime's list: CUDA, preceded by TensorRT if there are options for it."""
-    cuda = (CUDA, {"device_id": str(device_index), "use_tf32": "0"})
+    options = {"device_id": str(device_index), "use_tf32": "0"}
+    # A convolution plans anew when its batch size changes, and the default tries every algorithm.
+    options["cudnn_conv_algo_search"] = "HEURISTIC"
+    cuda = (CUDA, options)
     return [cuda] if tensorrt is None else [(TENSORRT, tensorrt), cuda]

@@ -20,6 +20,7 @@ from services.inference.backends.backend import Backend
 from services.inference.backends.gpu.cuda_device import check_gpu, pinned_array
 from services.inference.backends.gpu.cuda_graphs import CAPTURE_LOCK, CudaGraphs, graph_sizes
 from services.inference.backends.gpu.device_faults import device_error, is_device_fault
+from services.inference.backends.gpu.fp32_convolutions import forbid_tf32
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torch_module import as_tensors
 from services.inference.backends.torchscript import load_module
@@ -49,6 +50,8 @@ class CudaTorchBackend(Backend):
         self._ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             self._module = load_module(artifact.data, str(device))
+        if isinstance(self._module, torch.jit.ScriptModule):
+            forbid_tf32(self._module)
         self._inputs = [spec.name for spec in signature.inputs]
         self._outputs = [spec.name for spec in signature.outputs]
         sizes = graph_sizes(signature, options.preferred_batch_sizes)

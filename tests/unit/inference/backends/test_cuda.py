@@ -4,6 +4,7 @@
 """
 
 import gc
+import io
 import itertools
 import logging
 import weakref
@@ -23,6 +24,7 @@ from services.inference.backends.gpu import cuda_torch
 from services.inference.backends.gpu.cuda_graphs import LARGEST_ROWS, graph_sizes
 from services.inference.backends.gpu.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.gpu.cuda_torch import CudaTorchBackend
+from services.inference.backends.gpu.fp32_convolutions import CONVOLUTION, forbid_tf32
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torchscript import load_module
 from tests.fixtures import misbehaving_models, onnx_models
@@ -30,6 +32,7 @@ from tests.fixtures.fake_cuda import FakeCuda, fake_cuda, onnx_on_cpu
 from tests.fixtures.misbehaving_models import SIGNATURE, WIDTH
 from tests.fixtures.signatures import one_to_one
 from tests.fixtures.verified_artifacts import verified
+from tests.gpu import networks
 
 
 def signature(max_batch_size: int, *tail: int) -> Signature:
@@ -175,6 +178,39 @@ def test_closing_frees_the_module(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatc
     backend.close()
     gc.collect()
     assert loaded[0]() is None
+
+
+class CallsTraced(torch.nn.Module):
+    """Scripted, with a traced convolution inside of a branch."""
+
+    def __init__(self, traced: torch.nn.Module) -> None:
+        super().__init__()
+        self.traced = traced
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """FP32 [N, 3, 32, 32] to the same."""
+        return self.traced(x) if bool(x.sum() > 0) else x  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_does_not_keep_tf32_from_the_process_that_traced_it() -> None:
+    example = torch.rand(2, *networks.IMAGE)
+    network = networks.convolutions()
+    traced = torch.jit.load(io.BytesIO(networks.torchscript(network, example)))  # type: ignore[no-untyped-call]
+    for data in (
+        networks.torchscript(network, example),
+        networks.torchscript(CallsTraced(traced)),
+        networks.torchscript(network),  # scripted: nothing to do
+    ):
+        module = load_module(data, "cpu")
+        forbid_tf32(module)
+        with torch.inference_mode():
+            for _ in range(3):  # the third run has an optimized graph
+                torch.testing.assert_close(module(example), network(example))
+        graph: Any = torch._C._last_executed_optimized_graph()
+        flags = [n.inputsAt(12).toIValue() for n in graph.findAllNodes(CONVOLUTION, True)]
+        assert not any(flags)
+        assert len(flags) in (0, 4)
 
 
 @pytest.fixture

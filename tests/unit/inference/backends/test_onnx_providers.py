@@ -18,6 +18,7 @@ from services.inference.backends.gpu import cuda_device
 from services.inference.backends.gpu.cuda_device import gpu_name_and_driver
 from services.inference.backends.gpu.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.onnx_providers import (
+    CUDA,
     TENSORRT,
     OnnxOnGpu,
     session_providers,
@@ -101,7 +102,9 @@ def test_the_oldest_engines_leave_until_the_others_fit(tmp_path: Path) -> None:
 def test_cuda_follows_tensorrt_and_computes_in_full() -> None:
     (first, cuda) = session_providers(1, {"device_id": "1"})
     assert first == (TENSORRT, {"device_id": "1"})
-    assert cuda == ("CUDAExecutionProvider", {"device_id": "1", "use_tf32": "0"})
+    name, options = cuda
+    assert (name, options["device_id"], options["use_tf32"]) == (CUDA, "1", "0")
+    assert options["cudnn_conv_algo_search"] == "HEURISTIC"
     assert session_providers(1, None) == [cuda]
 
 
