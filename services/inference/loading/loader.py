@@ -39,7 +39,7 @@ from services.inference.loading.artifact_files import read_artifact
 from services.inference.loading.artifact_needs import ArtifactNeeds, UnprobedError
 from services.inference.loading.choice_memory import ChoiceMemory
 from services.inference.loading.kept_artifacts import is_accurate
-from services.inference.loading.warm_up import warm_up, with_certificate
+from services.inference.loading.warm_up import load_budget_s, warm_up, with_certificate
 from services.inference.trust import Trust
 from services.low_priority_thread import run_at_low_priority
 
@@ -326,7 +326,8 @@ def _open_and_verify(
         try:
             with _limited(backend, artifact, options):
                 parity = replay_golden(backend, golden, manifest, artifact)
-                latency_s = warm_up(backend, golden, manifest.signature, clock)
+                budget_s = load_budget_s(options.backend.device)
+                latency_s = warm_up(backend, golden, manifest.signature, clock, budget_s=budget_s)
         except BaseException:
             backend.close()
             raise

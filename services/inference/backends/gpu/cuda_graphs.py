@@ -13,6 +13,7 @@ Rules:
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
+import contextlib
 import logging
 import threading
 from bisect import bisect_left
@@ -110,16 +111,29 @@ class CudaGraphs:
         for _ in range(WARM_UP_RUNS):
             self._module(*inputs)
         graph = torch.cuda.CUDAGraph()
+        pool = torch.cuda.graph_pool_handle()
         # Other threads allocate meanwhile: "thread_local" restricts only this one to the rules.
-        with (
-            CAPTURE_LOCK,
-            torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
-        ):
-            outputs = self._module(*inputs)
+        mode = "thread_local"
+        try:
+            with CAPTURE_LOCK, torch.cuda.graph(graph, pool, self._stream, capture_error_mode=mode):
+                outputs = self._module(*inputs)
+        except Exception:
+            self._forget(pool)
+            raise
         for output in outputs:
             if output.shape[:1] != (size,):
                 raise ValueError(f"an output has shape {list(output.shape)} for {size} rows")
         return CapturedGraph(graph, inputs, outputs)
+
+    def _forget(self, pool: tuple[int, int]) -> None:
+        """Ends the allocations of a capture that broke off; torch does so only for others.
+
+        Until then `torch.cuda.empty_cache` returns no memory to the GPU, of no model.
+        """
+        with contextlib.suppress(RuntimeError):  # torch ended them, after all
+            index = self._stream.device.index
+            torch._C._cuda_endAllocateToPool(index, pool)
+            torch._C._cuda_releasePool(index, pool)
 
 
 def _torch_type(spec: TensorSpec) -> torch.dtype:

@@ -189,7 +189,7 @@ class CallsTraced(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """FP32 [N, 3, 32, 32] to the same."""
-        return self.traced(x) if bool(x.sum() > 0) else x  # type: ignore[no-any-return]
+        return self.traced(x) if bool(x.sum() > 0) else x
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
