@@ -112,6 +112,8 @@ def _install(folder: Path, name: str, text: str) -> None:
         if not (has_cuda and OF_TORCH_FOR_CUDA.fullmatch(line.partition("==")[0]))
     ))  # fmt: skip
     _run([*pip, "--require-hashes", "--requirement", str(wanted)])
+    if sys.version_info < (3, 11, 3):  # redis needs it there; the images have a newer Python
+        _run([*pip, "async-timeout"])
     if has_cuda or name in OWN_INDEX:
         _run([*pip, TORCH])
     if not has_cuda:
