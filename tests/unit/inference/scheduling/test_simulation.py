@@ -230,3 +230,19 @@ def test_a_stall_on_the_loop_sends_the_next_batches_to_the_thread() -> None:
     assert len(stalls) == 1
     assert after
     assert not any(run.on_loop for run in after)
+
+
+def test_during_a_stall_on_the_loop_no_law_is_broken_that_only_the_loop_could_keep() -> None:
+    def slow_later_s(rows: int, length: int, now: float) -> float:
+        return 0.02 if now > 1001 else 2e-5
+
+    spec = ModelSpec(name="m", max_rows=16, truth=slow_later_s, seeds={1: 2e-5}, fits_loop=True)
+    waits = ModelSpec(name="waits", max_rows=16, truth=linear_s(1e-3, 0.0), wait_s=0.01)
+    with simulation(7, spec, waits, slots=2) as made:
+        made.submit(Sent(model="m"))
+        made.loop.call_at(1002.0, made.submit, Sent(model="waits"))
+        made.loop.call_at(1002.0, made.submit, Sent(model="m", timeout_s=0.01))
+        made.run()
+        assert [(run.model, run.on_loop) for run in made.ran[1:]] == [("m", True), ("waits", False)]
+        assert made.ran[1].seconds == 0.02
+        assert made.outcomes == {("m", "InferReply"): 2, ("waits", "InferReply"): 1}
