@@ -8,7 +8,9 @@ from bench.peers.servers.flambeau_peer import ROOT
 PAGE = ROOT / "docs/reference/performance.md"
 PYTHON_PAGE = ROOT / "docs/reference/performance-python.md"
 PROCESSES_PAGE = ROOT / "docs/reference/performance-processes.md"
+GPU_PAGE = ROOT / "docs/reference/performance-gpu.md"
 PAGES = {
+    "gpu": GPU_PAGE,
     "publish": PYTHON_PAGE, "python": PYTHON_PAGE,
     "split": PROCESSES_PAGE, "cores": PROCESSES_PAGE, "soak-processes": PROCESSES_PAGE,
 }  # fmt: skip

@@ -15,9 +15,9 @@ from services.inference.backends.device import CPU, Device
 BUDGET_S = 0.3
 """Time budget of the batch sizes, which double until it is spent."""
 GPU_BUDGET_S = 10.0
-"""The same on a GPU: enough for all sizes of most models. The first run of a size takes from 0.1 s
-there (CUDA graphs, cuDNN's plans), and the certificate's larger sizes are a CPU's, on which large
-batches gain little: with that curve, batches stay small. `make bench-gpu` measures it."""
+"""The same on a GPU: enough for all sizes of most models. ONNX Runtime takes 0.1 s there to plan
+the convolutions of a CNN for a new size, and the larger sizes in the certificate are a CPU's, on
+which large batches gain little."""
 
 Clock = Callable[[], float]
 

@@ -207,7 +207,7 @@ def test_a_trace_does_not_keep_tf32_from_the_process_that_traced_it() -> None:
         with torch.inference_mode():
             for _ in range(3):  # the third run has an optimized graph
                 torch.testing.assert_close(module(example), network(example))
-        graph: Any = torch._C._last_executed_optimized_graph()
+        graph: Any = torch.jit.last_executed_optimized_graph()  # type: ignore[attr-defined]
         flags = [n.inputsAt(12).toIValue() for n in graph.findAllNodes(CONVOLUTION, True)]
         assert not any(flags)
         assert len(flags) in (0, 4)
