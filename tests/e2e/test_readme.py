@@ -64,7 +64,7 @@ class Terminal:
 @pytest.fixture(scope="module")
 def demo(clone: Path) -> str:
     """Returns the output of `make demo` on an empty store."""
-    done = subprocess.run(["make", "demo"], cwd=clone, capture_output=True, text=True)
+    done = subprocess.run(["make", "demo", "ARGS="], cwd=clone, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
