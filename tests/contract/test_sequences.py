@@ -84,10 +84,11 @@ def step_request(name: str, control: str = "", elements: int = 1) -> InferReques
     )
 
 
-class Instances:
+class Instances(Shelf):
     """Intake of the model process: its instances hold the steps of the sequences bound to them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._slots = SequenceSlots(LANE, 2, lambda: ())
         self.shelves = InstanceShelf(self._slots), InstanceShelf(self._slots)
 
