@@ -1,16 +1,22 @@
-"""Sequences on a queue between processes: each has one worker, and loses its state with it."""
+"""Sequences on a queue between processes: each has one worker, and loses its state with it.
+
+Behind Redis, the workers are processes; behind shared memory, instances of the model process.
+"""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from services.errors import ModelNotReadyError, QueueFullError, SequenceLostError
-from services.queueing.memory_queue import MemoryQueue
+from services.inference.scheduling.sequence_slots import SequenceSlots
+from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferRequest, SequenceStep
 from services.queueing.redis_streams import sender
 from services.queueing.redis_streams.clients import Commands
@@ -20,22 +26,33 @@ from tests.fixtures.queue_ends import (
     LANE,
     MAX_DEPTH,
     Caller,
+    SharedMemoryEnds,
     Shelf,
     redis_gateway,
     redis_worker,
     reply,
 )
-from tests.fixtures.redis_servers import RedisProcess, until
+from tests.fixtures.redis_servers import FLAVOURS, RedisProcess, running_redis, until
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
 
 class Fleet:
-    """One gateway, and two workers with a shelf each."""
+    """One gateway, and two workers with a shelf each.
 
-    def __init__(self, gateway: MemoryQueue, shelves: tuple[Shelf, Shelf]) -> None:
+    Attributes:
+        another: opens another gateway's end of the same queue.
+    """
+
+    def __init__(
+        self,
+        gateway: MemoryQueue,
+        shelves: tuple[Shelf, Shelf],
+        another: Callable[[], AbstractAsyncContextManager[MemoryQueue]] | None = None,
+    ) -> None:
         self.gateway = gateway
         self.shelves = shelves
+        self.another = another
 
     def step(self, name: str, control: str = "", *, elements: int = 1) -> Caller:
         """Sends a step; `control` names the first (`start`) and the last (`end`)."""
@@ -67,15 +84,78 @@ def step_request(name: str, control: str = "", elements: int = 1) -> InferReques
     )
 
 
-@pytest.fixture
-async def fleet(redis: RedisProcess) -> AsyncIterator[Fleet]:
+class Instances(Shelf):
+    """Intake of the model process: its instances hold the steps of the sequences bound to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._slots = SequenceSlots(LANE, 2, lambda: ())
+        self.shelves = InstanceShelf(self._slots), InstanceShelf(self._slots)
+
+    @property
+    def waiting(self) -> int:
+        return sum(shelf.waiting for shelf in self.shelves)
+
+    def accept(self, entry: Entry) -> None:
+        assert entry.request.sequence is not None
+        try:
+            self._slots.bind(entry.request.sequence, time.monotonic())
+        except SequenceLostError as error:
+            entry.finish(error)
+            return
+        slot = self._slots.of(entry.request)
+        assert slot is not None
+        self.shelves[slot].accept(entry)
+
+    def discard(self, entry: Entry, reason: str) -> None:
+        for shelf in self.shelves:
+            shelf.discard(entry, reason)
+
+
+class InstanceShelf(Shelf):
+    """Steps that wait for one instance."""
+
+    def __init__(self, slots: SequenceSlots) -> None:
+        super().__init__()
+        self._slots = slots
+
+    def take(self) -> Entry:
+        entry = super().take()
+        self._slots.ran([entry])
+        return entry
+
+
+@asynccontextmanager
+async def redis_fleet(redis: RedisProcess) -> AsyncIterator[Fleet]:
+    """Opens a gateway and two workers with Redis between them."""
     shelves = Shelf(), Shelf()
     async with (
         redis_worker(redis.url, "a", shelves[0]),
         redis_worker(redis.url, "b", shelves[1]),
         redis_gateway(redis.url, "g") as gateway,
     ):
-        yield Fleet(gateway, shelves)
+        yield Fleet(gateway, shelves, partial(redis_gateway, redis.url, "other"))
+
+
+@asynccontextmanager
+async def shared_memory_fleet() -> AsyncIterator[Fleet]:
+    """Opens an edge, and a model process with two instances."""
+    ends, instances = SharedMemoryEnds(), Instances()
+    ends.announce()
+    ends.model.open(LANE, instances)
+    async with ends.edge() as queue:
+        yield Fleet(queue, instances.shelves, ends.edge)
+    ends.model.end()
+
+
+@pytest.fixture(params=("shared memory", *FLAVOURS))
+async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Fleet]:
+    if request.param == "shared memory":
+        async with shared_memory_fleet() as fleet:
+            yield fleet
+    else:
+        async with running_redis(request.param, tmp_path) as redis, redis_fleet(redis) as fleet:
+            yield fleet
 
 
 async def test_steps_go_to_the_worker_that_has_the_sequence(fleet: Fleet) -> None:
@@ -96,9 +176,10 @@ async def test_steps_of_one_sequence_go_on_one_at_a_time(fleet: Fleet) -> None:
         assert await call.value() == number
 
 
-async def test_another_gateway_finds_the_same_worker(fleet: Fleet, redis: RedisProcess) -> None:
+async def test_another_gateway_finds_the_same_worker(fleet: Fleet) -> None:
     owner = await fleet.run("s", "start")
-    async with redis_gateway(redis.url, "other") as other:
+    assert fleet.another is not None
+    async with fleet.another() as other:
         for _ in range(3):
             assert await Fleet(other, fleet.shelves).run("s") is owner
 
@@ -205,13 +286,14 @@ async def dies_with_a_start(fleet: Fleet, dies: Shelf, stays: Shelf) -> Caller:
     raise AssertionError("one of two workers was never chosen")
 
 
-async def test_loss_of_redis_memory_loses_the_sequences(fleet: Fleet, redis: RedisProcess) -> None:
-    owner = await fleet.run("s", "start")
-    under_way = fleet.step("s")
-    await owner.holds(1)
-    await redis.client.flushall()
-    assert isinstance(await under_way.outcome(), SequenceLostError)
-    assert isinstance(await fleet.step("s").outcome(), SequenceLostError | ModelNotReadyError)
+async def test_loss_of_redis_memory_loses_the_sequences(redis: RedisProcess) -> None:
+    async with redis_fleet(redis) as fleet:
+        owner = await fleet.run("s", "start")
+        under_way = fleet.step("s")
+        await owner.holds(1)
+        await redis.client.flushall()
+        assert isinstance(await under_way.outcome(), SequenceLostError)
+        assert isinstance(await fleet.step("s").outcome(), SequenceLostError | ModelNotReadyError)
 
 
 async def test_worker_that_leaves_answers_the_steps_it_has(redis: RedisProcess) -> None:

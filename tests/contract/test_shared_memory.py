@@ -139,6 +139,35 @@ async def test_answers_wait_for_room(server: Server) -> None:
         assert sorted(values) == [*range(40)]
 
 
+async def test_tensors_that_never_fit_together_are_refused_by_name(server: Server) -> None:
+    """Each of them alone would fit, so that waiting for room looks as if it could help."""
+    two = {name: np.zeros(3 * MB // 4, np.float32) for name in ("x", "y")}
+    async with server.ends.edge(2**20) as queue:
+        asked = msgspec.structs.replace(request(), inputs=two)
+        error = await Caller(queue, asked).outcome()
+        assert isinstance(error, PayloadTooLargeError)
+        caller = Caller(queue, request())
+        await server.shelf.holds(1)
+        server.shelf.take().finish(reply_of(two))
+        error = await caller.outcome()
+        assert isinstance(error, BackendError)
+        assert "max_buffered_bytes" in str(error)
+
+
+async def test_answer_that_waits_for_a_cancelled_one_goes_when_that_is_dropped(
+    server: Server,
+) -> None:
+    """The model process frees what it copied for the cancelled one; no message tells it so."""
+    async with server.ends.edge() as queue:
+        cancelled, waits = Caller(queue, request("cancelled")), Caller(queue, request("waits"))
+        await server.shelf.holds(2)
+        server.shelf.take().finish(reply(1, 8 * MB - 16))
+        await until(lambda: server.ends.model.used_bytes)
+        server.shelf.take().finish(reply(2, MB // 8))
+        cancelled.entry.cancel()
+        assert await waits.value() == 2
+
+
 async def test_death_of_the_model_process_answers_what_it_held(server: Server) -> None:
     async with server.ends.edge() as queue:
         callers = [Caller(queue, request(n, elements=size)) for n, size in enumerate([1, 4 * MB])]

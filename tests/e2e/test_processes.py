@@ -3,6 +3,8 @@
 import os
 import resource
 import signal
+import socket
+import ssl
 import threading
 import time
 import urllib.error
@@ -21,6 +23,9 @@ from flambeau.commands.access import access_app
 from model_store.store import ModelStore
 from tests.e2e.grpc_calls import linear_request, outputs
 from tests.e2e.rest_calls import call, infer, linear_input, lookup_inputs
+from tests.e2e.test_memory import LARGE_MIB, MEBIBYTE, publish_large
+from tests.e2e.test_tls import calling
+from tests.fixtures.certificates import Authority
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
 from tests.fixtures.redis_servers import until_true
 from tests.fixtures.servers import ServerProcess, running_server, spawn_server
@@ -284,3 +289,72 @@ def test_process_that_cannot_be_started_just_now_is_started_later(server: Server
     server.wait_for_log(message="a process cannot be started; trying again")
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))
     until_true(lambda: len(processes(server, "edge")) == 2)
+
+
+def test_all_processes_use_a_renewed_certificate_and_no_call_fails(
+    store: ModelStore, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    pair = authority.issue("server")
+    tls = {"tls_certificate_file": str(pair.certificate), "tls_key_file": str(pair.key)}
+    trusted = ssl.create_default_context(cafile=str(authority.file))
+    reloads = "flambeau_tls_reloads_total"
+
+    def shown(port: int) -> str:
+        """Returns the serial number of the certificate that a new connection gets."""
+        address = "127.0.0.1", port
+        with (
+            socket.create_connection(address, timeout=30) as plain,
+            trusted.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            certificate = secure.getpeercert()
+        assert certificate
+        return str(certificate["serialNumber"])
+
+    def seen(server: ServerProcess) -> set[str]:
+        """Returns the serial numbers that any edge shows: each connection goes to one of two."""
+        return {shown(port) for _ in range(16) for port in (server.http_port, server.grpc_port)}
+
+    with running_server(Path(store.url), "--processes=2", **tls) as server:
+        (first,) = seen(server)
+        with calling(lambda: shown(server.http_port)), calling(lambda: shown(server.grpc_port)):
+            authority.issue("server")
+            server.wait_for_metric(2, reloads, outcome="taken")
+        (second,) = seen(server)
+        assert second != first
+        pair.key.write_text("nonsense")
+        server.wait_for_metric(2, reloads, outcome="refused")
+        assert seen(server) == {second}
+        authority.issue("server")
+        server.wait_for_metric(4, reloads, outcome="taken")
+        assert len(seen(server) - {first, second}) == 1
+
+
+def test_idle_model_makes_room_and_comes_back_at_every_edge(tmp_path: Path) -> None:
+    models = {"one", "two"}
+    for model in models:
+        publish_large(tmp_path, model)
+    with running_server(tmp_path, "--processes=2", max_memory_mib=2**30) as server:
+        (pid,) = processes(server, "model")
+        status = Path(f"/proc/{pid}/status").read_text()
+        resident_mib = int(status.partition("VmRSS:")[2].split()[0]) // 1024
+        assert server.metric("flambeau_model_memory_bytes") >= 2 * LARGE_MIB * MEBIBYTE
+    room = {"max_memory_mib": resident_mib - LARGE_MIB // 2, "when_memory_full": "unload_idle"}
+    with running_server(tmp_path, "--processes=2", store_poll_interval_s=0.1, **room) as server:
+
+        def ready(model: str) -> set[int]:
+            """Asks any edge whether a model is ready, without requesting it."""
+            path = f"/v2/models/{model}/ready"
+            return {call(server, "GET", path).status for _ in range(16)}
+
+        for _ in models:
+            (out,) = [model for model in models if ready(model) != {200}]
+            (kept,) = models - {out}
+            assert (ready(kept), ready(out)) == ({200}, {503})
+            reply = infer(server, out, linear_input(ROW))
+            assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+            assert f"unloaded to make room for model '{kept}' version 1" in reply.error()
+            until_true(lambda out=out: ready(out) == {200})  # type: ignore[misc]
+            for _ in range(16):
+                assert infer(server, out, linear_input(ROW)).outputs() == {"y": ROW}
+            assert ready(kept) == {503}

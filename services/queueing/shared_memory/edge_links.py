@@ -337,10 +337,12 @@ class EdgeLink:
                 yield
         except NoRoomError as error:
             self._send_later(held, outcome, error)
+            return
         except (TensorError, UnicodeError) as error:
             self._fail(held, outcome, error)
         finally:
             steps.close()
+        self._send_unsent()  # its blocks are free, and no message of the edge says so
 
     def _send_later(self, held: "Held", outcome: InferReply, error: NoRoomError) -> None:
         if self.link.writer.fits(error.nbytes):

@@ -207,7 +207,7 @@ class ModelLink:
     def _no_room(self, link: Link, error: NoRoomError) -> ServingError:
         if not link.writer.fits(error.nbytes):
             return PayloadTooLargeError(
-                f"a tensor of {error.nbytes} bytes is larger than the memory that this process "
+                f"tensors of {error.nbytes} bytes are larger than the memory that this process "
                 "shares with the model process; raise max_buffered_bytes"
             )
         return QueueFullError(

@@ -45,7 +45,7 @@ class NoRoomError(Exception):
     """The arena has no gap for a tensor.
 
     Args:
-        nbytes: size of the tensor.
+        nbytes: size of the tensor, and of the blocks of those before it in the same message.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -150,7 +150,7 @@ class TensorWriter:
                 elif array.size:
                     pieces.append(raw_view(datatype, array))
                 size = sum(map(len, pieces))
-                block = self._take(size, ())
+                block = self._take(size, records)
                 records.append(TensorMessage(name, datatype, array.shape, b"", block, size))
                 at = block
                 for piece in pieces:
@@ -173,11 +173,14 @@ class TensorWriter:
         (record,) = self.records({"": np.frombuffer(data, np.uint8)})
         return record
 
-    def _take(self, nbytes: int, so_far: Sequence[TensorMessage]) -> int:
+    def _take(self, nbytes: int, so_far: list[TensorMessage]) -> int:
+        """Takes a block; without room for it, drops what the message has so far."""
         block = self._arena.take(nbytes)
         if block is None:
+            used = self._arena.used_bytes
             self.free([record.block for record in so_far if record.block >= 0])
-            raise NoRoomError(nbytes)
+            so_far.clear()
+            raise NoRoomError(nbytes + used - self._arena.used_bytes)
         self._highest = max(self._highest, block + nbytes)
         return block
 
