@@ -155,7 +155,7 @@ def test_a_renewal_under_traffic_fails_no_call(locked: Locked) -> None:
 
 
 @contextmanager
-def calling(call: Callable[[], None]) -> Iterator[None]:
+def calling(call: Callable[[], object]) -> Iterator[None]:
     """Calls repeatedly, and for a while after the block; no call may fail."""
     failures: list[BaseException] = []
     over = threading.Event()
