@@ -1,0 +1,151 @@
+"""`make bench-copies`: how often each byte of a large tensor is copied, from socket to backend and back.
+
+One model takes rows of 1 MiB and answers eight numbers, the other the reverse. Each answers
+requests of 1 and of 16 rows, in every protocol and shape of a server, while a library that is
+loaded before all others (`servers/counted_copies.c`, which needs gcc) counts what each process of
+the server copies, beside what the kernel copies to and from sockets. All numbers are 0.5, whose
+text in JSON takes the 4 bytes of an FP32. Writes a block of the documentation.
+"""
+
+import http.client
+import json
+import os
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from unittest.mock import patch
+
+import grpc
+import numpy as np
+import torch
+
+import flambeau
+from bench.figures.performance_page import write_block
+from bench.figures.results_file import machine
+from bench.servers.measured_server import end_with_exception, measured_server
+from bench.split import split_server
+from flambeau.server_process import ServerProcess
+from model_store.store import ModelStore
+from protos import open_inference_pb2 as pb
+
+ROW, FEW, REPEATS = 262_144, 8, 4
+SIZES = (1, 16)
+"""MiB, a row each."""
+SHAPES = {"one process": (), "`--processes 2`": ("processes=2",), "`isolate`": ("isolate=true",)}
+SPLIT = "split through Redis"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+TAKES, GIVES = "takes", "gives"
+COUNTS = struct.Struct("3Q")
+SOURCE = Path(__file__).parent / "servers" / "counted_copies.c"
+FLAGS = ("-O2", "-ftree-vectorize", "-fno-builtin", "-fno-tree-loop-distribute-patterns")
+Ask = Callable[[ServerProcess, str, np.ndarray], None]
+
+
+def main() -> None:
+    """Counts, prints, and writes."""
+    end_with_exception()
+    with tempfile.TemporaryDirectory(prefix="flambeau-bench-") as name:
+        folder = Path(name)
+        store = folder / "store"
+        for model, width, function in (
+            (TAKES, ROW, lambda x: x[:, :FEW] * 2),
+            (GIVES, FEW, lambda x: x[:, :1] + torch.zeros(ROW)),
+        ):
+            flambeau.publish(function, {"x": torch.rand(4, width)}, name=model, to=store,
+                             artifacts=["onnx"], max_batch_size=max(SIZES))  # fmt: skip
+        library = folder / "counted.so"
+        subprocess.run(["gcc", *FLAGS, "-shared", "-fPIC", "-o", library, SOURCE], check=True)
+        rows = []
+        for shape in (*SHAPES, SPLIT):
+            counts = folder / shape.replace(" ", "-")
+            counts.mkdir()
+            loaded = {"LD_PRELOAD": str(library), "FLAMBEAU_COPIES": str(counts)}
+            with patch.dict(os.environ, loaded), _server(str(store), shape) as server:
+                for model in (TAKES, GIVES):
+                    for mib in SIZES:
+                        rows.append(_row(server, counts, shape, model, mib))
+                        print(rows[-1], flush=True)
+    head = f"| shape | tensor | {' | '.join(PROTOCOLS)} |\n|---|---|{'---:|' * len(PROTOCOLS)}"
+    when = datetime.now(UTC).date().isoformat()
+    write_block("copies", "\n".join([f"{when}, {machine()}.\n", head, *rows]))
+
+
+@contextmanager
+def _server(store: str, shape: str) -> Iterator[ServerProcess]:
+    with ExitStack() as stack:
+        if shape == SPLIT:
+            yield stack.enter_context(split_server(ModelStore(store), [TAKES, GIVES])).gateways[0]
+        else:
+            models = [TAKES, GIVES]
+            yield stack.enter_context(measured_server(store, models, "", *SHAPES[shape]))
+
+
+def _row(server: ServerProcess, counts: Path, shape: str, model: str, mib: int) -> str:
+    array = np.full((mib, ROW if model == TAKES else FEW), 0.5, np.float32)
+    cells = []
+    for ask in PROTOCOLS.values():
+        ask(server, model, array)  # makes the memory that later requests find
+        before = _counted(counts)
+        for _ in range(REPEATS):
+            ask(server, model, array)
+        copied, read, written = (_counted(counts) - before) / (REPEATS * mib * 2**20)
+        cells.append(f"{copied:.2f} + {read + written:.1f}")
+    direction = "to the model" if model == TAKES else "from the model"
+    return f"| {shape} | {mib} MiB {direction} | {' | '.join(cells)} |"
+
+
+def _counted(counts: Path) -> np.ndarray:
+    return np.sum([COUNTS.unpack(file.read_bytes()) for file in counts.iterdir()], axis=0)
+
+
+def _json(server: ServerProcess, model: str, array: np.ndarray) -> None:
+    data = f"[{','.join(['0.5'] * array.size)}]"
+    tensor = {"name": "x", "datatype": "FP32", "shape": array.shape}
+    body = json.dumps({"inputs": [tensor | {"data": [0.5]}]}).replace("[0.5]", data)
+    _post(server, model, body.encode(), {})
+
+
+def _binary(server: ServerProcess, model: str, array: np.ndarray) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": array.shape}
+    tensor["parameters"] = {"binary_data_size": array.nbytes}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    length = {"Inference-Header-Content-Length": str(len(head))}
+    _post(server, model, head + array.tobytes(), length)
+
+
+def _post(server: ServerProcess, model: str, body: bytes, headers: dict[str, str]) -> None:
+    connection = http.client.HTTPConnection(server.http)
+    connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    answer.read()
+    connection.close()
+
+
+def _raw(server: ServerProcess, model: str, array: np.ndarray) -> None:
+    _call(server, model, array, raw_input_contents=[array.tobytes()])
+
+
+def _typed(server: ServerProcess, model: str, array: np.ndarray) -> None:
+    _call(server, model, array)
+
+
+def _call(server: ServerProcess, model: str, array: np.ndarray, **raw: list[bytes]) -> None:
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=array.shape)
+    if not raw:
+        tensor.contents.fp32_contents.extend(array.ravel())
+    request = pb.ModelInferRequest(model_name=model, inputs=[tensor], **raw)
+    with grpc.insecure_channel(server.grpc, [("grpc.max_receive_message_length", -1)]) as channel:
+        channel.unary_unary(INFER)(request.SerializeToString())
+
+
+PROTOCOLS: dict[str, Ask] = {
+    "REST JSON": _json, "REST binary": _binary, "gRPC raw": _raw, "gRPC typed": _typed,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main()
