@@ -282,6 +282,10 @@ bench-split: $(SERVING) ## Redis between gateway and worker, beside all in one p
 bench-cores: $(SERVING) ## Two processes that accept requests beside one that does all, and what 16 cores would give.
 	@$(BIN)/python -m bench.cores $(ARGS)
 
+.PHONY: bench-copies
+bench-copies: $(SERVING) ## How often a server copies each byte of a large tensor, by protocol and shape. Needs gcc.
+	@$(BIN)/python -m bench.copies
+
 .PHONY: bench-operate
 bench-operate: $(DEVELOPING) ## What metrics, keys and traces cost a small request.
 	@$(BIN)/python -m bench.operate $(ARGS)

@@ -1,10 +1,11 @@
-"""`make bench-copies`: how often each byte of a large tensor is copied, from socket to backend and back.
+"""`make bench-copies`: how often a server copies each byte of a large tensor.
 
 One model takes rows of 1 MiB and answers eight numbers, the other the reverse. Each answers
 requests of 1 and of 16 rows, in every protocol and shape of a server, while a library that is
 loaded before all others (`servers/counted_copies.c`, which needs gcc) counts what each process of
 the server copies, beside what the kernel copies to and from sockets. All numbers are 0.5, whose
-text in JSON takes the 4 bytes of an FP32. Writes a block of the documentation.
+text in JSON takes the 4 bytes of an FP32. Writes a block of the documentation, in which figures
+above `MOST` are bold.
 """
 
 import http.client
@@ -26,6 +27,7 @@ import torch
 import flambeau
 from bench.figures.performance_page import write_block
 from bench.figures.results_file import machine
+from bench.peers.peer import Floats
 from bench.servers.measured_server import end_with_exception, measured_server
 from bench.split import split_server
 from flambeau.server_process import ServerProcess
@@ -37,12 +39,19 @@ SIZES = (1, 16)
 """MiB, a row each."""
 SHAPES = {"one process": (), "`--processes 2`": ("processes=2",), "`isolate`": ("isolate=true",)}
 SPLIT = "split through Redis"
+MOST = {
+    ("one process", "takes"): (7, 0.5, 5.5, 5.5), ("one process", "gives"): (2.2, 1, 1, 1),
+    ("`--processes 2`", "takes"): (8, 1.5, 6.5, 6.5), ("`--processes 2`", "gives"): (3.2, 2, 2, 2),
+    ("`isolate`", "takes"): (8, 1.5, 6.5, 6.5), ("`isolate`", "gives"): (3.2, 2, 2, 2),
+    (SPLIT, "takes"): (20, 14, 18, 18), (SPLIT, "gives"): (17, 16, 16, 16),
+}  # fmt: skip
+"""Copies of a byte that docs/reference/performance-processes.md explains, by protocol."""
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 TAKES, GIVES = "takes", "gives"
 COUNTS = struct.Struct("3Q")
 SOURCE = Path(__file__).parent / "servers" / "counted_copies.c"
 FLAGS = ("-O2", "-ftree-vectorize", "-fno-builtin", "-fno-tree-loop-distribute-patterns")
-Ask = Callable[[ServerProcess, str, np.ndarray], None]
+Ask = Callable[[ServerProcess, str, Floats], None]
 
 
 def main() -> None:
@@ -69,7 +78,8 @@ def main() -> None:
                     for mib in SIZES:
                         rows.append(_row(server, counts, shape, model, mib))
                         print(rows[-1], flush=True)
-    head = f"| shape | tensor | {' | '.join(PROTOCOLS)} |\n|---|---|{'---:|' * len(PROTOCOLS)}"
+    head = f"| shape | tensor | {' | '.join(PROTOCOLS)} | kernel |\n"
+    head += "|---|---|" + "---:|" * (len(PROTOCOLS) + 1)
     when = datetime.now(UTC).date().isoformat()
     write_block("copies", "\n".join([f"{when}, {machine()}.\n", head, *rows]))
 
@@ -86,30 +96,32 @@ def _server(store: str, shape: str) -> Iterator[ServerProcess]:
 
 def _row(server: ServerProcess, counts: Path, shape: str, model: str, mib: int) -> str:
     array = np.full((mib, ROW if model == TAKES else FEW), 0.5, np.float32)
-    cells = []
-    for ask in PROTOCOLS.values():
+    cells, kernel = [], 0.0
+    for ask, most in zip(PROTOCOLS.values(), MOST[shape, model], strict=True):
         ask(server, model, array)  # makes the memory that later requests find
         before = _counted(counts)
         for _ in range(REPEATS):
             ask(server, model, array)
         copied, read, written = (_counted(counts) - before) / (REPEATS * mib * 2**20)
-        cells.append(f"{copied:.2f} + {read + written:.1f}")
+        bold = "**" if copied > most + 0.05 else ""
+        cells.append(f"{bold}{copied:.2f}{bold} (≤ {most})")
+        kernel = max(kernel, read + written)
     direction = "to the model" if model == TAKES else "from the model"
-    return f"| {shape} | {mib} MiB {direction} | {' | '.join(cells)} |"
+    return f"| {shape} | {mib} MiB {direction} | {' | '.join(cells)} | {kernel:.1f} |"
 
 
-def _counted(counts: Path) -> np.ndarray:
+def _counted(counts: Path) -> Floats:
     return np.sum([COUNTS.unpack(file.read_bytes()) for file in counts.iterdir()], axis=0)
 
 
-def _json(server: ServerProcess, model: str, array: np.ndarray) -> None:
+def _json(server: ServerProcess, model: str, array: Floats) -> None:
     data = f"[{','.join(['0.5'] * array.size)}]"
     tensor = {"name": "x", "datatype": "FP32", "shape": array.shape}
     body = json.dumps({"inputs": [tensor | {"data": [0.5]}]}).replace("[0.5]", data)
     _post(server, model, body.encode(), {})
 
 
-def _binary(server: ServerProcess, model: str, array: np.ndarray) -> None:
+def _binary(server: ServerProcess, model: str, array: Floats) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": array.shape}
     tensor["parameters"] = {"binary_data_size": array.nbytes}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
@@ -126,15 +138,15 @@ def _post(server: ServerProcess, model: str, body: bytes, headers: dict[str, str
     connection.close()
 
 
-def _raw(server: ServerProcess, model: str, array: np.ndarray) -> None:
+def _raw(server: ServerProcess, model: str, array: Floats) -> None:
     _call(server, model, array, raw_input_contents=[array.tobytes()])
 
 
-def _typed(server: ServerProcess, model: str, array: np.ndarray) -> None:
+def _typed(server: ServerProcess, model: str, array: Floats) -> None:
     _call(server, model, array)
 
 
-def _call(server: ServerProcess, model: str, array: np.ndarray, **raw: list[bytes]) -> None:
+def _call(server: ServerProcess, model: str, array: Floats, **raw: list[bytes]) -> None:
     tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=array.shape)
     if not raw:
         tensor.contents.fp32_contents.extend(array.ravel())

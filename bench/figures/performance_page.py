@@ -12,7 +12,8 @@ GPU_PAGE = ROOT / "docs/reference/performance-gpu.md"
 PAGES = {
     "gpu": GPU_PAGE,
     "publish": PYTHON_PAGE, "python": PYTHON_PAGE,
-    "split": PROCESSES_PAGE, "cores": PROCESSES_PAGE, "soak-processes": PROCESSES_PAGE,
+    "copies": PROCESSES_PAGE, "split": PROCESSES_PAGE, "cores": PROCESSES_PAGE,
+    "soak-processes": PROCESSES_PAGE,
 }  # fmt: skip
 """Pages of benchmarks that are not on `PAGE`, by name."""
 

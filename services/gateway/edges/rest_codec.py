@@ -135,7 +135,9 @@ def _encode_large(reply: InferReply, request: RestRequest, reserve: Reserve) -> 
 def _encode(reply: InferReply, request: RestRequest, reserve: Reserve) -> Slices[RestBody]:
     lane = reply.lane
     head: list[bytes | memoryview] = []
-    text = [_answer_start(lane.model, lane.version, reply.artifact, reply.degraded)]
+    text: list[bytes | memoryview] = [
+        _answer_start(lane.model, lane.version, reply.artifact, reply.degraded)
+    ]
     tail: list[bytes | memoryview] = []
     for name, array in reply.outputs.items():
         datatype = reply.datatypes[name]
@@ -164,18 +166,19 @@ def _encode(reply: InferReply, request: RestRequest, reserve: Reserve) -> Slices
 
 def _add_pieces(
     head: list[bytes | memoryview],
-    text: list[bytes],
+    text: list[bytes | memoryview],
     name: str,
     datatype: str,
     array: Array,
     reserve: Reserve,
 ) -> Slices[None]:
     """Writes the elements of a large output after `text`, which moves to `head` in blocks."""
-    size = 0
+    size, comma = 0, b""
     try:
         for piece in json_pieces(name, datatype, array):
             reserve(len(piece))
-            text.append(piece)
+            text += comma, piece
+            comma = b","
             size += len(piece)
             if size > BLOCK_BYTES:
                 head.append(b"".join(text))

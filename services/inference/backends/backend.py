@@ -21,6 +21,8 @@ class Backend(Protocol):
     """Platform string of the protocol, `<project>_<format>`."""
     gives_parts: bool = False
     """True if each request gets any number of answers, from `run_in_parts`."""
+    owns_outputs: bool = False
+    """True if outputs have memory of their own: no runtime reuses it, and no model keeps them."""
     fits_loop: bool = False
     """True if the calling thread does all the work of `run`, in a time that depends on the shapes
     of the inputs and not on their values; the event loop may run it if that time is short."""

@@ -39,6 +39,7 @@ class OpenVinoBackend(Backend):
     """
 
     platform = "openvino_ir"
+    owns_outputs = True
 
     def __init__(self, artifact: VerifiedArtifact, options: OpenOptions) -> None:
         core, signature = openvino.Core(), artifact.signature

@@ -63,6 +63,8 @@ class IsolatedBackend(Backend):
         folder: folder that the process reads; it is removed with this backend.
     """
 
+    owns_outputs = True
+
     def __init__(
         self,
         name: str,

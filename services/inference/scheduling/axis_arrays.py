@@ -12,7 +12,7 @@ import numpy as np
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import Array
 from services.errors import BackendError
-from services.inference.scheduling.batch_arrays import COPIED_BYTES, BatchArrays, Buffer
+from services.inference.scheduling.batch_arrays import BatchArrays, Buffer, is_copied
 from services.inference.scheduling.batch_rules import Batch
 from services.queueing.records import Lane
 
@@ -43,7 +43,9 @@ class AxisArrays(BatchArrays):
             inputs[spec.name] = np.concatenate(parts, axis)
         return inputs
 
-    def split(self, outputs: Mapping[str, Array], batch: Batch) -> list[Mapping[str, Array]]:
+    def split(
+        self, outputs: Mapping[str, Array], batch: Batch, *, owned: bool = False
+    ) -> list[Mapping[str, Array]]:
         """Returns each entry's part of the outputs that it requested; see `BatchArrays.split`.
 
         Raises:
@@ -56,7 +58,9 @@ class AxisArrays(BatchArrays):
         for entry in batch.entries:
             stop = start + entry.request.rows
             names = entry.request.outputs or self._outputs
-            parts.append({name: self._part(name, outputs[name], start, stop) for name in names})
+            parts.append(
+                {name: self._part(name, outputs[name], start, stop, owned) for name in names}
+            )
             start = stop
         return parts
 
@@ -78,9 +82,9 @@ class AxisArrays(BatchArrays):
                 f"batch of {rows} rows; its dimension {axis} must be the batch"
             )
 
-    def _part(self, name: str, whole: Array, start: int, stop: int) -> Array:
+    def _part(self, name: str, whole: Array, start: int, stop: int, owned: bool) -> Array:
         axis = self._output_specs[name].batch_axis
         if axis is None:
             return whole
         part: Array = whole[(slice(None),) * axis + (slice(start, stop),)]
-        return part.copy() if part.nbytes >= COPIED_BYTES else part
+        return part.copy() if is_copied(part, whole, owned=owned) else part

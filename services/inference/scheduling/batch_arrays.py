@@ -24,6 +24,11 @@ Buffer = Callable[[str, tuple[int, ...], np.dtype[np.generic]], Array]
 """`Backend.buffer`: allocates memory for one input."""
 
 
+def is_copied(part: Array, whole: Array, *, owned: bool) -> bool:
+    """Returns True if an entry gets a copy of its part of an output."""
+    return part.nbytes >= COPIED_BYTES and not (owned and part.size == whole.size)
+
+
 class BatchArrays:
     """Concatenates and splits the arrays of one signature."""
 
@@ -60,11 +65,19 @@ class BatchArrays:
                 whole[batch.rows :] = whole[batch.rows - 1]
         return inputs
 
-    def split(self, outputs: Mapping[str, Array], batch: Batch) -> list[Mapping[str, Array]]:
+    def split(
+        self, outputs: Mapping[str, Array], batch: Batch, *, owned: bool = False
+    ) -> list[Mapping[str, Array]]:
         """Returns each entry's rows of the outputs that it requested, without their padding.
 
         Small outputs are views and large ones copies: a response may wait long for a slow client,
         and a view would retain the whole batch, or memory that the runtime needs for its next run.
+        An output that is one entry's alone is not copied if it is `owned`.
+
+        Args:
+            outputs: the backend's.
+            batch: entries that it ran.
+            owned: `Backend.owns_outputs`.
 
         Raises:
             BackendError: an output is missing, or its row count differs from the batch's.
@@ -92,7 +105,7 @@ class BatchArrays:
             if self._padding is not None and entry.request.length != batch.length:
                 self._cut(part, entry.request.length or 0)
             for name in names:
-                if part[name].nbytes >= COPIED_BYTES:
+                if is_copied(part[name], outputs[name], owned=owned):
                     part[name] = part[name].copy()
             parts.append(part)
             start = stop

@@ -238,9 +238,9 @@ class Instance:
         self.started_at = time.monotonic()
         inputs = self._arrays.join(batch, backend.buffer)
         if not backend.gives_parts:
-            return self._arrays.split(backend.run(inputs), batch)
+            return self._arrays.split(backend.run(inputs), batch, owned=backend.owns_outputs)
         with contextlib.closing(backend.run_in_parts(inputs)) as parts:
-            windows = self._give_parts(parts, batch)
+            windows = self._give_parts(parts, batch, backend.owns_outputs)
         return [self._ending(window) for window in windows]
 
     def _ending(self, window: PartWindow) -> Result:
@@ -253,7 +253,7 @@ class Instance:
         )
 
     def _give_parts(
-        self, parts: Iterator[Mapping[str, Array]], batch: Batch
+        self, parts: Iterator[Mapping[str, Array]], batch: Batch, owned: bool
     ) -> Sequence[PartWindow]:
         """Hands over each answer of a backend that gives several, as fast as it is read.
 
@@ -266,7 +266,7 @@ class Instance:
             if entry.dead:  # its window was not there to be closed
                 window.close()
         for number, outputs in enumerate(parts):
-            split = self._arrays.split(outputs, batch)
+            split = self._arrays.split(outputs, batch, owned=owned)
             now = time.monotonic()
             self._awaits_reader = True
             give_up_at = now + READ_WITHIN_S  # for all: one reader's time is every reader's

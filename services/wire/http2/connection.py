@@ -164,9 +164,9 @@ class Http2Connection(OpenConnection):
         if self._closing:
             return  # read, so that our last words are not lost to a reset
         self._turns.worked_us += nbytes >> READ_SHIFT
-        data = bytes(self._read_buffer[:nbytes])
-        if self._data:
-            data = self._data[self._position :] + data
+        data = self._read_buffer[:nbytes]
+        left = memoryview(self._data)[self._position :]  # large frames come in several reads
+        data = b"".join((left, data)) if left else bytes(data)
         self._data, self._position = data, 0
         if not self._waits_turn:
             self._advance()

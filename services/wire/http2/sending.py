@@ -27,6 +27,8 @@ SENT_A_TURN = 128
 that opens its windows by a byte had that many sent at once, again and again."""
 SENT_SHIFT = 14
 """A frame counts once more for each 16 KiB: 2 MiB are copied in a turn."""
+JOINED_BYTES = 4096
+"""Largest frame that is copied behind its head; the transport gets a larger one as a view."""
 
 Unsent = deque[memoryview | bytes]
 
@@ -68,7 +70,9 @@ class Sending:
         "is_paused", "sent_bytes", "unsent_bytes",
     )  # fmt: skip
 
-    def __init__(self, write: Callable[[bytes], None], sent: Callable[[Sender], None]) -> None:
+    def __init__(
+        self, write: Callable[[bytes | memoryview], None], sent: Callable[[Sender], None]
+    ) -> None:
         self._write = write
         self._sent = sent
         self._window = self._first = FIRST_WINDOW
@@ -200,7 +204,12 @@ class Sending:
         self.sent_bytes += size
         call.credit -= size
         call.has_moved = True
-        self._write(b"".join((HEAD.pack(size >> 8, size & 0xFF, DATA, 0, call.id), piece)))
+        head = HEAD.pack(size >> 8, size & 0xFF, DATA, 0, call.id)
+        if size <= JOINED_BYTES:
+            self._write(b"".join((head, piece)))
+        else:
+            self._write(head)
+            self._write(piece)
         ending = unsent[0] if unsent else None
         if isinstance(ending, bytes):
             unsent.clear()

@@ -63,6 +63,20 @@ def test_sized_body(data: bytes, cuts: list[int], tail: bytes) -> None:
     assert left == tail
 
 
+@pytest.mark.parametrize("first", [65_383, 65_536])
+def test_sized_body_is_not_moved_again_near_its_end(first: int) -> None:
+    """Whatever part of the first read was the head: 256 KiB are moved at most."""
+    body = SizedBody(2**20)
+    body.feed(b"x" * first, 0)
+    moved = 0
+    while not body.complete:
+        before = body.content
+        body.received(len(body.room(65_536)))
+        if body.content is not before:
+            moved += len(before)
+    assert moved <= 4 * 65_536
+
+
 @pytest.mark.parametrize("received", [1, 2**20, 3 * 2**20, 2**22 + 1, 2**23])
 def test_sized_body_is_charged_for_whole_pages(received: int) -> None:
     """The system provides 2 MiB at a time, of which some may lie before the body."""

@@ -20,6 +20,7 @@ from services.wire.http2.frames import (
     Fault,
 )
 from services.wire.http2.sending import (
+    JOINED_BYTES,
     MAX_WRITTEN_FRAME_BYTES,
     SENT_A_TURN,
     Sending,
@@ -57,7 +58,7 @@ class One:
 class Line:
     """A record of the sent data, by call."""
 
-    written: list[bytes] = field(default_factory=list)
+    written: list[bytes | memoryview] = field(default_factory=list)
     over: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -347,3 +348,10 @@ def test_settings_are_acknowledged_before_they_are_made_use_of() -> None:
         assert kinds == [SETTINGS] * 3 + [DATA] * 2
 
     on_loop(test)
+
+
+def test_large_data_is_not_copied_behind_the_heads_of_its_frames() -> None:
+    line, data = Line(), b"x" * 3 * JOINED_BYTES
+    line.sending.send(One(1), [memoryview(data)], END)
+    assert line.sizes() == [(1, len(data))]
+    assert any(isinstance(one, memoryview) and one.obj is data for one in line.written)

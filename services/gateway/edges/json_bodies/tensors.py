@@ -142,8 +142,10 @@ def to_json(name: str, datatype: str, array: Array) -> bytes:
     return text
 
 
-def json_pieces(name: str, datatype: str, array: Array) -> Iterator[bytes]:
+def json_pieces(name: str, datatype: str, array: Array) -> Iterator[memoryview]:
     """Yields the text of `to_json` without brackets, in pieces of at most about 1 ms each.
+
+    Commas go between the pieces.
 
     Raises:
         TensorError: as `to_json`.
@@ -155,8 +157,7 @@ def json_pieces(name: str, datatype: str, array: Array) -> Iterator[bytes]:
         if datatype == "BYTES":
             sizes = [len(as_bytes(element)) for element in flat[start : start + _TEXTS_A_PIECE]]
             end = start + max(1, bisect_right(list(accumulate(sizes)), _TEXT_BYTES_A_PIECE))
-        piece = to_json(name, datatype, flat[start:end])[1:-1]
-        yield piece if start == 0 else b"," + piece
+        yield memoryview(to_json(name, datatype, flat[start:end]))[1:-1]
         start = end
 
 

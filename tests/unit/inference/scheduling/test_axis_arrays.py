@@ -250,3 +250,5 @@ def test_large_parts_keep_no_batch_in_memory() -> None:
     y = np.ones((1, 4 * rows), DATATYPES["FP32"])
     (part,) = AxisArrays(LANE, SCALED).split({"y": y, "twice": np.array(2.0)}, batch)
     assert not np.shares_memory(part["y"], y)
+    (part,) = AxisArrays(LANE, SCALED).split({"y": y, "twice": np.array(2.0)}, batch, owned=True)
+    assert np.shares_memory(part["y"], y)

@@ -133,6 +133,19 @@ def test_large_rows_do_not_keep_the_whole_batch() -> None:
     assert not any(np.shares_memory(part["y"], y) for part in parts)
 
 
+@pytest.mark.parametrize(("rows", "padded_rows", "copied"), [(2, 2, False), (2, 4, True)])
+def test_an_output_of_its_own_is_copied_only_if_others_would_stay_with_it(
+    rows: int, padded_rows: int, copied: bool
+) -> None:
+    made, whole = BatchArrays(LANE, FIXED), batch([fixed(1, rows)], padded_rows=padded_rows)
+    y = np.arange(padded_rows * COPIED_BYTES, dtype=np.float32).reshape(padded_rows, COPIED_BYTES)
+    (part,) = made.split({"y": y}, whole, owned=True)
+    assert part["y"].tolist() == y[:rows].tolist()
+    assert np.shares_memory(part["y"], y) is not copied
+    (part,) = made.split({"y": y}, whole)
+    assert not np.shares_memory(part["y"], y)
+
+
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
