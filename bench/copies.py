@@ -111,7 +111,8 @@ def _row(server: ServerProcess, counts: Path, shape: str, model: str, mib: int) 
 
 
 def _counted(counts: Path) -> Floats:
-    return np.sum([COUNTS.unpack(file.read_bytes()) for file in counts.iterdir()], axis=0)
+    found: Floats = np.sum([COUNTS.unpack(file.read_bytes()) for file in counts.iterdir()], axis=0)
+    return found
 
 
 def _json(server: ServerProcess, model: str, array: Floats) -> None:
@@ -122,8 +123,8 @@ def _json(server: ServerProcess, model: str, array: Floats) -> None:
 
 
 def _binary(server: ServerProcess, model: str, array: Floats) -> None:
-    tensor = {"name": "x", "datatype": "FP32", "shape": array.shape}
-    tensor["parameters"] = {"binary_data_size": array.nbytes}
+    size = {"binary_data_size": array.nbytes}
+    tensor = {"name": "x", "datatype": "FP32", "shape": array.shape, "parameters": size}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     length = {"Inference-Header-Content-Length": str(len(head))}
     _post(server, model, head + array.tobytes(), length)
@@ -139,20 +140,20 @@ def _post(server: ServerProcess, model: str, body: bytes, headers: dict[str, str
 
 
 def _raw(server: ServerProcess, model: str, array: Floats) -> None:
-    _call(server, model, array, raw_input_contents=[array.tobytes()])
+    _call(server, model, array, [array.tobytes()])
 
 
 def _typed(server: ServerProcess, model: str, array: Floats) -> None:
-    _call(server, model, array)
+    _call(server, model, array, [])
 
 
-def _call(server: ServerProcess, model: str, array: Floats, **raw: list[bytes]) -> None:
+def _call(server: ServerProcess, model: str, array: Floats, raw: list[bytes]) -> None:
     tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=array.shape)
     if not raw:
         tensor.contents.fp32_contents.extend(array.ravel())
-    request = pb.ModelInferRequest(model_name=model, inputs=[tensor], **raw)
+    request = pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=raw)
     with grpc.insecure_channel(server.grpc, [("grpc.max_receive_message_length", -1)]) as channel:
-        channel.unary_unary(INFER)(request.SerializeToString())
+        channel.unary_unary(INFER, None, None)(request.SerializeToString())
 
 
 PROTOCOLS: dict[str, Ask] = {

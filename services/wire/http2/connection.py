@@ -164,9 +164,9 @@ class Http2Connection(OpenConnection):
         if self._closing:
             return  # read, so that our last words are not lost to a reset
         self._turns.worked_us += nbytes >> READ_SHIFT
-        data = self._read_buffer[:nbytes]
+        read = self._read_buffer[:nbytes]
         left = memoryview(self._data)[self._position :]  # large frames come in several reads
-        data = b"".join((left, data)) if left else bytes(data)
+        data = b"".join((left, read)) if left else bytes(read)
         self._data, self._position = data, 0
         if not self._waits_turn:
             self._advance()
