@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.adversarial.attack import VICTIMS, all_attacks
+from tests.adversarial.attack import VICTIMS, all_attacks, attacks_on
 from tests.adversarial.campaign import Campaign
 from tests.adversarial.verdict import HEAD, Row
 from tests.adversarial.victim import MIB, budget_bytes
@@ -32,7 +32,7 @@ def main() -> int:
     complaints: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in VICTIMS:
-            chosen = [attack for attack in attacks if attack.victim == name]
+            chosen = attacks_on(name, attacks, given.seed)
             campaign = Campaign(
                 name, Path(folder), given.seed, given.seconds,
                 lambda row: print(row.line(), flush=True),

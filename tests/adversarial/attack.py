@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import importlib
+import math
 import pkgutil
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Literal, get_args
@@ -19,9 +20,11 @@ from tests.fixtures.trainer_processes import TrainerProcess
 ANSWER_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 1.0
 MAX_HEAD_BYTES = 1024 * 1024
+A_STORE = "a store"
+"""Family of the attacks by files of the store; all others come through the ports."""
 
 Run = Callable[["Target", Random], Awaitable[None]]
-VictimName = Literal["open", "keyed", "tls", "split", "trainer"]
+VictimName = Literal["open", "keyed", "tls", "split", "processes", "trainer"]
 VICTIMS: tuple[VictimName, ...] = get_args(VictimName)
 
 
@@ -34,7 +37,8 @@ class Attack:
         run: coroutine function of one round.
         victim: target server: `open` without authentication; `keyed`, which requires credentials;
             one that speaks `tls`; one that is `split` into a gateway and a worker with Redis
-            between them; or the training service, without authentication, as `trainer`.
+            between them; one of two edges and a model process, as `processes`; or the training
+            service, without authentication, as `trainer`.
     """
 
     name: str
@@ -182,6 +186,24 @@ async def _close(writer: asyncio.StreamWriter) -> None:
     finally:
         if writer.transport.get_write_buffer_size():  # a closed one does not take an abort
             writer.transport.abort()
+
+
+def attacks_on(victim: VictimName, attacks: Sequence[Attack], seed: int) -> list[Attack]:
+    """Returns those of the attacks that are run on a kind of server.
+
+    On `processes` these are its own and, as the seed chooses, a third of those on the ports of
+    `open`: all of them would double the time.
+    """
+    found = [attack for attack in attacks if attack.victim == victim]
+    if victim == "processes":
+        of_ports = [one for one in attacks if one.victim == "open" and one.family != A_STORE]
+        chosen = set(Random(seed).sample(of_ports, math.ceil(len(of_ports) / 3)))
+        found += [
+            replace(one, name=f"processes, {one.name}", victim=victim)
+            for one in of_ports
+            if one in chosen
+        ]
+    return found
 
 
 def all_attacks() -> list[Attack]:

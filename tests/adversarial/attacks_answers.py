@@ -68,7 +68,8 @@ def _rest_request(binary: bool, zipped: bool) -> bytes:
 
 
 @cache
-def _grpc_message(typed: bool) -> bytes:
+def grpc_message(typed: bool) -> bytes:
+    """Returns the DATA of a compressed request with one large tensor: FP64 if `typed`, or INT8."""
     from protos import open_inference_pb2 as pb
 
     large = FP64 if typed else INT8
@@ -116,7 +117,7 @@ async def over_rest(target: Target, random: Random) -> None:
 
 async def over_grpc(target: Target, random: Random) -> None:
     """Requests large responses over gRPC, with windows of any size."""
-    asked = _grpc_message(random.choice((True, False)))
+    asked = grpc_message(random.choice((True, False)))
     window = random.choice((0, 65_535, 2**30))
     first = PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, window))
     first += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**30))

@@ -15,11 +15,12 @@ from tests.adversarial.text_model import publish_texts, publish_verbose
 from tests.fixtures import onnx_models, pipelines, shaped_models
 from tests.fixtures.certificates import Authority
 from tests.fixtures.peak_memory import forget_peak, major_faults, peak_bytes
-from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.servers import ServerProcess, running_processes, running_server
 from tests.fixtures.split_servers import SplitServer, running_split
 from tests.fixtures.trainer_processes import TrainerProcess, running_trainer
 
 MIB = 2**20
+EDGES = 2
 TYPED = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "FP64")
 """Datatypes of the model `typed`: `in_INT8` to `out_INT8`, and so on."""
 
@@ -28,18 +29,26 @@ class Victim:
     """A running server, with its store, a credential for it, and a certificate to verify it."""
 
     def __init__(
-        self, server: ServerProcess | TrainerProcess, store: Path, key: str, certificate: str
+        self,
+        server: ServerProcess | TrainerProcess,
+        store: Path,
+        key: str,
+        certificate: str,
+        is_supervised: bool,
     ) -> None:
         self.server, self.store, self.key, self.certificate = server, store, key, certificate
         worker = server.worker if isinstance(server, SplitServer) else None
         self._parts: list[ServerProcess | TrainerProcess] = [server]
         self._parts += [] if worker is None else [worker]
+        self._children = set(_family(server.pid)[1:]) if is_supervised else set()
         self._first = self._peaks()
 
     @property
     def has_ended(self) -> bool:
-        """True if one of the processes has ended."""
-        return any(part.process.poll() is not None for part in self._parts)
+        """True if one of the processes has ended, or one that a supervisor replaces."""
+        return not self._children <= set(_family(self.server.pid)) or any(
+            part.process.poll() is not None for part in self._parts
+        )
 
     def grown_bytes(self) -> int:
         """Peak memory of a process and its children, beyond its memory at first."""
@@ -73,9 +82,16 @@ class Victim:
 
 
 def budget_bytes(name: VictimName) -> int:
-    """Returns the default limit of the bytes that a kind of server holds for clients."""
+    """Returns the default limit of the bytes that a kind of server holds for clients.
+
+    Of several processes, an edge holds bodies, and the arenas of its link, one each way, are in its
+    memory and in that of the model process.
+    """
     if name == "trainer":
         return LEAST_BUFFERED_BYTES
+    if name == "processes":
+        edge = checked(ServerConfig, {"store": ".", "processes": EDGES}).of_edge({})
+        return EDGES * (1 + 2 * 2) * edge.buffer_limit_bytes
     return checked(ServerConfig, {"store": "."}).buffer_limit_bytes
 
 
@@ -122,10 +138,12 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
     running: contextlib.AbstractContextManager[ServerProcess | TrainerProcess]
     if name == "trainer":
         running = running_trainer(folder, "--no-worker", f"--jobs={folder / 'jobs.sqlite'}")
+    elif name == "processes":
+        running = running_processes(store)
     else:
         running = running_split(store) if name == "split" else running_server(store, **settings)
     with running as server:
-        victim = Victim(server, store, key, certificate)
+        victim = Victim(server, store, key, certificate, name == "processes")
         yield victim
         victim.expect_its_end()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adversarial.attack import VICTIMS, VictimName, all_attacks
+from tests.adversarial.attack import VICTIMS, VictimName, all_attacks, attacks_on
 from tests.adversarial.campaign import Campaign
 from tests.adversarial.victim import budget_bytes
 
@@ -27,7 +27,7 @@ def test_no_attack_ends_stalls_or_bloats_the_server(victim: VictimName, tmp_path
     campaign = Campaign(
         victim, tmp_path, seed, SECONDS, lambda row: print(row.line()), MAX_STALL_S, one_server=True
     )
-    attacks = [attack for attack in all_attacks() if attack.victim == victim]
+    attacks = attacks_on(victim, all_attacks(), seed)
     chosen = set(random.Random(seed).sample(attacks, math.ceil(SHARE * len(attacks))))
     rows = campaign.run([attack for attack in attacks if attack in chosen])
     found = [words for row in rows for words in row.complaints(budget_bytes(victim), MAX_STALL_S)]
