@@ -40,7 +40,7 @@ class Server:
     """A model process with a shelf, and its edges."""
 
     def __init__(self) -> None:
-        self.ends, self.shelf = SharedMemoryEnds(1000), Shelf()
+        self.ends, self.shelf = SharedMemoryEnds(10_000), Shelf()
         self.ends.announce()
         self.ends.model.open(LANE, self.shelf)
 
@@ -306,7 +306,18 @@ async def test_steps_of_a_sequence_from_two_edges_go_on_one_at_a_time(server: Se
         assert sorted([await call.value() for call in calls]) == [0, 1, 2]
 
 
-async def test_full_ring_refuses_at_once(server: Server) -> None:
+async def test_burst_that_the_ring_does_not_hold_is_sent_as_it_has_room(server: Server) -> None:
+    """Or the messages of one client would refuse those of another."""
+    async with server.ends.edge() as queue:
+        callers = [Caller(queue, request(n, elements=1500)) for n in range(1000)]
+        await asyncio.sleep(0)  # the ring is full now
+        callers.append(Caller(queue, request("another")))
+        await server.shelf.holds(1001)
+        assert server.shelf.ids == [*map(str, range(1000)), "another"]
+        assert not any(caller.heard for caller in callers)
+
+
+async def test_too_many_messages_for_the_ring_are_refused_at_once(server: Server) -> None:
     async with server.ends.edge() as queue:
         callers: list[Caller] = []
         while not (callers and callers[-1].heard):

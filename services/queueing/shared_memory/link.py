@@ -5,7 +5,8 @@ In: messages of a turn of the loop. Out: the same messages at the other end, in 
 Rules:
 - all messages of a turn go in few frames. The socket wakes the other side only where it sleeps; it
   is awake until a turn of its loop has brought nothing;
-- nothing here waits: messages that the ring has no room for are kept, and `is_clogged` says so;
+- nothing here blocks: messages that the ring has no room for are kept, and `is_clogged` says when
+  they are too many;
 - a turn takes few messages, so that a thousand of them do not hold the loop;
 - the socket closes when the other process ends, in whatever way. What it has published by then is
   still taken.
@@ -33,6 +34,9 @@ from services.queueing.shared_memory.tensor_blocks import TensorReader, TensorWr
 
 logger = logging.getLogger("flambeau.link")
 
+CLOGGED_BYTES = 16 * 1024 * 1024
+"""Bytes of messages that wait for room in the ring while it is clogged. A burst of requests that
+fill it must not refuse those of others; the other end takes so many in some 50 ms."""
 Steps = Generator[None, None, None]
 """Work on something large, a step a turn; it ends itself, or is closed with the link."""
 
@@ -52,7 +56,6 @@ class Link:
     Attributes:
         writer: places tensors for the other end.
         reader: views those of the other end.
-        is_clogged: True while the ring has no room for messages that wait here.
         is_lost: True once the other process has ended.
     """
 
@@ -75,20 +78,32 @@ class Link:
         self._freed_message = FreedMessage if is_edge else ReleasedMessage
         self.writer = TensorWriter(memory)
         self.reader = TensorReader(memory, self._has_freed)
-        self.is_clogged = self.is_lost = False
+        self.is_lost = False
         self._outbox: deque[bytes] = deque()
+        self._outbox_bytes = 0
+        self._is_full = False
+        """True while messages wait for room in the ring."""
         self._asked = self._looking = False
         self._work: deque[Steps] = deque()
         end.setblocking(False)
         self._loop.add_reader(end, self._readable)
         self._look_soon()
 
+    @property
+    def is_clogged(self) -> bool:
+        """True while `CLOGGED_BYTES` of messages, or more, wait for room in the ring."""
+        return self._is_full and self._outbox_bytes >= CLOGGED_BYTES
+
     def send(self, message: Message) -> None:
         """Sends a message with all others of this turn."""
-        self._outbox.append(encode(message))
+        self._put_out(encode(message))
         if not self._asked:
             self._asked = True
             self._loop.call_soon(self._flush)
+
+    def _put_out(self, message: bytes) -> None:
+        self._outbox.append(message)
+        self._outbox_bytes += len(message)
 
     def work(self, steps: Steps) -> None:
         """Works on something large: a step in each turn, one after another."""
@@ -128,7 +143,7 @@ class Link:
         if self.is_lost:
             return
         if free := self.reader.take_free():
-            self._outbox.append(encode(self._freed_message(free)))
+            self._put_out(encode(self._freed_message(free)))
         outbox = self._outbox
         while outbox:
             messages: list[bytes] = []
@@ -139,7 +154,8 @@ class Link:
             if not self._outgoing.put(framed(messages)):
                 outbox.extendleft(reversed(messages))
                 break
-        self.is_clogged = bool(outbox)
+            self._outbox_bytes -= size
+        self._is_full = bool(outbox)
         self._turned()
         if self._outgoing.must_wake():
             self._wake()
@@ -194,7 +210,7 @@ class Link:
             self._turned()
             if self._incoming.must_wake():
                 self._wake()
-        if self.is_clogged and not self.is_lost:
+        if self._is_full and not self.is_lost:
             self._flush()
         return taken > 0
 
