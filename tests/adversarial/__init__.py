@@ -15,9 +15,8 @@ An attack is a coroutine and an `Attack` that names it. To add one, write it int
 
 The coroutine is one round. It is repeated, with a new random generator each time, until the end of
 the attack; a long round ends when `target.over` is true. The same seed gives the same attacks.
-A third of the attacks on the ports of the victim `open` is
-also run on `processes`. `target.count` counts the server's responses; `target.wrong` reports a wrong response. The limits
-of every attack are in `verdict.py`.
+A third of the attacks on the ports of the victim `open` is also run on `processes`.
 
-Import `protos` inside a coroutine only: a test process may hold other stubs of its messages.
+`target.count` counts the server's responses; `target.wrong` reports a wrong response. The limits of
+every attack are in `verdict.py`.
 """

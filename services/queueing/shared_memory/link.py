@@ -35,8 +35,9 @@ from services.queueing.shared_memory.tensor_blocks import TensorReader, TensorWr
 logger = logging.getLogger("flambeau.link")
 
 CLOGGED_BYTES = 16 * 1024 * 1024
-"""Bytes of messages that wait for room in the ring while it is clogged. A burst of requests that
-fill it must not refuse those of others; the other end takes so many in some 50 ms."""
+"""Bytes of messages that may wait for room in the ring. A burst that fills it must not refuse the
+requests of others. Both ends in one process carry so many in 55 ms if each has a tensor of 8 KiB;
+of smaller ones, the limit of requests in flight is reached first."""
 Steps = Generator[None, None, None]
 """Work on something large, a step a turn; it ends itself, or is closed with the link."""
 
