@@ -176,10 +176,11 @@ def _add_pieces(
     size, comma = 0, b""
     try:
         for piece in json_pieces(name, datatype, array):
-            reserve(len(piece))
+            nbytes = len(comma) + len(piece)
+            reserve(nbytes)
             text += comma, piece
             comma = b","
-            size += len(piece)
+            size += nbytes
             if size > BLOCK_BYTES:
                 head.append(b"".join(text))
                 text.clear()
