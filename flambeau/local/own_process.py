@@ -10,6 +10,7 @@ process ends with the block, with Ctrl-C, and with this process, whatever ends t
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -43,6 +44,10 @@ _INSTALLED = ("site-packages", "dist-packages")
 _LAST_WORDS_BYTES = 4096
 END_TIMEOUT_S = 10.0
 """Seconds for a process to end after SIGTERM."""
+_LOOK_EVERY_S = 0.5
+"""Longest wait in one call of the system. A Ctrl-C that arrives just before such a call does not
+interrupt it, and is raised after it."""
+_CHUNK_BYTES = 2**16
 
 
 class OwnProcessError(Exception):
@@ -69,7 +74,8 @@ class OwnProcess:
         module: as for `python -m`.
         arguments: its command-line arguments.
         descriptors: open files that it inherits, under the same numbers.
-        folder: a folder that it removes when it ends, as a killed caller cannot; empty for none.
+        folder: a folder of its temporary files, and of its children's, that it removes when it
+            ends, as a killed caller cannot; empty for none.
     """
 
     def __init__(
@@ -83,7 +89,10 @@ class OwnProcess:
             stderr=self._errors,
             start_new_session=True,
             pass_fds=descriptors,
+            bufsize=0,
+            env=_environment(folder),
         )
+        self._unread = b""
 
     def __enter__(self) -> Self:
         return self
@@ -102,10 +111,24 @@ class OwnProcess:
         Raises:
             OwnProcessError: it exited with a code other than 0.
         """
-        assert self._process.stdout is not None, "it is a pipe"
-        for line in self._process.stdout:
-            yield line.decode(errors="replace")
+        yield from self._lines()
         self._check_exit()
+
+    def _lines(self) -> Iterator[str]:
+        stdout = self._process.stdout
+        assert stdout is not None, "it is a pipe"
+        while True:
+            line, end, rest = self._unread.partition(b"\n")
+            if end:
+                self._unread = rest
+                yield (line + end).decode(errors="replace")
+            elif _has_input(stdout.fileno()):
+                part = stdout.read(_CHUNK_BYTES)
+                if not part:
+                    break
+                self._unread += part
+        if self._unread:
+            yield self._unread.decode(errors="replace")
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yields the JSON objects among its lines; raises as `lines`."""
@@ -123,11 +146,10 @@ class OwnProcess:
         """
 
         def read() -> None:
-            assert self._process.stdout is not None, "it is a pipe"
             with contextlib.suppress(ValueError):  # closed meanwhile
-                for line in self._process.stdout:
+                for line in self._lines():
                     if say is not None:
-                        say(line.decode(errors="replace").rstrip("\n"))
+                        say(line.rstrip("\n"))
 
         threading.Thread(target=read, daemon=True).start()
 
@@ -157,7 +179,7 @@ class OwnProcess:
             os.killpg(self._process.pid, number)
 
     def _check_exit(self) -> None:
-        code = self._process.wait()
+        code = self._process.wait(threading.TIMEOUT_MAX)  # looks often: see _LOOK_EVERY_S
         if code == 0:
             return
         self._errors.seek(max(self._errors.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES, 0))
@@ -168,3 +190,18 @@ class OwnProcess:
         # What a killed process leaves are the words of those that depended on it.
         said = f": {lines[-1][:300]}" if lines and code != -signal.SIGKILL else ""
         raise OwnProcessError(f"our process ended with {how}{said}")
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Returns the environment with temporary files in a folder; torch's cache stays outside."""
+    if not folder:
+        return dict(os.environ)
+    cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+    return {"TORCHINDUCTOR_CACHE_DIR": cache, **os.environ, "TMPDIR": folder}
+
+
+def _has_input(descriptor: int) -> bool:
+    """Waits for input, or the end of it; returns False if there is none yet."""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(_LOOK_EVERY_S * 1000))

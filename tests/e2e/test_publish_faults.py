@@ -17,15 +17,20 @@ import flambeau
 from flambeau.publishing.errors import PublishError
 
 PROGRAM = """
-import os, sys
+import os, signal, sys, threading, time
 import torch
 from torch import nn
 import flambeau
 
 store, step = sys.argv[1:3]
+def interrupt():
+    time.sleep(0.2)  # by now the main thread waits in the system
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # which this does not interrupt
 def progress(text):
     if text.startswith(step):
         print(text, flush=True)
+        if "itself" in sys.argv:
+            threading.Thread(target=interrupt).start()
 net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)).eval()
 try:
     flambeau.publish(net, torch.randn(8, 64), name="mine", to=store, progress=progress)
@@ -41,13 +46,13 @@ OF_TORCH = "torchinductor_"
 class Run:
     """A program that publishes, and all its processes, known by a mark in their environment."""
 
-    def __init__(self, folder: Path, step: str) -> None:
+    def __init__(self, folder: Path, step: str, *options: str) -> None:
         self.store, self.temporary = folder / "store", folder / "tmp"
         self.temporary.mkdir()
         self.mark = f"FLAMBEAU_TEST_MARK={uuid.uuid4()}"
         name, _, value = self.mark.partition("=")
         self.program = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(self.store), step],
+            [sys.executable, "-c", PROGRAM, str(self.store), step, *options],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, name: value, "TMPDIR": str(self.temporary)},
@@ -92,7 +97,12 @@ class Run:
         """Waits for the end of all processes; then neither a version nor a folder is there."""
         self.end()
         assert list(self.store.glob("mine/*")) == []
-        assert [p.name for p in self.temporary.iterdir() if not p.name.startswith(OF_TORCH)] == []
+        assert self.left_files() == []
+
+    def left_files(self) -> list[str]:
+        """Returns the temporary files and folders that are left, torch's cache excepted."""
+        names = [path.name for path in self.temporary.iterdir()]
+        return [name for name in names if not name.startswith(OF_TORCH)]
 
 
 @pytest.mark.parametrize("step", ["capturing", "making", "verifying"])
@@ -104,6 +114,16 @@ def test_ctrl_c_leaves_nothing(step: str, tmp_path: Path) -> None:
 
     assert run.line().startswith("KeyboardInterrupt")
     run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("step", ["making", "verifying"])
+def test_ctrl_c_within_a_step_leaves_no_file(step: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, step, "itself")
+    assert run.line().startswith(step)
+
+    assert run.line().startswith("KeyboardInterrupt")
+    run.end()
+    assert run.left_files() == []
 
 
 def test_a_killed_importer_is_told_and_leaves_no_process(tmp_path: Path) -> None:
