@@ -17,6 +17,7 @@ from tests.e2e.rest_calls import infer, tensor
 from tests.fixtures.servers import ServerProcess, running_server
 from training.process.file_digest import file_sha256
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs/guides/training.md"
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)

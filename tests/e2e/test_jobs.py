@@ -249,6 +249,7 @@ def test_only_hosts_that_are_named_may_be_told(server: SplitServer, url: str) ->
     assert "webhook" in reply.error()
 
 
+@pytest.mark.long
 def test_a_webhook_is_signed_and_told_again_until_it_is_heard(
     server: SplitServer,
 ) -> None:

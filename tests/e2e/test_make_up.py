@@ -215,6 +215,7 @@ def test_sigterm_during_the_training_ends_it_too(tmp_path: Path) -> None:
         up.wait()
 
 
+@pytest.mark.long
 def test_up_again_goes_on_with_an_interrupted_training_and_says_so_at_once(tmp_path: Path) -> None:
     command = [COMMAND, "up", f"--store={tmp_path / 'store'}", *FREE_PORTS.split()]
     for resumed in (False, True):

@@ -226,15 +226,15 @@ def test_requests_in_flight_are_limited_over_all_processes(store: ModelStore) ->
     limit = 4
     with running_server(Path(store.url), "--processes=2", max_in_flight_requests=limit) as server:
         held = []
-        for number in range(24):
-            held.append(in_background(lambda: infer(server, "lookup", *lookup_inputs(3, 3 * SLOW))))
+        for number in range(12):
+            held.append(in_background(lambda: infer(server, "lookup", *lookup_inputs(3, 2 * SLOW))))
             refused = max(0, number - limit)
             until_true(lambda refused=refused: sum(map(bool, held)) >= refused, every_s=0.005)  # type: ignore[misc]
             if number < limit:
                 server.wait_for_metric(number + 1, "flambeau_in_flight_requests")
         until_true(lambda: all(held))
     errors = [replies[0].error() for replies in held if replies[0].status == 503]
-    answered = 24 - len(errors)
+    answered = 12 - len(errors)
     assert limit <= answered <= limit + 1, "an edge that was idle has not read the count of others"
     assert all(f"{limit} requests are in flight here, the limit" in error for error in errors)
 

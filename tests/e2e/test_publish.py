@@ -98,6 +98,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_program_under_a_debugger_publishes_in_a_project_with_packages_of_our_names(
     project: Path, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_program_under_a_debugger_publishes_in_a_project_with_packages_of_our_
     assert float(str(found["gap"])) < 1e-5
 
 
+@pytest.mark.long
 def test_a_cell_of_a_notebook_publishes_beside_packages_on_the_python_path(
     project: Path, tmp_path: Path
 ) -> None:

@@ -49,7 +49,9 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> P
     return own if worker_id == "master" else own.parent
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(
+    params=[pytest.param(k, marks=pytest.mark.long if k == "aoti" else []) for k in KINDS]
+)
 def files(request: pytest.FixtureRequest, shared_folder: Path) -> tuple[str, bytes, bytes]:
     """Kind, bytes and weights."""
     kind = request.param
@@ -256,6 +258,7 @@ def test_openvino_says_which_names_its_model_has(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_a_compiled_package_leaves_nothing_behind(
     shared_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from training.recipe.parts.train_parts import CheckpointPart
 from training.recipe.recipe import Recipe
 from training.run_folder import RunFolder
 
+pytestmark = pytest.mark.long
 PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.path.append('.'); "
     "from tests.unit.training.ranks_program import main; main(sys.argv[1:])"

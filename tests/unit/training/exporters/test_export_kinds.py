@@ -70,6 +70,7 @@ def test_every_kind_gives_what_the_checkpoint_gives(
         assert np.abs(np.subtract(found, right)).max() <= KINDS[name]
 
 
+@pytest.mark.long
 def test_convolutions_of_8_bits_are_served_as_they_were_proven(
     made: dict[str, Exported], trained: Trained, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_every_kind_has_the_outputs_of_a_structure(
     check_outputs(network, KINDS, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ compiles the package, and is not here")
 def test_a_package_has_the_outputs_of_a_structure_and_takes_names_from_examples(
     tmp_path: Path,

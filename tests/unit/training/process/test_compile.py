@@ -76,6 +76,7 @@ def test_with_all_other_options_it_ends_with_the_bits_of_the_network_resumed_too
     assert found.state == whole.state
 
 
+@pytest.mark.long
 def test_native_code_learns_what_the_network_does_and_is_resumed_to_the_bit(tmp_path: Path) -> None:
     document = {"model": MATRICES, "data": {"target": "unused:unused", "batch_size": 40}}
     chosen = recipe(**document, train={"epochs": 4, "threads": 1, "compile": True})

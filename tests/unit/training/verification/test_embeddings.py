@@ -71,6 +71,7 @@ class Turned:
         return found
 
 
+@pytest.mark.long
 def test_an_embedding_is_proven_by_its_direction_here_and_in_servers(tmp_path: Path) -> None:
     store = ModelStore(str(tmp_path / "s"))
     plain = run(embedding_recipe([]), str(tmp_path / "s"), tmp_path / "r")
