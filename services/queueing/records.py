@@ -21,6 +21,8 @@ JOB_PRIORITY = LOWEST_PRIORITY + 1
 """Priority of jobs: they run when the device is otherwise idle."""
 PIPELINE_PLATFORM = "flambeau_pipeline"
 """The protocol's platform string of pipelines."""
+PYTHON_PLATFORM = "flambeau_python"
+"""The protocol's platform string of Python models, whose errors are those of their own code."""
 DEFAULT_PRIORITY = 5
 """Priority of a request with priority 0 or none."""
 
@@ -80,6 +82,8 @@ class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Place in a sequence; None for a request by itself."""
     accuracy: str = ""
     """Least accuracy of each step of a pipeline, one of `ACCURACIES`; empty for the default."""
+    merged: int = 1
+    """Number of requests whose rows it has; an edge merges small ones for the model process."""
 
 
 class InferReply(msgspec.Struct, frozen=True, gc=False, kw_only=True):

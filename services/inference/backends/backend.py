@@ -7,9 +7,6 @@ import numpy as np
 
 from flambeau.protocol.tensors import Array
 
-PYTHON_PLATFORM = "flambeau_python"
-"""Platform of Python models, whose errors are those of their own code."""
-
 
 class Backend(Protocol):
     """A loaded artifact. One worker thread uses it at a time.

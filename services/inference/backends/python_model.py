@@ -14,11 +14,12 @@ from model_store.host.failure_text import error_text
 from model_store.python_models.network_file import read_network
 from model_store.python_models.open_model import OpenModel, PythonModelError
 from services.errors import BackendError, InputRefusedError
-from services.inference.backends.backend import PYTHON_PLATFORM, Backend
+from services.inference.backends.backend import Backend
 from services.inference.backends.device import Device
 from services.inference.backends.onnx_providers import session_providers
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
+from services.queueing.records import PYTHON_PLATFORM
 
 
 class PythonModelBackend(Backend):

@@ -105,7 +105,7 @@ class Batcher:
         """Cached keys by length, if only lengths vary."""
         self._hopeless: list[Entry] = []
         self.waiting = 0
-        """Number of waiting entries."""
+        """Number of waiting requests."""
         self.rows = 0
         """Number of waiting rows."""
         self._last_s = 0.0
@@ -135,7 +135,7 @@ class Batcher:
         rows = request.rows
         group.rows += rows
         self.rows += rows
-        self.waiting += 1
+        self.waiting += request.merged
 
     def remove(self, entry: Entry) -> bool:
         """Removes an entry. Returns True if it was waiting here."""
@@ -306,10 +306,13 @@ class Batcher:
 
     def _took(self, group: _Group, start: int, stop: int, rows: int) -> None:
         """Removes entries of `rows` rows from a group, and the group if it is empty then."""
+        requests = stop - start
+        if rows > requests:  # they may be merged ones
+            requests = sum([entry.request.merged for entry in group.entries[start:stop]])
+        self.waiting -= requests
         del group.entries[start:stop]
         group.rows -= rows
         self.rows -= rows
-        self.waiting -= stop - start
         if not group.entries:
             del self._groups[group.key]
             self._slot_groups -= group.slot is not None

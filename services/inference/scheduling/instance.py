@@ -30,13 +30,13 @@ from services.errors import (
     UnreadAnswersError,
     WorkerProcessDiedError,
 )
-from services.inference.backends.backend import PYTHON_PLATFORM, Backend
+from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_arrays import BatchArrays
 from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry
 from services.queueing.part_window import MAX_UNREAD, READ_WITHIN_S, PartWindow
-from services.queueing.records import Lane
+from services.queueing.records import PYTHON_PLATFORM, Lane
 
 logger = logging.getLogger("flambeau.worker")
 

@@ -199,7 +199,7 @@ class Worker:
     def discard(self, entry: Entry, reason: str) -> None:
         """Removes a dead entry from the queue; ignores one that is in a batch."""
         if self._remove(entry):
-            self._count_dropped(reason)
+            self._count_dropped(reason, entry)
             self._look_whether_emptied()
 
     def release(self, entry: Entry) -> bool:
@@ -255,7 +255,9 @@ class Worker:
     def _begin(self, batch: Batch, now: float) -> float:
         """Starts a batch on an idle instance. Returns the expected seconds of its run."""
         expected_s = batch.curve.expected_s(batch.padded_rows) * self._run_share
-        self._queue_seconds.observe_all([now - entry.enqueued_at for entry in batch.entries])
+        self._queue_seconds.observe_all(
+            [now - e.enqueued_at for e in batch.entries for _ in range(e.request.merged)]
+        )
         self._pool.begin(batch, expected_s, on_loop=self._loop_runs.takes(batch, now))
         return expected_s
 
@@ -451,11 +453,11 @@ class Worker:
 
     def _refuse_hopeless(self) -> None:
         for entry in (*self._batcher.take_hopeless(), *self._background.take_hopeless()):
-            self._count_dropped("infeasible")
+            self._count_dropped("infeasible", entry)
             entry.finish(deadline_exceeded(entry.request))
 
-    def _count_dropped(self, reason: str) -> None:
-        self._metrics.dropped.labels(*self._labels, reason).inc()
+    def _count_dropped(self, reason: str, entry: Entry) -> None:
+        self._metrics.dropped.labels(*self._labels, reason).inc(entry.request.merged)
 
     def _look_whether_emptied(self) -> None:
         if self._closing and self.idle:

@@ -297,9 +297,10 @@ class EdgeLink:
             trace=message.trace,
             sequence=message.sequence,
             accuracy=message.accuracy,
+            merged=message.merged,
         )
         if held is None:
-            held = self.held[number] = Held(self, number)
+            held = self.held[number] = Held(self, number, message.merged)
         held.entry = self._queue.submit(request, held.replied)
 
     def send_outcome(self, held: "Held", outcome: Outcome) -> None:
@@ -392,12 +393,14 @@ class EdgeLink:
             ReplyMessage(
                 held.number, outputs, reply.datatypes, reply.batch_rows, reply.queue_s,
                 reply.execution_s, reply.number, reply.is_last,
-            )
+            ),
+            held.merged,
         )  # fmt: skip
 
     def _send_failure(self, held: "Held", error: ServingError) -> None:
         if self.held.pop(held.number, None) is not None:
-            self.link.send(FailureMessage(held.number, type(error).__name__, str(error)))
+            message = FailureMessage(held.number, type(error).__name__, str(error))
+            self.link.send(message, held.merged)
 
 
 class Held:
@@ -405,17 +408,18 @@ class Held:
 
     Attributes:
         number: number of the request on its link.
+        merged: number of requests that it is.
         entry: None until its large tensors are read.
         window: window of its parts, if it has several answers.
         behind: outcomes that wait behind a large one; None while none is on its way.
         has_blocks: True if inputs lie in the arena.
     """
 
-    __slots__ = ("_edge", "behind", "entry", "has_blocks", "number", "window")
+    __slots__ = ("_edge", "behind", "entry", "has_blocks", "merged", "number", "window")
 
-    def __init__(self, edge: EdgeLink, number: int) -> None:
+    def __init__(self, edge: EdgeLink, number: int, merged: int = 1) -> None:
         self._edge = edge
-        self.number = number
+        self.number, self.merged = number, merged
         self.entry: Entry | None = None
         self.window: object = None
         self.behind: list[Outcome] | None = None

@@ -49,9 +49,10 @@ class Link:
         end: of the socket pair.
         memory: what both ends map.
         decode: decodes the messages of the other end.
-        take: called with each of them.
+        take: called with each of them; returns how many answers it was, if more than one.
         lost: called once, when the other process has ended.
         turned: called in each turn in which messages were sent or taken.
+        gather: called before the messages of a turn go, to send what has waited for its end.
         is_edge: True at the edge's end.
 
     Attributes:
@@ -65,9 +66,10 @@ class Link:
         end: socket.socket,
         memory: LinkMemory,
         decode: Callable[[bytes], list[Any]],
-        take: Callable[[Any], None],
+        take: Callable[[Any], int | None],
         lost: Callable[[], None],
         turned: Callable[[], None] = lambda: None,
+        gather: Callable[[], None] = lambda: None,
         *,
         is_edge: bool,
     ) -> None:
@@ -75,12 +77,13 @@ class Link:
         self._end = end
         self._outgoing, self._incoming = memory.outgoing, memory.incoming
         self._decode, self._take, self._lost = decode, take, lost
-        self._turned = turned
+        self._turned, self._gather = turned, gather
         self._freed_message = FreedMessage if is_edge else ReleasedMessage
         self.writer = TensorWriter(memory)
         self.reader = TensorReader(memory, self._has_freed)
         self.is_lost = False
-        self._outbox: deque[bytes] = deque()
+        self._outbox: deque[tuple[bytes, int]] = deque()
+        """Encoded messages, each with the number of requests that it is about."""
         self._outbox_bytes = 0
         self._is_full = False
         """True while messages wait for room in the ring."""
@@ -95,15 +98,24 @@ class Link:
         """True while `CLOGGED_BYTES` of messages, or more, wait for room in the ring."""
         return self._is_full and self._outbox_bytes >= CLOGGED_BYTES
 
-    def send(self, message: Message) -> None:
-        """Sends a message with all others of this turn."""
-        self._put_out(encode(message))
+    def send(self, message: Message, requests: int = 1) -> None:
+        """Sends a message with all others of this turn.
+
+        Args:
+            message: the message.
+            requests: number of requests that it is about.
+        """
+        self._put_out(encode(message), requests)
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Sends the messages of this turn at its end."""
         if not self._asked:
             self._asked = True
             self._loop.call_soon(self._flush)
 
-    def _put_out(self, message: bytes) -> None:
-        self._outbox.append(message)
+    def _put_out(self, message: bytes, requests: int = 1) -> None:
+        self._outbox.append((message, requests))
         self._outbox_bytes += len(message)
 
     def work(self, steps: Steps) -> None:
@@ -123,7 +135,7 @@ class Link:
             for steps in work:
                 steps.close()
             # Without cycles, the memory goes with the last view of it, and waits for no collector.
-            self._take = self._lost = self._turned = _ignore
+            self._take = self._lost = self._turned = self._gather = _ignore
             self.reader.close()
 
     def _step(self) -> None:
@@ -140,6 +152,7 @@ class Link:
                 self._loop.call_soon(self._step)
 
     def _flush(self) -> None:
+        self._gather()
         self._asked = False
         if self.is_lost:
             return
@@ -147,12 +160,13 @@ class Link:
             self._put_out(encode(self._freed_message(free)))
         outbox = self._outbox
         while outbox:
-            messages: list[bytes] = []
-            size = 0
-            while outbox and len(messages) < FRAME_MESSAGES and size < FRAME_BYTES:
+            messages: list[tuple[bytes, int]] = []
+            size = requests = 0
+            while outbox and requests < FRAME_MESSAGES and size < FRAME_BYTES:
                 messages.append(outbox.popleft())
-                size += len(messages[-1])
-            if not self._outgoing.put(framed(messages)):
+                size += len(messages[-1][0])
+                requests += messages[-1][1]
+            if not self._outgoing.put(framed([message for message, _ in messages])):
                 outbox.extendleft(reversed(messages))
                 break
             self._outbox_bytes -= size
@@ -199,8 +213,7 @@ class Link:
         try:
             while taken < FRAME_MESSAGES and (frame := self._incoming.take()) is not None:
                 for message in self._decode(frame):
-                    taken += 1
-                    self._take(message)
+                    taken += self._take(message) or 1
         except Exception:  # whatever the fault, what waits for the other end must be answered
             logger.exception("a link between processes is broken")
             lost = self._lost

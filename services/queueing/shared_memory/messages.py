@@ -49,6 +49,7 @@ class RequestMessage(Message, tag=0, frozen=True):
     trace: TraceContext | None = None
     sequence: SequenceStep | None = None
     accuracy: str = ""
+    merged: int = 1
 
 
 class CancelMessage(Message, tag=1, frozen=True):
@@ -155,7 +156,7 @@ ToModel = (
 ToEdge = ReplyMessage | FailureMessage | ReleasedMessage | ViewMessage | LeftMessage
 
 FRAME_MESSAGES = 32
-"""Messages of one frame at most: to admit or to answer so many takes some 0.5 ms."""
+"""Requests of one frame, and answers, until it ends: so many take some 0.5 ms."""
 FRAME_BYTES = 128 * 1024
 """Bytes at which a frame ends; with its last message it stays below a quarter of a ring."""
 

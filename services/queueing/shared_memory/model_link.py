@@ -5,7 +5,8 @@ In: entries of the edge's own queue. Out: their outcomes; the versions that are 
 Rules:
 - the edge keeps every entry that it has sent. When the model process ends, each is answered at once
   with an error that says so, and new ones are refused until there is a link again;
-- a full ring or arena refuses a request at once: nothing waits here;
+- a full ring or arena refuses a request at once: nothing waits here, but small requests for the
+  end of the turn, to be merged (`merged_requests.py`);
 - an entry that dies is told to the model process; one that expires is not: the deadline is the same
   in both.
 """
@@ -17,8 +18,13 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from flambeau.protocol.tensors import Array
 from services.errors import (
+    BackendError,
+    DeadlineExceededError,
+    DeviceError,
     PayloadTooLargeError,
     QueueFullError,
     QueueUnavailableError,
@@ -28,11 +34,12 @@ from services.errors import (
 from services.queueing.arriving_parts import ArrivingParts
 from services.queueing.fleet import fleet_view
 from services.queueing.fleet_directory import FleetDirectory
-from services.queueing.memory_queue import Entry, Outcome
+from services.queueing.memory_queue import Entry, Outcome, deadline_exceeded
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.wire import error_of_kind
 from services.queueing.shared_memory.link import Link
 from services.queueing.shared_memory.link_memory import LinkMemory, make_memory, send_memory
+from services.queueing.shared_memory.merged_requests import MergedRequests, merged_inputs, replies
 from services.queueing.shared_memory.messages import (
     CancelMessage,
     FailureMessage,
@@ -96,6 +103,9 @@ class ModelLink:
         self._turned = turned
         self._link: Link | None = None
         self._entries: dict[int, Entry] = {}
+        self._merging = MergedRequests()
+        self._merged: dict[int, list[Entry]] = {}
+        """By the number of a merged request, its entries, which are in `_entries`, too."""
         self._lanes: dict[Lane, int] = {}
         """Numbers of lanes on this link."""
         self._next = 1
@@ -111,8 +121,9 @@ class ModelLink:
             os.close(descriptor)
         self._lanes.clear()
         self._link = Link(
-            end, memory, decode_to_edge, self._take, self._lost, self._turned, is_edge=True
-        )
+            end, memory, decode_to_edge, self._take, self._lost, self._turned, self._gather,
+            is_edge=True,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Ends the link; what it holds is answered with an error."""
@@ -128,6 +139,8 @@ class ModelLink:
 
     def _fail_all(self) -> None:
         entries, self._entries = self._entries, {}
+        self._merged.clear()
+        self._merging = MergedRequests()
         for entry in entries.values():
             entry.finish(
                 WorkerProcessDiedError(
@@ -160,6 +173,10 @@ class ModelLink:
         number = self._next
         self._next = number + 1
         entry.order = number
+        if self._merging.add(entry):
+            self._entries[number] = entry
+            link.flush_soon()
+            return
         request = entry.request
         inputs = records_inside(request.inputs)
         if inputs is None and not is_small(request.inputs):
@@ -191,6 +208,29 @@ class ModelLink:
         finally:
             steps.close()
 
+    def _gather(self) -> None:
+        """Sends the requests of this turn that wait to be merged."""
+        for entries in self._merging.take():
+            first = entries[0]
+            number = int(first.order)
+            if len(entries) > 1:
+                number = self._next
+                self._next += 1
+                self._merged[number] = entries
+            self._send_merged(number, entries)
+
+    def _send_merged(self, number: int, entries: list[Entry]) -> None:
+        requests = [entry.request for entry in entries]
+        request = requests[0]
+        if len(requests) > 1:
+            request = msgspec.structs.replace(
+                request,
+                rows=sum([request.rows for request in requests]),
+                deadline=max([request.deadline for request in requests]),
+                merged=len(requests),
+            )
+        self.send(self._message(number, request, merged_inputs(requests)))
+
     def _message(
         self, number: int, request: InferRequest, inputs: tuple[TensorMessage, ...]
     ) -> RequestMessage:
@@ -201,7 +241,7 @@ class ModelLink:
         return RequestMessage(
             number, lane, request.request_id, inputs, request.rows, request.deadline,
             request.priority, request.length, tuple(request.outputs), request.trace,
-            request.sequence, request.accuracy,
+            request.sequence, request.accuracy, request.merged,
         )  # fmt: skip
 
     def _no_room(self, link: Link, error: NoRoomError) -> ServingError:
@@ -223,8 +263,12 @@ class ModelLink:
             else:
                 self.send(CancelMessage(int(entry.order)))
 
-    def _take(self, message: ToEdge) -> None:
+    def _take(self, message: ToEdge) -> int:
+        """Handles a message; returns the number of requests that it is about."""
         if type(message) is ReplyMessage:
+            if (merged := self._merged.pop(message.number, None)) is not None:
+                self._answer_merged(merged, message)
+                return len(merged)
             entry = self._entries.get(message.number)
             outputs = arrays_inside(message.outputs)
             if outputs is None:
@@ -232,18 +276,51 @@ class ModelLink:
             elif entry is not None:
                 self._answer(entry, message, outputs)
         elif type(message) is FailureMessage:
+            error = error_of_kind(message.kind, message.text)
+            if (merged := self._merged.pop(message.number, None)) is not None:
+                self._fail_merged(merged, error)
+                return len(merged)
             entry = self._entries.pop(message.number, None)
             if entry is not None:
-                error = error_of_kind(message.kind, message.text)
                 (entry.refuse if entry.window is None else entry.finish)(error)
         elif self._link is None:
-            return
+            pass
         elif type(message) is ReleasedMessage:
             self._link.writer.free(message.blocks)
         elif type(message) is ViewMessage:
             self._link.work(self._apply(self._link, message))
         elif type(message) is LeftMessage:
             self._left(message.left)
+        return 1
+
+    def _answer_merged(self, merged: list[Entry], message: ReplyMessage) -> None:
+        assert self._link is not None
+        lane = merged[0].request.lane
+        self._merging.learn(lane, message)
+        if not message.is_last:  # a model with several answers to a request
+            self._link.reader.skip(message.outputs)
+            self.send(CancelMessage(message.number))
+            self._send_one_by_one(merged)
+            return
+        inside = arrays_inside(message.outputs)
+        outputs = self._link.reader.arrays(message.outputs) if inside is None else inside
+        for entry, reply in replies(merged, message, outputs, copied=inside is None):
+            self._finish(int(entry.order), entry, reply)
+
+    def _fail_merged(self, merged: list[Entry], error: ServingError) -> None:
+        died = isinstance(error, WorkerProcessDiedError)
+        if died or (isinstance(error, BackendError) and not isinstance(error, DeviceError)):
+            self._send_one_by_one(merged)
+            return
+        for entry in merged:
+            self._entries.pop(int(entry.order), None)
+            is_late = isinstance(error, DeadlineExceededError)
+            entry.refuse(deadline_exceeded(entry.request) if is_late else error)
+
+    def _send_one_by_one(self, merged: list[Entry]) -> None:
+        for entry in merged:
+            if not entry.dead:
+                self._send_merged(int(entry.order), [entry])
 
     def _read_large(self, entry: Entry | None, message: ReplyMessage) -> None:
         """Reads outputs that have blocks: those of a dead entry to free them."""
@@ -260,6 +337,7 @@ class ModelLink:
         self._answer(entry, message, outputs)
 
     def _answer(self, entry: Entry, message: ReplyMessage, outputs: dict[str, Array]) -> None:
+        self._merging.learn(entry.request.lane, message)
         reply = InferReply(
             lane=entry.request.lane,
             outputs=outputs,
@@ -295,7 +373,10 @@ class ModelLink:
         """Applies a view; behind the large records before it, and in a turn of its own."""
         arrays = link.reader.arrays([message.view])
         view = decode_view(arrays.pop(message.view.name).tobytes())
-        self.fleet.apply(fleet_view([view.announcement]))
+        served = fleet_view([view.announcement])
+        self._gather()  # what waits may be for a lane that this view does not have
+        self._merging.serve(served.versions.values())
+        self.fleet.apply(served)
         self.is_up = True
         self._look(view.look)
         link.send(SeenMessage(view.number))

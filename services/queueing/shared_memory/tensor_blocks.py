@@ -37,7 +37,7 @@ AT_ONCE_BYTES = 512 * 1024
 KEPT_BYTES = 16 * 1024 * 1024
 """Memory of an arena that stays when none of it is used."""
 
-_DATATYPES = {dtype: name for name, dtype in DATATYPES.items() if name not in ("BF16", "BYTES")}
+DATATYPE_NAMES = {dtype: name for name, dtype in DATATYPES.items() if name not in ("BF16", "BYTES")}
 """BF16 travels as the UINT16 it is in memory."""
 
 
@@ -70,7 +70,7 @@ def records_inside(arrays: Mapping[str, Array]) -> tuple[TensorMessage, ...] | N
     """Returns the records of tensors that all go inside messages, the usual case; else None."""
     records = []
     for name, array in arrays.items():
-        datatype = _DATATYPES.get(array.dtype)
+        datatype = DATATYPE_NAMES.get(array.dtype)
         if datatype is None or array.nbytes > INSIDE_BYTES:
             return None
         records.append(TensorMessage(name, datatype, array.shape, array.tobytes()))
@@ -110,7 +110,7 @@ class TensorWriter:
         """
         records: list[TensorMessage] = []
         for name, array in arrays.items():
-            datatype = _DATATYPES.get(array.dtype) or datatype_of(array)
+            datatype = DATATYPE_NAMES.get(array.dtype) or datatype_of(array)
             if datatype == "BYTES":
                 data = encode_bytes_elements(array)
                 record = TensorMessage(name, datatype, array.shape, data)
@@ -141,7 +141,7 @@ class TensorWriter:
         records: list[TensorMessage] = []
         try:
             for name, array in arrays.items():
-                datatype = _DATATYPES.get(array.dtype) or datatype_of(array)
+                datatype = DATATYPE_NAMES.get(array.dtype) or datatype_of(array)
                 pieces: list[bytes | memoryview] = []
                 if datatype == "BYTES":
                     for texts in bytes_elements_in_pieces(array):

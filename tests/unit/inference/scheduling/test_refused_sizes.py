@@ -1,7 +1,7 @@
 """Sizes that the signature leaves free and the model does not take are the caller's fault."""
 
 from services.errors import BackendError, InputRefusedError
-from services.inference.backends.backend import PYTHON_PLATFORM
+from services.queueing.records import PYTHON_PLATFORM
 from tests.fixtures.fake_backends import DoublingBackend
 from tests.fixtures.running_worker import MAX_ROWS, running
 from tests.fixtures.signatures import one_to_one
