@@ -284,7 +284,7 @@ bench-cores: $(SERVING) ## Two processes that accept requests beside one that do
 
 .PHONY: bench-copies
 bench-copies: $(SERVING) ## How often a server copies each byte of a large tensor, by protocol and shape. Needs gcc.
-	@$(BIN)/python -m bench.copies
+	@$(BIN)/python -m bench.copies $(ARGS)
 
 .PHONY: bench-operate
 bench-operate: $(DEVELOPING) ## What metrics, keys and traces cost a small request.

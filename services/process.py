@@ -10,6 +10,10 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+"""Signals that stop a server."""
 
 
 def process_name(kind: str) -> str:
@@ -36,17 +40,36 @@ def freeze_garbage() -> None:
     gc.freeze()
 
 
+@contextlib.contextmanager
+def blocked_signals() -> Iterator[None]:
+    """Blocks SIGTERM and SIGINT for a process started in the block, until it calls `take_signals`.
+
+    Without their handlers they would end it. This process handles them after the block.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def take_signals() -> None:
+    """Lets SIGTERM and SIGINT through, once this process handles them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
 def stop_on_signals(asked: asyncio.Event) -> None:
     """Starts a drain on the first SIGTERM or SIGINT; the second has its default effect."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         asked.set()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             loop.remove_signal_handler(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING:
         loop.add_signal_handler(number, stop)
+    take_signals()
 
 
 def end_past_held_threads() -> None:

@@ -42,6 +42,8 @@ _WORDS = {
     "invalid_key": "write its name as text",
 }
 """Remedy for a wrong value, by pydantic's name of the error; braces take the error's context."""
+_ALTERNATIVE = re.compile(r"(constrained-)?(int|float|bool|str)|literal\[.*\]")
+"""Pydantic's name of one of the types that a value may have, as the last part of its place."""
 MAX_EXPLAINED = 5
 """Faults that a message describes; the rest are counted."""
 MAX_FAULTS = 200
@@ -99,9 +101,26 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if count > MAX_FAULTS:
         return f"{count:,} of its keys and values are wrong, so it is a different kind of document"
     details = error.errors(include_url=False)
-    told = [_explain_one(dict(detail), model) for detail in details[:MAX_EXPLAINED]]
-    more = [f"and {count - MAX_EXPLAINED} more"] if count > MAX_EXPLAINED else []
-    return "; ".join([*told, *more])
+    told = [_explain_one(detail, model) for detail in _alternatives_joined(details)]
+    more = [f"and {len(told) - MAX_EXPLAINED} more"] if len(told) > MAX_EXPLAINED else []
+    return "; ".join([*told[:MAX_EXPLAINED], *more])
+
+
+def _alternatives_joined(details: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the faults, those of one value that fits none of several types as one fault."""
+    found: list[dict[str, Any]] = []
+    for detail in details:
+        loc = detail["loc"]
+        if len(loc) > 1 and _ALTERNATIVE.fullmatch(str(loc[-1])):
+            words = _what_to_write(detail) or str(detail["msg"])
+            before = found[-1] if found else None
+            if before is not None and before["loc"] == loc[:-1] and "either" in before:
+                before["either"].append(words.removeprefix("write "))
+            else:
+                found.append({**detail, "loc": loc[:-1], "either": [words]})
+        else:
+            found.append(dict(detail))
+    return found
 
 
 def _explain_one(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
@@ -116,7 +135,10 @@ def _explain_one(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
         return f"'{place}' is missing"
     if detail["type"] == "value_error" and not path:  # the message names the keys itself
         return message
-    message = f"{_what_to_write(detail) or message}{_nearest_value(detail)}"
+    if "either" in detail:
+        message = ", or ".join(dict.fromkeys(detail["either"]))
+    else:
+        message = f"{_what_to_write(detail) or message}{_nearest_value(detail)}"
     if detail["input"] is None and _has_default(model, path):
         message += f", or leave '{path[-1]}' out for its default"
     return f"'{place}' is {_short(detail['input'])}: {message}"

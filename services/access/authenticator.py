@@ -174,7 +174,11 @@ class Authenticator:
         except KeySetError as error:
             raise ConfigError(str(error)) from error
         except (OSError, KeysFileError) as error:
-            raise ConfigError(f"api_keys_file {self._settings.api_keys_file}: {error}") from error
+            words = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(
+                f"api_keys_file {self._settings.api_keys_file}: {words}; write the file with "
+                "`flambeau access`, or correct the path"
+            ) from error
 
     def _take_keys(self, keys: ApiKeys) -> None:
         """Replaces the keys by those of a file; unchanged keys keep their `Caller`."""

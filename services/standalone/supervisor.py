@@ -4,9 +4,9 @@ It holds no request and no model. It reserves the ports, which the edges share; 
 end of a socket pair whose other end the model process gets, whenever the edge asks; answers the
 metrics port, with the metrics of all processes together; and prints what is served, once.
 
-Stop (SIGTERM or SIGINT): the edges drain, as a single process does; then the model process ends. A
-second signal ends all at once. A process that ends by itself is replaced at once, or after a pause
-if it had only begun.
+Stop (SIGTERM or SIGINT): the edges drain, as a single process does; then the model process ends.
+Processes that have not served yet are ended at once. A second signal ends all at once. A process
+that ends by itself is replaced at once, or after a pause if it had only begun.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from model_store.errors import StoreError
 from model_store.host.own_process import own_command
 from services.gateway.front import Listening
 from services.ports import PortError, metrics_server, reserve
+from services.process import blocked_signals
 from services.queueing.fleet import fleet_view
 from services.queueing.shared_memory.messages import View, decode_view
 from services.queueing.shared_memory.shared_counts import SharedCounts, make_counts
@@ -138,12 +139,18 @@ class Supervisor:
         logger.info("draining")
         self._draining = True
         for edge in self._edges:
-            if edge.control is not None:
-                edge.control.send("drain")
+            self._end(edge, "drain")
         await self._all_ended(self._edges)
-        if self._model.control is not None:
-            self._model.control.send("stop", self._abandons)
+        self._end(self._model, "stop", self._abandons)
         await self._all_ended([self._model])
+
+    def _end(self, child: Child, how: str, content: Any = None) -> None:
+        """Has a process end that serves; one that does not yet has no request."""
+        if child.process is not None and child.control is not None:
+            if child.is_up:
+                child.control.send(how, content)
+            else:
+                child.process.kill()
 
     async def _all_ended(self, children: Iterable[Child]) -> None:
         for child in children:
@@ -189,7 +196,8 @@ class Supervisor:
                 arguments += [str(self._page), str(child.slot), str(len(self._edges))]
                 passed.append(self._page)
             command = own_command(f"services.standalone.{child.kind}_process", *arguments)
-            child.process = subprocess.Popen(command, stdin=settings, pass_fds=passed)  # noqa: S603
+            with blocked_signals():  # until it handles them: a service manager signals it, too
+                child.process = subprocess.Popen(command, stdin=settings, pass_fds=passed)  # noqa: S603
             on_failure.pop_all()
         child.is_up, child.wants_link, child.started_at = False, False, time.monotonic()
         child.why_not_ready = "starting"
@@ -221,7 +229,9 @@ class Supervisor:
         if self._draining or self._failed.done():
             return
         if not self._has_started and code:
-            self._fail("ConfigError", f"the {child.kind} process ended with {code} as it started")
+            how = f"with status {code}" if code > 0 else f"by {signal.Signals(-code).name}"
+            words = f"the {child.kind} process ended {how} as it started; its log says more"
+            self._fail("ConfigError", words)
             return
         self._metrics.restarts.labels(child.kind).inc()
         is_young = time.monotonic() - child.started_at < SETTLED_AFTER_S
@@ -229,7 +239,7 @@ class Supervisor:
         pause_s = PAUSES_S[min(child.failures, len(PAUSES_S)) - 1] if is_young else 0.0
         logger.error(
             "a process has ended; starting another",
-            extra={"kind": child.kind, "code": code, "pause_s": pause_s},
+            extra={"kind": child.kind, "process": process.pid, "code": code, "pause_s": pause_s},
         )
         asyncio.get_running_loop().call_later(pause_s, self._start_again, child)
 
