@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.errors import DeadLetterError
-from services.queueing.records import JOB_PRIORITY, InferReply
+from services.queueing.records import DEFAULT_PRIORITY, JOB_PRIORITY, InferReply
 from services.queueing.redis_streams import sender
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.dead_letters import DeadLetters
@@ -18,6 +18,7 @@ from services.queueing.redis_streams.outcome_delivery import LARGE_REPLIES_BYTES
 from services.queueing.redis_streams.wire import INLINE_BYTES
 from tests.contract.test_sequences import step_request
 from tests.fixtures.queue_ends import (
+    LANE,
     Caller,
     Ends,
     Shelf,
@@ -79,6 +80,8 @@ async def test_a_worker_of_another_host_gets_everything_through_redis(
         (entry,) = await shelf.holds(1)
         assert await most_keys(redis, "*payload*") == 1
         assert os.listdir(host / "g") == []
+        stream = LaneKeys(LANE).streams[DEFAULT_PRIORITY - 1]
+        assert (await redis.client.xinfo_stream(stream))["entries-added"] == 1
         entry.finish(reply(1, elements=LARGE))
         assert await caller.value() == 1
 
@@ -208,11 +211,12 @@ async def test_answers_that_nobody_reads_are_limited_and_swept(
         os.truncate(forgotten, LARGE_REPLIES_BYTES)
         entry.finish(reply(4, elements=LARGE))
         assert await caller.value() == 4
+        stats = await redis.client.info("stats")
+        assert int(stats["total_net_input_bytes"]) > INLINE_BYTES
         await until(lambda: os.listdir(host / "g") == [])
 
 
 async def test_a_full_lane_leaves_no_file(redis: RedisProcess, host: Path) -> None:
-    keys = LaneKeys(request().lane)
     async with redis_ends(redis.url, host) as ends:
         callers = [ends.send(n, elements=LARGE) for n in range(6)]
         await ends.shelf.holds(4)
@@ -222,4 +226,3 @@ async def test_a_full_lane_leaves_no_file(redis: RedisProcess, host: Path) -> No
             ends.shelf.take().finish(reply(1))
         await until(lambda: all(caller.heard for caller in callers))
         assert os.listdir(host / "g") == []
-        assert not await redis.client.exists(keys.dead)

@@ -164,8 +164,7 @@ class OutcomeDelivery:
         A key is never written twice: the pieces of another attempt would be part of it.
         """
         is_job, size, failed = held.gateway == JOB, _least_bytes(reply), list[str]()
-        in_file = b"" if is_job else await self._write_file(held, reply)
-        if in_file:
+        if in_file := await self._write_file(held, reply):
             self._send(held, in_file, is_part=not reply.is_last)
         while not in_file:
             attempt = f"{self._downlink.worker}-{next(self._attempts)}"
@@ -202,7 +201,7 @@ class OutcomeDelivery:
         self._count_unwritten(held, -size)
 
     async def _write_file(self, held: Held, reply: InferReply) -> bytes:
-        """Writes a large outcome for a gateway of this host. Returns its record; b"" if none is."""
+        """Writes a large outcome for a gateway of this host, if it is. Returns its record."""
         files, gateway, size = self._downlink.files, held.gateway, _least_bytes(reply)
         if not (files.reaches([gateway]) and fits_a_file(reply.outputs)):
             return b""
