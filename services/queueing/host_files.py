@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 import stat
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -33,6 +34,8 @@ logger = logging.getLogger("flambeau.queue")
 
 STEP_BYTES = 512 * 1024
 """Bytes written in one turn of the event loop: some 0.2 ms."""
+MAPS_AT_ONCE = 256
+"""Each takes an open file, of which a process often may have 1024; further ones are copied."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _REPLY = re.compile(r"reply-([0-9]{1,20})-[0-9a-f]{1,64}")
 
@@ -50,6 +53,7 @@ class HostFiles:
         self._own = self._root / name
         self._lock = -1
         self._has_failed = False
+        self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         if name:
             try:
                 self._lock = self._made()
@@ -150,8 +154,15 @@ class HostFiles:
                     raise TensorError(f"{path} is not a file of this user")
                 if found.st_size != size or not size:
                     raise TensorError(f"{path} has {found.st_size} bytes, and should have {size}")
+                if len(self._maps) >= MAPS_AT_ONCE:
+                    data = os.read(file, size)
+                    if len(data) != size:
+                        raise TensorError(f"{path} has lost bytes while it was read")
+                    return memoryview(data)
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-                return memoryview(mmap.mmap(file, size, flags, mmap.PROT_READ))
+                mapped = mmap.mmap(file, size, flags, mmap.PROT_READ)
+                self._maps.add(mapped)
+                return memoryview(mapped)
             finally:
                 os.close(file)
         except OSError as error:

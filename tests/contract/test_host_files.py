@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.errors import DeadLetterError
+from services.errors import DeadLetterError, QueueUnavailableError
 from services.queueing.records import DEFAULT_PRIORITY, JOB_PRIORITY, InferReply
 from services.queueing.redis_streams import sender
 from services.queueing.redis_streams.clients import RedisClients
@@ -225,4 +225,14 @@ async def test_a_full_lane_leaves_no_file(redis: RedisProcess, host: Path) -> No
         while ends.shelf.entries:
             ends.shelf.take().finish(reply(1))
         await until(lambda: all(caller.heard for caller in callers))
+        assert os.listdir(host / "g") == []
+
+
+async def test_a_lost_redis_leaves_no_file(redis: RedisProcess, host: Path) -> None:
+    """The second file is written while the first request finds that Redis is gone."""
+    async with redis_ends(redis.url, host) as ends:
+        redis.kill()
+        callers = [ends.send(elements=LARGE), ends.send(elements=4 * 2**20)]
+        for caller in callers:
+            assert isinstance(await caller.outcome(), QueueUnavailableError)
         assert os.listdir(host / "g") == []

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from flambeau.protocol.tensors import TensorError
+from services.queueing import host_files
 from services.queueing.host_files import STEP_BYTES, HostFiles
 from services.queueing.redis_streams.wire import (
     FILE_ALIGNMENT,
@@ -56,6 +57,19 @@ async def test_a_view_outlives_its_file(root: Path) -> None:
         with pytest.raises(TensorError, match="No such file"):
             w.read("g", "request-1", len(data) + 3)
     assert os.listdir(root) == []
+
+
+async def test_many_files_take_few_descriptors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_files, "MAPS_AT_ONCE", 2)
+    with files_of(root, "g") as (g,):
+        assert await g.write("g", "request-1", [b"x" * 5000], always)
+        before = len(os.listdir("/proc/self/fd"))
+        views = [g.read("g", "request-1", 5000) for _ in range(5)]
+        assert len(os.listdir("/proc/self/fd")) == before + 2
+        assert all(view == b"x" * 5000 and view.readonly for view in views)
+        views.clear()
+        views.append(g.read("g", "request-1", 5000))
+        assert len(os.listdir("/proc/self/fd")) == before + 1
 
 
 async def test_processes_that_do_not_see_each_other_are_on_other_hosts(
