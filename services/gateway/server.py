@@ -25,6 +25,7 @@ from services.process import process_name, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.fleet import FleetView
 from services.queueing.fleet_directory import FleetDirectory
+from services.queueing.host_files import HostFiles
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
@@ -77,11 +78,11 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     def unreached(why: str) -> None:
         front.look(Look(started=False, fault=why))
 
-    sender = RedisSender(clients, name, config.max_queue_depth, unreached)
+    sender = RedisSender(clients, name, config.max_queue_depth, unreached, HostFiles(name))
     fleet = FleetDirectory(directory, queue, sender.lane)
 
     def changed(view: FleetView) -> None:
-        sender.learn(view.row_s)
+        sender.learn(view.row_s, view.workers)
         fleet.apply(view)
         front.look(_seen(config.models, directory, fleet.started, view.faults))
 

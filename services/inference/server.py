@@ -26,6 +26,7 @@ from services.ports import metrics_server
 from services.process import freeze_garbage, process_name, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.fleet_directory import make_live
+from services.queueing.host_files import HostFiles
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import RedisClients
@@ -71,7 +72,8 @@ class _Process:
         self._port = 0
         self._queue = MemoryQueue(MAX_HELD)
         name = process_name("worker")
-        self._receiver = RedisReceiver(clients, name, self._queue, self._metrics)
+        files = HostFiles(name)
+        self._receiver = RedisReceiver(clients, name, self._queue, self._metrics, files)
         self._watch = FleetWatch(
             clients, lambda view: make_live(self._directory, view), self._metrics
         )

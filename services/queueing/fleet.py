@@ -14,7 +14,7 @@ Rules:
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
@@ -86,6 +86,8 @@ class FleetView:
     """True if any worker is started."""
     faults: tuple[str, ...] = ()
     """Faults of workers' stores, each once."""
+    workers: dict[Lane, frozenset[str]] = field(default_factory=dict)
+    """Names of the workers that may take requests of a version, by its default lane."""
 
 
 def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVersion:
@@ -122,9 +124,12 @@ def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVe
 def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
     """Merges the announcements of all workers."""
     by_lane: dict[Lane, list[AnnouncedVersion]] = defaultdict(list)
+    workers: dict[Lane, set[str]] = defaultdict(set)
     for announcement in announcements:
         for version in announcement.versions:
-            by_lane[Lane(version.model, version.version)].append(version)
+            lane = Lane(version.model, version.version)
+            by_lane[lane].append(version)
+            workers[lane].add(announcement.worker)
     models = {model for announcement in announcements for model in announcement.live}
     return FleetView(
         versions={lane: _together(lane, said) for lane, said in by_lane.items()},
@@ -132,6 +137,7 @@ def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
         row_s=_row_s_by_lane(by_lane),
         started=any(announcement.started for announcement in announcements),
         faults=tuple(dict.fromkeys(said.fault for said in announcements if said.fault)),
+        workers={lane: frozenset(names) for lane, names in workers.items()},
     )
 
 

@@ -31,8 +31,10 @@ from tests.fixtures.queue_ends import (
 )
 from tests.fixtures.redis_servers import FLAVOURS, running_redis, until
 
+HOST = "redis, one host"
 
-@pytest.fixture(params=("memory", "shared memory", *FLAVOURS))
+
+@pytest.fixture(params=("memory", "shared memory", *FLAVOURS, HOST))
 async def ends(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ends]:
     if request.param == "memory":
         async with memory_ends() as ends:
@@ -41,7 +43,10 @@ async def ends(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         async with shared_memory_ends() as ends:
             yield ends
     else:
-        async with running_redis(request.param, tmp_path) as redis, redis_ends(redis.url) as ends:
+        flavour, host = request.param, None
+        if flavour == HOST:
+            flavour, host = FLAVOURS[0], tmp_path / "host"
+        async with running_redis(flavour, tmp_path) as redis, redis_ends(redis.url, host) as ends:
             yield ends
 
 

@@ -68,7 +68,7 @@ EFFECTS = {
         link_rates.MAX_BUCKETS
         needs_memory.MAX_NEEDS plan.MAX_KINDS
         port.MAX_KNOWN_BYTES port.MAX_KNOWN_HEADS port.MAX_KNOWN_HEAD_BYTES
-        receiving_lane.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
+        dead_letters.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """
         executor.MAX_METRICS grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS

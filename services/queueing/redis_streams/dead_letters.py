@@ -3,18 +3,37 @@
 In: a Redis, and the id of a letter. Out: its request; or it is requeued or deleted.
 """
 
+import contextlib
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from redis.exceptions import OutOfMemoryError
+
+from services.errors import DeadLetterError
+from services.queueing.host_files import HostFiles
 from services.queueing.records import InferRequest, Lane
-from services.queueing.redis_streams.clients import RedisClients
-from services.queueing.redis_streams.keys import JOB, NOBODY, JobKeys, LaneKeys, lane_of
-from services.queueing.redis_streams.large_records import find_request, load_request
+from services.queueing.redis_streams.clients import Commands, RedisClients
+from services.queueing.redis_streams.keys import GROUP, JOB, NOBODY, JobKeys, LaneKeys, lane_of
+from services.queueing.redis_streams.large_records import (
+    find_request,
+    load_request,
+    push_to,
+    write_pieces,
+)
 from services.queueing.redis_streams.scripts import Script
-from services.queueing.redis_streams.wire import WireError, decode_request
+from services.queueing.redis_streams.wire import (
+    WireError,
+    decode_request,
+    encode_reference,
+    is_large,
+    request_pieces,
+)
 
 SHOWN_AT_ONCE = 100
+MAX_DEAD_LETTERS = 1000
+DEAD_LETTERS_LIVE_S = 7 * 86_400
 _KEY = re.compile(r"flambeau:\{(?P<model>[^{}]+)\}:(?P<version>\d+(@[a-z0-9-]+)?):dead")
 
 
@@ -130,6 +149,52 @@ class DeadLetters:
             "XRANGE", LaneKeys(lane).dead, first, last, "COUNT", SHOWN_AT_ONCE
         )
         return [_letter(lane, letter_id.decode(), fields) for letter_id, fields in found]
+
+
+class Undertaker:
+    """Moves requests of one lane to its dead letters.
+
+    Args:
+        redis: client of the workers' Redis.
+        lane: which.
+        keys: of its requests, or of its jobs.
+        files: of this host, where their tensors may be.
+    """
+
+    def __init__(self, redis: Commands, lane: Lane, keys: LaneKeys, files: HostFiles) -> None:
+        self._redis, self._lane, self._keys, self._files = redis, lane, keys, files
+        self._bury = Script("bury")
+
+    async def bury(
+        self, stream: str, stream_id: bytes, fields: Mapping[bytes, bytes]
+    ) -> DeadLetterError:
+        """Moves a request to the dead letters, with its tensors. Returns its error.
+
+        Raises:
+            RedisError: Redis is out of reach.
+        """
+        error = DeadLetterError(
+            f"this request to model {self._lane} was running when two workers died, the second "
+            "time alone; it was moved to the dead letters (flambeau queue dead list)"
+        )
+        keys, payload = [stream, self._keys.dead], fields[b"payload"]
+        gateway = fields[b"address"].decode().rpartition(" ")[0]
+        with contextlib.suppress(WireError, OutOfMemoryError):
+            read = partial(self._files.read, gateway)
+            request = decode_request(payload, self._lane, 0.0, alone=True, read=read)
+            if isinstance(request, str):
+                keys.append(request)
+            elif is_large(request.inputs):  # in a file of its gateway, which ends with its request
+                key = f"{self._keys.payload}:{stream_id.decode()}"
+                pieces, lives_ms = request_pieces(request), DEAD_LETTERS_LIVE_S * 1000
+                await write_pieces(pieces, lives_ms, push_to(self._redis, key))
+                keys.append(key)
+                payload = encode_reference(key)
+        await self._bury(
+            self._redis, keys, GROUP, stream_id, str(error), MAX_DEAD_LETTERS,
+            DEAD_LETTERS_LIVE_S, payload,
+        )  # fmt: skip
+        return error
 
 
 def _letter(lane: Lane, letter_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:

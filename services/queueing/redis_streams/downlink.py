@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from services.errors import ServingError
+from services.queueing.host_files import HostFiles
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
 from services.queueing.part_window import Window
 from services.queueing.records import InferReply, Lane
@@ -120,6 +121,7 @@ class Downlink:
         gateways: by name, the number of successive checks that did not find it alive.
         metrics: of the process.
         outage: tracker of faults of Redis.
+        files: of this host.
         suspect: the one that runs, if any.
         silent_at: when Redis did not answer last; a `time.monotonic()` second.
         is_clogged: True if more outcomes wait for delivery than this process can hold.
@@ -137,6 +139,7 @@ class Downlink:
     queue: MemoryQueue
     metrics: Metrics
     outage: Outage
+    files: HostFiles
     answer: Callable[[Held, Outcome | None], None] = field(init=False)
     give: Callable[[Held, InferReply], None] = field(init=False)
     look: asyncio.Event = field(default_factory=asyncio.Event)

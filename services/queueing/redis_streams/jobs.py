@@ -46,8 +46,9 @@ from services.queueing.redis_streams.large_records import (
     push_to,
     write_pieces,
 )
+from services.queueing.redis_streams.outage import unreachable
 from services.queueing.redis_streams.scripts import Script
-from services.queueing.redis_streams.sending_lane import PAYLOAD_GRACE_S, unreachable
+from services.queueing.redis_streams.sending_lane import PAYLOAD_GRACE_S
 from services.queueing.redis_streams.wire import (
     Piece,
     Reference,

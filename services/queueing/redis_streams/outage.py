@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from services.errors import QueueUnavailableError
+
 logger = logging.getLogger("flambeau.queue")
 
 AGAIN_S = 30.0
@@ -64,3 +66,8 @@ def unreachable_reason(url: str, error: Exception) -> str:
     """
     met = (str(error) or type(error).__name__).rstrip(".")
     return f"{url}: {met}; start Redis there, or set --queue to where it runs"
+
+
+def unreachable(reason: str) -> QueueUnavailableError:
+    """Returns the error of requests while Redis is unreachable."""
+    return QueueUnavailableError(f"the queue is unreachable ({reason}); retry later")

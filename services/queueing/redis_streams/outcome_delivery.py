@@ -6,12 +6,13 @@ hash of a job; then the request leaves its stream.
 Rules:
 - a request leaves its stream only after its last outcome has been delivered;
 - all ready outcomes go in one round trip, up to a limit of bytes; large ones are written in pieces
-  beside the list, and delay no other;
+  beside the list, or in a file if the gateway shares the host, and delay no other;
 - outcomes wait for as long as Redis is unreachable.
 """
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -46,6 +47,8 @@ from services.queueing.redis_streams.wire import (
     bytes_of,
     encode_outcome,
     encode_reference,
+    file_parts,
+    fits_a_file,
     is_large,
     reply_pieces,
 )
@@ -161,7 +164,9 @@ class OutcomeDelivery:
         A key is never written twice: the pieces of another attempt would be part of it.
         """
         is_job, size, failed = held.gateway == JOB, _least_bytes(reply), list[str]()
-        while True:
+        if in_file := await self._write_file(held, reply):
+            self._send(held, in_file, is_part=not reply.is_last)
+        while not in_file:
             attempt = f"{self._downlink.worker}-{next(self._attempts)}"
             if is_job:
                 key = JobKeys(held.lane.lane.model).outcome(held.number, attempt)
@@ -194,6 +199,24 @@ class OutcomeDelivery:
                 self._send(held, reference, is_part=not reply.is_last)
                 break
         self._count_unwritten(held, -size)
+
+    async def _write_file(self, held: Held, reply: InferReply) -> bytes:
+        """Writes a large outcome for a gateway of this host, if it is. Returns its record."""
+        files, gateway, size = self._downlink.files, held.gateway, _least_bytes(reply)
+        if not (files.reaches([gateway]) and fits_a_file(reply.outputs)):
+            return b""
+        unread = files.reply_bytes(gateway)
+        if unread and unread + size > LARGE_REPLIES_BYTES:
+            return b""
+        name = f"reply-{held.number}-{secrets.token_hex(8)}"
+        async with self._writing.of(size):
+            is_written = await files.write(
+                gateway,
+                name,
+                file_parts(reply.outputs),
+                lambda: not self._downlink.is_gone(gateway),
+            )
+        return encode_outcome(reply, name) if is_written else b""
 
     async def _wait_for_room(self, gateway: str, key: str, size: int) -> None:
         """Waits while a gateway has large outcomes to fetch; Redis has to keep them meanwhile.

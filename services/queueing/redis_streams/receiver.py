@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from redis.exceptions import RedisError
 
+from services.queueing.host_files import HostFiles
 from services.queueing.lane_queue import WorkerIntake
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane
@@ -47,17 +48,24 @@ class RedisReceiver:
         worker: unique name of the process, without blanks.
         queue: queue of this process, where the requests wait for a batch.
         metrics: metrics of the process.
+        files: of this host, under the worker's name; None to answer through Redis alone.
     """
 
     def __init__(
-        self, clients: RedisClients, worker: str, queue: MemoryQueue, metrics: Metrics
+        self,
+        clients: RedisClients,
+        worker: str,
+        queue: MemoryQueue,
+        metrics: Metrics,
+        files: HostFiles | None = None,
     ) -> None:
         self._clients = clients
         self._redis = clients.open()
         self._queue = queue
         self._downlink = Downlink(
-            redis=self._redis, worker=worker, queue=queue, metrics=metrics, outage=clients.outage
-        )
+            redis=self._redis, worker=worker, queue=queue, metrics=metrics, outage=clients.outage,
+            files=files or HostFiles(),
+        )  # fmt: skip
         self._lanes: dict[str, ReceivingLane] = {}
         """By the channel of their notices; two of each lane: requests and jobs."""
         self._tasks = asyncio.TaskGroup()
@@ -124,6 +132,7 @@ class RedisReceiver:
                     loop.cancel()
         finally:
             await self._redis.close()
+            self._downlink.files.close()
 
     async def drain(self) -> None:
         """Stops taking requests, returns those not begun to other workers, answers the rest."""
@@ -165,6 +174,7 @@ class RedisReceiver:
             )
             for receiving in list(self._lanes.values()):
                 receiving.cancel_gone()
+            self._downlink.files.sweep()
             self._downlink.look.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KEEP_EVERY_S):

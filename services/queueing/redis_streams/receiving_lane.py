@@ -18,7 +18,6 @@ from functools import partial
 from redis.exceptions import RedisError, ResponseError
 
 from services.errors import (
-    DeadLetterError,
     DeadlineExceededError,
     ServingError,
     ShuttingDownError,
@@ -29,6 +28,7 @@ from services.queueing.memory_queue import Outcome
 from services.queueing.part_window import PartWindow
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.clients import BLOCK_S, Commands
+from services.queueing.redis_streams.dead_letters import Undertaker
 from services.queueing.redis_streams.downlink import CLOGGED_BYTES, Downlink, Held, LaneLoad, Phase
 from services.queueing.redis_streams.keys import GROUP, HANDED_BACK, JOB, NOBODY, LaneKeys
 from services.queueing.redis_streams.large_records import find_request, load_request
@@ -53,8 +53,6 @@ dead by then, so its requests differ from those lost on their way to a live work
 MENTION_AFTER_S = 1.0
 """Age from which a held request is renewed in Redis."""
 TAKE_OVER_AT_ONCE = 16
-MAX_DEAD_LETTERS = 1000
-DEAD_LETTERS_LIVE_S = 7 * 86_400
 LINGER_S = 3.0
 """Time that a closing lane still admits requests: gateways must learn that it closes."""
 RETRY_S = 0.2
@@ -91,7 +89,7 @@ class ReceivingLane:
         self._script_keys = (self.keys.workers, *self.streams)
         self._take_script, self._keep_script = Script("take"), Script("keep")
         self._leave_script, self._hand_back_script = Script("leave"), Script("hand_back")
-        self._bury_script = Script("bury")
+        self._undertaker = Undertaker(downlink.redis, lane, keys, downlink.files)
         self._held: dict[tuple[str, int], Held] = {}
         self._given_up: list[Held] = []
         """Requests that were unfinished when the process had to end."""
@@ -334,7 +332,8 @@ class ReceivingLane:
 
     def _submit(self, held: Held, payload: bytes, deadline: float) -> None:
         try:
-            request = decode_request(payload, self.lane, deadline, alone=held.suspect)
+            read = partial(self._downlink.files.read, held.gateway)
+            request = decode_request(payload, self.lane, deadline, held.suspect, read)
         except WireError as error:
             self._finish(held, error)
             return
@@ -435,19 +434,8 @@ class ReceivingLane:
         self._changed.set()
 
     async def _bury(self, stream: int, stream_id: bytes, fields: dict[bytes, bytes]) -> None:
-        error = DeadLetterError(
-            f"this request to model {self.lane} was running when two workers died, the second "
-            "time alone; it was moved to the dead letters (flambeau queue dead list)"
-        )
-        keys = [self.streams[stream - 1], self.keys.dead]
-        with contextlib.suppress(WireError):
-            request = decode_request(fields[b"payload"], self.lane, 0.0, alone=True)
-            keys += [request] if isinstance(request, str) else []
         # Until that is done it is nobody's, and the next worker that looks buries it.
-        await self._bury_script(
-            self._downlink.redis, keys, GROUP, stream_id, str(error),
-            MAX_DEAD_LETTERS, DEAD_LETTERS_LIVE_S,
-        )  # fmt: skip
+        error = await self._undertaker.bury(self.streams[stream - 1], stream_id, fields)
         self._downlink.metrics.dead_letters.labels(self.lane.model, str(self.lane.version)).inc()
         held = self._hold(stream, stream_id, fields, suspect=False)
         logger.error(

@@ -16,17 +16,19 @@ import logging
 import math
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from redis.exceptions import RedisError, ResponseError
 
 from services.errors import ServingError
+from services.queueing.host_files import HostFiles
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import BLOCK_S, RedisClients
 from services.queueing.redis_streams.keys import alive_key, large_replies_key, replies_key
 from services.queueing.redis_streams.large_records import TransferLimit, length_of, load_outcome
+from services.queueing.redis_streams.outage import unreachable
 from services.queueing.redis_streams.scripts import Script
-from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink, unreachable
+from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink
 from services.queueing.redis_streams.wire import Reference, decode_outcome, reference_in
 
 logger = logging.getLogger("flambeau.queue")
@@ -54,6 +56,7 @@ class RedisSender:
         gateway: a name no other process has, without blanks.
         max_depth: the most requests a lane may hold in Redis.
         unreached: callback for the reason, as long as Redis has never answered.
+        files: of this host, under the gateway's name; None to send everything through Redis.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class RedisSender:
         gateway: str,
         max_depth: int,
         unreached: Callable[[str], None] = lambda _: None,
+        files: HostFiles | None = None,
     ) -> None:
         self._outage, self._unreached = clients.outage, unreached
         self._redis, self._blocking = clients.open(), clients.open_blocking()
@@ -71,6 +75,7 @@ class RedisSender:
             max_depth=max_depth,
             record_trip=self._record_trip,
             refusal=unreachable("it has not been contacted yet"),
+            files=files or HostFiles(),
         )
         self.reached = asyncio.Event()
         """Set at the first answer of Redis."""
@@ -92,9 +97,9 @@ class RedisSender:
         """Returns the intake of a lane."""
         return SendingLane(self._uplink, lane)
 
-    def learn(self, row_s: Mapping[Lane, float]) -> None:
-        """Returns the known seconds by which each request in a lane delays the next."""
-        self._uplink.row_s = row_s
+    def learn(self, row_s: Mapping[Lane, float], workers: Mapping[Lane, Collection[str]]) -> None:
+        """Learns of the workers: their speed and their names, as in `FleetView`."""
+        self._uplink.row_s, self._uplink.workers = row_s, workers
 
     async def run(self) -> None:
         """Receives outcomes until cancelled; survives any fault of Redis."""
@@ -157,7 +162,7 @@ class RedisSender:
             if sent is None:
                 unwanted += [key] if (key := reference_in(content)) else []
             else:
-                outcome = decode_outcome(content, sent.lane.lane)
+                outcome = decode_outcome(content, sent.lane.lane, self._uplink.files.take)
                 if isinstance(outcome, Reference):
                     if outcome.is_last:
                         sent.stream_id = None  # it is in its stream no more, and not lost
@@ -209,6 +214,7 @@ class RedisSender:
     async def _look_for_lost(self) -> None:
         while True:
             await asyncio.sleep(LOOK_FOR_LOST_EVERY_S)
+            self._uplink.files.sweep(self._uplink.unanswered)
             for lane in {sent.lane for sent in self._uplink.unanswered.values()}:
                 if self.up:
                     lane.report_read_again()
@@ -223,6 +229,7 @@ class RedisSender:
             await self._redis.send("DEL", self._alive, self._replies)
         await self._redis.close()
         await self._blocking.close()
+        self._uplink.files.close()
 
 
 def _vanished(sent: Sent) -> ServingError:

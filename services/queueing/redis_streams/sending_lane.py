@@ -6,7 +6,9 @@ Rules:
 - a request that Redis does not confirm is refused at once (503); if its outcome comes all the same,
   it is dropped;
 - a dead entry leaves its stream, and the worker that may have it is notified;
-- a large payload is in Redis before its entry is sent, and delays no other entry;
+- a large payload is in Redis before its entry is sent, or in a file if all workers share the host,
+  and delays no other entry;
+- a request whose file a worker could not read is sent again through Redis;
 - workers get the number of parts that were read: again every few seconds, for a message may be
   lost.
 """
@@ -16,7 +18,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,16 +27,17 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from services.errors import (
     ModelNotReadyError,
     QueueFullError,
-    QueueUnavailableError,
     ServingError,
     WouldMissDeadlineError,
 )
 from services.queueing.arriving_parts import ArrivingParts
+from services.queueing.host_files import HostFiles
 from services.queueing.memory_queue import Entry, Outcome
 from services.queueing.records import HIGHEST_PRIORITY, InferReply, Lane
 from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.large_records import TransferLimit, push_to, write_pieces
+from services.queueing.redis_streams.outage import unreachable
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.step_sender import (
     LOST_AFTER_MISSES,
@@ -42,9 +45,12 @@ from services.queueing.redis_streams.step_sender import (
     sequence_lost,
 )
 from services.queueing.redis_streams.wire import (
+    WireError,
     bytes_of,
     encode_reference,
     encode_request,
+    file_parts,
+    fits_a_file,
     is_large,
     request_pieces,
 )
@@ -96,6 +102,8 @@ class Uplink:
         max_depth: the most requests a lane may hold in Redis.
         row_s: by lane, seconds by which each request in it delays the next, where that is known.
         record_trip: callback for the success or failure of each round trip.
+        files: of this host.
+        workers: by default lane, names of the workers that may take its requests.
         refusal: why nothing may be sent at present, or None.
         writing: limit on large payloads that are written at once.
         unanswered: by number, what was sent and has no outcome yet.
@@ -105,6 +113,8 @@ class Uplink:
     gateway: str
     max_depth: int
     record_trip: Callable[[RedisError | None], None]
+    files: HostFiles = field(default_factory=HostFiles)
+    workers: Mapping[Lane, Collection[str]] = field(default_factory=dict)
     row_s: Mapping[Lane, float] = field(default_factory=dict)
     refusal: ServingError | None = None
     unanswered: dict[int, Sent] = field(default_factory=dict)
@@ -131,6 +141,8 @@ class SendingLane:
         """Packets of lost requests, to be sent again now."""
         self._writing: set[asyncio.Task[None]] = set()
         """Tasks that write large payloads."""
+        self._files: dict[Entry, str] = {}
+        """Names of the files with their tensors."""
         self._sent: dict[Entry, Sent] = {}
         self._withdrawn: list[Sent] = []
         self._read: set[Entry] = set()
@@ -163,7 +175,11 @@ class SendingLane:
         if isinstance(outcome, InferReply) and (outcome.number or not outcome.is_last):
             self._arrived(entry, outcome)
             return
+        had_file = entry in self._files
         self._forget(entry)
+        if had_file and isinstance(outcome, WireError) and entry.window is None and not entry.dead:
+            self._put(entry, again=True)  # a worker of another host has taken it, for example
+            return
         if isinstance(outcome, ServingError) and entry.window is None:
             entry.refuse(outcome)
         else:
@@ -200,9 +216,7 @@ class SendingLane:
         Raises:
             RedisError: Redis is out of reach.
         """
-        confirmed = [
-            sent for sent in self._sent.values() if sent.stream_id is not None and sent.stream
-        ]
+        confirmed = [s for s in self._sent.values() if s.stream_id is not None and s.stream]
         await self._fail_lost_steps()
         for start in range(0, len(confirmed), AT_ONCE):
             asked = confirmed[start : start + AT_ONCE]
@@ -222,9 +236,7 @@ class SendingLane:
         A first step is sent again, to another worker: nothing of its sequence exists yet. It is
         sent twice at most, so that a step that kills its worker kills no more than two.
         """
-        asked = [
-            sent for sent in self._sent.values() if sent.stream_id is not None and not sent.stream
-        ]
+        asked = [s for s in self._sent.values() if s.stream_id is not None and not s.stream]
         if not asked:
             return
         names = ((sent.worker, sent.stream_id or b"") for sent in asked)
@@ -254,6 +266,9 @@ class SendingLane:
         uplink = self._uplink
         key = f"{self._keys.payload}:{uplink.gateway}:{next(uplink.numbers)}"
         async with uplink.writing.of(bytes_of(entry.request.inputs)):
+            if not again and await self._write_file(entry):
+                self._make_ready(entry, "", again)
+                return
             left_s = max(entry.request.deadline - time.monotonic(), 0)
             lives_ms = int((left_s + PAYLOAD_GRACE_S) * 1000)
             pieces = request_pieces(entry.request)
@@ -275,6 +290,20 @@ class SendingLane:
                 return
         self._make_ready(entry, key, again)
 
+    async def _write_file(self, entry: Entry) -> bool:
+        """Writes tensors for workers of this host. Returns whether these are all there are."""
+        uplink, request = self._uplink, entry.request
+        workers = uplink.workers.get(self.lane.default)
+        if request.sequence is not None or not fits_a_file(request.inputs):
+            return False  # a step is not sent again
+        if not workers or not uplink.files.reaches(workers):
+            return False
+        name, parts = f"request-{next(uplink.numbers)}", file_parts(request.inputs)
+        if not await uplink.files.write(uplink.gateway, name, parts, lambda: not entry.dead):
+            return False
+        self._files[entry] = name
+        return True
+
     def _make_ready(self, entry: Entry, payload_key: str, again: bool) -> None:
         if entry.request.sequence is not None:
             self._ready_steps.append((entry, payload_key, again))
@@ -283,6 +312,8 @@ class SendingLane:
         self._start_trips()
 
     def _forget(self, entry: Entry) -> Sent | None:
+        if file := self._files.pop(entry, ""):
+            self._uplink.files.remove(file)
         sent = self._sent.pop(entry, None)
         if sent is not None:
             self._uplink.unanswered.pop(sent.number, None)
@@ -309,7 +340,9 @@ class SendingLane:
             self._lost += [entry for entry, _ in self._again]
             self._again.clear()
             while self._outbox:
-                self._outbox.popleft()[0].finish(uplink.refusal)
+                entry, _ = self._outbox.popleft()
+                self._forget(entry)
+                entry.finish(uplink.refusal)
         trip, arguments = self._pack()
         if not trip:
             return
@@ -390,7 +423,8 @@ class SendingLane:
             if entry.dead:
                 self._withdrawn += [sent] if key else []
                 continue
-            payload = encode_reference(key) if key else encode_request(request)
+            file = self._files.get(entry, "")
+            payload = encode_reference(key) if key else encode_request(request, file)
             room -= len(payload)
             self._sent[entry] = uplink.unanswered[number] = sent
             trip.append(sent)
@@ -464,8 +498,3 @@ class SendingLane:
 def _is_unsure(result: object) -> bool:
     """Returns True if a request may be in Redis although that was not confirmed."""
     return isinstance(result, RedisError) and not isinstance(result, OutOfMemoryError)
-
-
-def unreachable(reason: str) -> QueueUnavailableError:
-    """Returns the error of requests while Redis is unreachable."""
-    return QueueUnavailableError(f"the queue is unreachable ({reason}); retry later")

@@ -2,7 +2,8 @@
 
 In: the records of `services.queueing.records`. Out: MessagePack, and the records again. What is
 too large to travel through a stream is written in pieces: the bytes of its tensors, and at last
-the record without them (`large_records.py`).
+the record without them (`large_records.py`); or, between processes of one host, in a file that the
+record names (`host_files.py`).
 
 Rules: decoding runs no code of the sender's and views a tensor's bytes where they lie;
 an error arrives as the class it left as, or, where the reader does not know that, as its root.
@@ -10,7 +11,7 @@ an error arrives as the class it left as, or, where the reader does not know tha
 
 import math
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -36,7 +37,7 @@ class WireError(ServingError):
 
 
 class TensorRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A tensor: its bytes, or how many of them there are in pieces."""
+    """A tensor: its bytes, or how many of them there are in pieces or in the record's file."""
 
     name: str
     datatype: str
@@ -57,6 +58,8 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     trace: TraceContext | None = None
     sequence: SequenceStep | None = None
     accuracy: str = ""
+    file: str = ""
+    """Name of the file in its gateway's folder that has the tensors' bytes."""
 
 
 class ReplyRecord(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0):
@@ -69,6 +72,8 @@ class ReplyRecord(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0)
     execution_s: float
     number: int = 0
     is_last: bool = True
+    file: str = ""
+    """Name of the file in the gateway's folder that has the tensors' bytes."""
 
 
 class _PartReference(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=2):
@@ -95,7 +100,11 @@ INLINE_BYTES = 256 * 1024
 INLINE_TEXTS = 2048
 """Elements of BYTES; to write and to read each takes some 0.6 µs."""
 PIECE_BYTES = 256 * 1024
+FILE_ALIGNMENT = 64
+"""Each tensor in a file begins at a multiple of so many bytes, as kernels of models like it."""
 Piece = bytes | memoryview
+Read = Callable[[str, int], memoryview]
+"""Views the file of a name, which has so many bytes; raises `TensorError`."""
 
 NOTICE = re.compile(r"(\S+) ([0-9]{1,20})(?: ([0-9]{1,20}))?")
 """A line of a notice: gateway, number of a request, and the parts of its answer that were read."""
@@ -130,6 +139,27 @@ def bytes_of(arrays: Mapping[str, Array]) -> float:
     return size
 
 
+def fits_a_file(arrays: Mapping[str, Array]) -> bool:
+    """True if tensors may travel in a file: texts are no memory that a reader could view."""
+    return all(array.dtype in _DATATYPES for array in arrays.values())
+
+
+def file_parts(arrays: Mapping[str, Array]) -> list[Piece]:
+    """The contents of a file: each tensor, and zeros up to the next one's place."""
+    parts: list[Piece] = []
+    for array in arrays.values():
+        if array.size:
+            parts += raw_view(_DATATYPES[array.dtype], array), bytes(-array.nbytes % FILE_ALIGNMENT)
+    return parts
+
+
+def _file_tensors(arrays: Mapping[str, Array]) -> tuple[TensorRecord, ...]:
+    return tuple(
+        TensorRecord(name, _DATATYPES[array.dtype], array.shape, _NOTHING, array.nbytes)
+        for name, array in arrays.items()
+    )
+
+
 def reference_in(data: bytes | memoryview) -> str:
     """Returns the key of a stored outcome; empty if the outcome is inline."""
     try:
@@ -139,9 +169,10 @@ def reference_in(data: bytes | memoryview) -> str:
     return found.key if isinstance(found, Reference) else ""
 
 
-def encode_request(request: InferRequest) -> bytes:
-    """Encodes all of a request but its lane and its deadline."""
-    return _encode(_request_record(request, _tensors(request.inputs)))
+def encode_request(request: InferRequest, file: str = "") -> bytes:
+    """Encodes all of a request but its lane and its deadline; its tensors may be in a file."""
+    tensors = _file_tensors(request.inputs) if file else _tensors(request.inputs)
+    return _encode(_request_record(request, tensors, file))
 
 
 def request_pieces(request: InferRequest) -> Iterator[Piece]:
@@ -150,7 +181,9 @@ def request_pieces(request: InferRequest) -> Iterator[Piece]:
     yield _encode(_request_record(request, tensors))
 
 
-def _request_record(request: InferRequest, inputs: tuple[TensorRecord, ...]) -> RequestRecord:
+def _request_record(
+    request: InferRequest, inputs: tuple[TensorRecord, ...], file: str = ""
+) -> RequestRecord:
     return RequestRecord(
         request.request_id,
         inputs,
@@ -161,26 +194,39 @@ def _request_record(request: InferRequest, inputs: tuple[TensorRecord, ...]) -> 
         request.trace,
         request.sequence,
         request.accuracy,
+        file,
     )
 
 
-def decode_request(data: bytes, lane: Lane, deadline: float, alone: bool) -> InferRequest | str:
-    """Decodes a request, whose arrays view `data`; or the key under which it lies.
+def no_file(name: str, size: int) -> memoryview:
+    """A `Read` without files.
+
+    Raises:
+        TensorError: always.
+    """
+    raise TensorError(f"its {size} bytes are in file '{name:.200}' of the host that sent it")
+
+
+def decode_request(
+    data: bytes, lane: Lane, deadline: float, alone: bool, read: Read = no_file
+) -> InferRequest | str:
+    """Decodes a request, whose arrays view `data` or a file; or the key under which it lies.
 
     Args:
         data: result of `encode_request` or `encode_reference`.
         lane: whose queue it came from.
         deadline: `time.monotonic()` second of this process.
         alone: True if it must not share a batch.
+        read: files of the gateway that sent it.
 
     Raises:
-        WireError: it is neither.
+        WireError: it is neither, or its file cannot be read.
     """
     try:
         found = _decode_request(data)
         if isinstance(found, str):
             return found
-        inputs = _arrays(found.inputs)
+        inputs = _arrays(found.inputs, found.file, read)
     except UNREADABLE as error:
         raise unreadable_request(lane, error) from error
     return request_of(found, inputs, lane, deadline, alone)
@@ -219,11 +265,12 @@ def request_of(
     )
 
 
-def encode_outcome(outcome: Outcome) -> bytes:
-    """Encodes a worker's reply without its lane, or the error of the request."""
+def encode_outcome(outcome: Outcome, file: str = "") -> bytes:
+    """Encodes a worker's reply without its lane, or the error; its tensors may be in a file."""
     if isinstance(outcome, ServingError):
         return _encode(_Error(type(outcome).__name__, str(outcome)))
-    return _encode(_reply_record(outcome, _tensors(outcome.outputs)))
+    tensors = _file_tensors(outcome.outputs) if file else _tensors(outcome.outputs)
+    return _encode(_reply_record(outcome, tensors, file))
 
 
 def reply_pieces(reply: InferReply) -> Iterator[Piece]:
@@ -232,15 +279,19 @@ def reply_pieces(reply: InferReply) -> Iterator[Piece]:
     yield _encode(_reply_record(reply, tensors))
 
 
-def _reply_record(reply: InferReply, outputs: tuple[TensorRecord, ...]) -> ReplyRecord:
+def _reply_record(
+    reply: InferReply, outputs: tuple[TensorRecord, ...], file: str = ""
+) -> ReplyRecord:
     return ReplyRecord(
         outputs, dict(reply.datatypes), reply.batch_rows, reply.queue_s, reply.execution_s,
-        reply.number, reply.is_last,
+        reply.number, reply.is_last, file,
     )  # fmt: skip
 
 
-def decode_outcome(data: bytes | memoryview, lane: Lane) -> Outcome | Reference:
-    """Decodes an outcome, whose arrays view `data`; or its reference.
+def decode_outcome(
+    data: bytes | memoryview, lane: Lane, read: Read = no_file
+) -> Outcome | Reference:
+    """Decodes an outcome, whose arrays view `data` or a file; or its reference.
 
     One that cannot be read is an error like any other.
     """
@@ -248,7 +299,7 @@ def decode_outcome(data: bytes | memoryview, lane: Lane) -> Outcome | Reference:
         found = reply_record(data)
         if not isinstance(found, ReplyRecord):
             return found
-        outputs = _arrays(found.outputs)
+        outputs = _arrays(found.outputs, found.file, read)
     except UNREADABLE as error:
         return unreadable_reply(lane, error)
     return reply_of(found, outputs, lane)
@@ -341,8 +392,23 @@ _DATATYPES = {dtype: name for name, dtype in DATATYPES.items() if name not in ("
 """BF16 travels as the UINT16 it is in memory."""
 
 
-def _arrays(tensors: tuple[TensorRecord, ...]) -> dict[str, Array]:
-    return {t.name: decode_raw(t.datatype, t.shape, t.data) for t in tensors}
+def _arrays(tensors: Sequence[TensorRecord], file: str, read: Read) -> dict[str, Array]:
+    if not file:
+        return {t.name: decode_raw(t.datatype, t.shape, t.data) for t in tensors}
+    if min((tensor.size for tensor in tensors), default=0) < 0:
+        raise TensorError("a tensor has a negative size")
+    view = read(file, sum(_room_of(tensor) for tensor in tensors))
+    found, start = dict[str, Array](), 0
+    for tensor in tensors:
+        data = view[start : start + tensor.size]
+        found[tensor.name] = decode_raw(tensor.datatype, tensor.shape, data)
+        start += _room_of(tensor)
+    return found
+
+
+def _room_of(tensor: TensorRecord) -> int:
+    """Bytes of a tensor in a file, and those behind it up to the next one's place."""
+    return tensor.size + -tensor.size % FILE_ALIGNMENT
 
 
 def _errors(root: type[ServingError] = ServingError) -> Iterator[type[ServingError]]:

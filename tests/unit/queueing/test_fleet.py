@@ -140,3 +140,8 @@ def test_what_is_announced_is_what_is_heard() -> None:
     row_s = {ONE: 0.5, further: 0.25}
     view = fleet_view([worker(announced(served, row_s))])
     assert (view.versions, view.row_s) == ({ONE: served}, row_s)
+
+
+def test_the_workers_of_a_version_are_known_by_name() -> None:
+    view = fleet_view([worker(version(ONE), version(TWO), name="a"), worker(version(TWO))])
+    assert view.workers == {ONE: {"a"}, TWO: {"a", "w"}}
