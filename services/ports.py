@@ -7,7 +7,11 @@ other port, and if the other ports require a client certificate, probes cannot u
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import prometheus_client
@@ -17,6 +21,10 @@ LIVE_PATH = "/v2/health/live"
 READY_PATH = "/v2/health/ready"
 LOOP_ANSWERS_WITHIN_S = 5.0
 """Time after which a silent event loop counts as blocked, and its process as not live."""
+MAX_METRICS_CONNECTIONS = 64
+"""Connections of the metrics port; each has a thread, and further ones are closed at once."""
+METRICS_READ_TIMEOUT_S = 5.0
+"""Time for a client of the metrics port to send its request."""
 BACKLOG = 4096
 """Connections that the kernel completes while a process is too busy to accept them; the default
 limit of Linux. Further SYNs are dropped, and the client retries after 1 s, 3 s, 7 s."""
@@ -106,17 +114,58 @@ def metrics_server(
     """
     loop = asyncio.get_running_loop()
     try:
-        server, thread = prometheus_client.start_http_server(port, host, registry)
+        server = (_Ipv6MetricsServer if ":" in host else _MetricsServer)((host, port), _Handler)
     except OSError as error:
         raise port_error(port, "metrics_port", str(error)) from error
     metrics = prometheus_client.make_wsgi_app(registry)
     server.set_app(_metrics_and_health(metrics, loop, why_not_ready))
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     try:
         yield server.server_port
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _MetricsServer(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, for few connections."""
+
+    daemon_threads = True
+    request_queue_size = MAX_METRICS_CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(MAX_METRICS_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread for a connection, or closes it."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers, in that thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing: a client that leaves or sends nothing is no fault of ours."""
+
+
+class _Ipv6MetricsServer(_MetricsServer):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = METRICS_READ_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Prints nothing."""
 
 
 def _metrics_and_health(

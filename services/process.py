@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -12,6 +13,11 @@ import sys
 import threading
 from collections.abc import Iterator
 
+logger = logging.getLogger("flambeau.server")
+
+OWN_DESCRIPTORS = 256
+"""Descriptors of a process besides its callers' connections: models, links, metrics, the store."""
+_MOST_DESCRIPTORS = 2**20
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 """Signals that stop a server."""
 
@@ -56,6 +62,29 @@ def blocked_signals() -> Iterator[None]:
 def take_signals() -> None:
     """Lets SIGTERM and SIGINT through, once this process handles them."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def raise_descriptor_limit(connections: int) -> None:
+    """Raises the soft limit of open files to the hard one; warns if that is too low.
+
+    The usual soft limit is 1024, for programs that use `select`. Strangers that open so many
+    connections would leave none for what a server opens itself.
+
+    Args:
+        connections: the most that the process accepts.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+    if soft != most:
+        with contextlib.suppress(OSError, ValueError):  # the system allows fewer
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < connections + OWN_DESCRIPTORS:
+        logger.warning(
+            "the limit of open files is below what max_connections needs: raise it (ulimit -Hn, "
+            "LimitNOFILE= of systemd), or lower max_connections",
+            extra={"limit": soft, "needed": connections + OWN_DESCRIPTORS},
+        )
 
 
 def stop_on_signals(asked: asyncio.Event) -> None:

@@ -21,7 +21,7 @@ from services.gateway.front import Front, Listening
 from services.gateway.jobs.job_service import JobService
 from services.gateway.jobs.webhooks import Webhooks, read_secret
 from services.gateway.payload_settings import open_sampler
-from services.process import process_name, stop_on_signals
+from services.process import process_name, raise_descriptor_limit, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.fleet import FleetView
 from services.queueing.fleet_directory import FleetDirectory
@@ -49,6 +49,7 @@ def serve(config: GatewayConfig) -> None:
         QueueUrlError: the URL of the queue is wrong.
     """
     configure_logs(config.log_level)
+    raise_descriptor_limit(2 * config.max_connections)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     uvloop.run(_serve(config, RedisClients(config.queue)))
 

@@ -28,7 +28,8 @@ class Control:
 
     Args:
         end: socket of this end.
-        take: called with the kind, the content, and the descriptor or -1, which it then owns.
+        take: called with the kind, the content, and the descriptor, which it then owns; -1 for
+            none, or for one that this process had no room for.
         ended: called once, when the other process has closed its end.
     """
 
@@ -43,8 +44,11 @@ class Control:
         end.set_inheritable(False)
         asyncio.get_running_loop().add_reader(end, self._readable)
 
-    def send(self, kind: str, content: object = None, descriptor: int = -1) -> None:
+    def send(self, kind: str, content: object = None, descriptor: int = -1) -> bool:
         """Sends a message; one to a process that has ended, or reads nothing, is lost.
+
+        Returns:
+            True unless it was lost.
 
         Raises:
             ValueError: it is larger than `MAX_MESSAGE_BYTES`.
@@ -54,14 +58,18 @@ class Control:
             raise ValueError(f"a message '{kind}' has {len(data)} bytes; send it in a file")
         with contextlib.suppress(OSError):
             socket.send_fds(self._end, [data], [] if descriptor < 0 else [descriptor])
+            return True
+        return False
 
-    def send_file(self, kind: str, content: object, data: bytes) -> None:
-        """Sends a message with a file of these bytes."""
-        descriptor = make_file(data)
-        try:
-            self.send(kind, content, descriptor)
-        finally:
-            os.close(descriptor)
+    def send_file(self, kind: str, content: object, data: bytes) -> bool:
+        """Sends a message with a file of these bytes; it is lost if no descriptor is free, too."""
+        with contextlib.suppress(OSError):
+            descriptor = make_file(data)
+            try:
+                return self.send(kind, content, descriptor)
+            finally:
+                os.close(descriptor)
+        return False
 
     def drain(self) -> None:
         """Takes all messages that have come, when the other process has ended."""

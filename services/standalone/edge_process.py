@@ -7,9 +7,12 @@ It drains when the supervisor says so or has ended, and at SIGTERM or SIGINT.
 """
 
 import asyncio
+import errno
+import logging
 import os
 import socket
 import sys
+import time
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -17,7 +20,7 @@ import prometheus_client
 import uvloop
 
 from services.access.link_rates import LinkRates
-from services.gateway.front import Front
+from services.gateway.front import Front, Listening
 from services.gateway.payload_settings import open_sampler
 from services.ports import PortError
 from services.process import end_past_held_threads, stop_on_signals
@@ -36,6 +39,10 @@ from services.telemetry.merged_metrics import encode_metrics
 from services.telemetry.metrics import Metrics
 from services.tracing.setting import open_tracer
 
+logger = logging.getLogger("flambeau.server")
+
+LINK_AGAIN_S = 1.0
+"""Pause after a link that failed or broke at once."""
 MODEL_PROCESS_ENDED = "the model process has ended, and another is being started"
 
 
@@ -64,6 +71,7 @@ class EdgeProcess:
         self._looks: list[Look] = []
         """Those that are not applied yet: the ports are not open."""
         self._is_listening = False
+        self._attached_at = 0.0
         self._control = Control(end, self._take, self._drain)
         rates = LinkRates(lambda spent: self._link.send(SpentMessage(spent)))
         self._link = ModelLink(
@@ -74,7 +82,7 @@ class EdgeProcess:
         directory.missing = lambda lane: self._link.send(MissedMessage(lane))
         self._front = Front(
             config, version, self._metrics, directory, self._queue,
-            lambda _: self._control.send("up"),
+            self._is_up,
             tracer=open_tracer(config, "gateway", self._metrics),
             rates=rates if config.asks_for_credentials else None,
             sampler=open_sampler(config, directory, self._metrics, config.store),
@@ -110,11 +118,28 @@ class EdgeProcess:
 
     def _take(self, kind: str, content: Any, descriptor: int) -> None:
         if kind == "link":
-            self._link.attach(socket.socket(fileno=descriptor))
+            self._attach(descriptor)
         elif kind == "drain":
             self._drain()
         elif kind == "collect":
             self._control.send_file("metrics", content, encode_metrics(self._metrics.registry))
+
+    def _is_up(self, _: Listening) -> None:
+        self._control.send("up")
+
+    def _attach(self, descriptor: int) -> None:
+        """Begins with a model process; asks again if no descriptor or memory is free just now."""
+        self._attached_at = time.monotonic()
+        try:
+            if descriptor < 0:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._link.attach(socket.socket(fileno=descriptor))
+        except OSError as error:
+            logger.error(
+                "no link to the model process; trying again",
+                extra={"error": str(error), "pause_s": LINK_AGAIN_S},
+            )
+            asyncio.get_running_loop().call_later(LINK_AGAIN_S, self._control.send, "link")
 
     def _drain(self) -> None:
         self._asked.set()
@@ -134,7 +159,9 @@ class EdgeProcess:
 
     def _lost(self) -> None:
         self._look(Look(started=False, fault=MODEL_PROCESS_ENDED))
-        self._control.send("link")
+        is_young = time.monotonic() - self._attached_at < LINK_AGAIN_S
+        pause_s = LINK_AGAIN_S if is_young else 0.0  # the other end may be out of descriptors
+        asyncio.get_running_loop().call_later(pause_s, self._control.send, "link")
 
     def _count(self) -> None:
         self._front.limit_by_others(self._counts.set(self._slot, self._queue.unanswered))

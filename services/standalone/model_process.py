@@ -68,14 +68,14 @@ class ModelProcess:
         look = self._reconciler.look
         self._links.look(look)
         if look.started and not self._is_started:
-            self._is_started = True
             freeze_garbage()
             about = {"store": self._store.url, "warning": self._store.storage.how_new()}
-            self._control.send_file("up", about, self._links.view())
+            self._is_started = self._control.send_file("up", about, self._links.view())
 
     def _take(self, kind: str, content: Any, descriptor: int) -> None:
         if kind == "link":
-            self._links.attach(socket.socket(fileno=descriptor))
+            if descriptor >= 0:  # else the edge's end closes, and it asks again
+                self._links.attach(socket.socket(fileno=descriptor))
         elif kind == "collect":
             self._control.send_file("metrics", content, encode_metrics(self._metrics.registry))
         elif kind == "stop":

@@ -21,7 +21,7 @@ from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.reconciler import Reconciler
 from services.inference.start_checks import check_machine
-from services.process import stop_on_signals
+from services.process import raise_descriptor_limit, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.standalone.config import ServerConfig
@@ -51,13 +51,14 @@ def serve(
         PortError: a port is in use.
         StorageError: the store cannot be opened.
     """
+    configure_logs(config.log_level)
+    raise_descriptor_limit(2 * -(-config.max_connections // config.edges))
     if config.edges > 1:
         from services.standalone import supervisor
 
         supervisor.serve(config, on_started)
         return
     check_machine(config)
-    configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     store = ModelStore(config.store)
     policy = replace(serving_policy(config), pinned=pinned or {})

@@ -33,7 +33,6 @@ from services.queueing.shared_memory.shared_counts import SharedCounts, make_cou
 from services.settings import ConfigError
 from services.standalone.config import ServerConfig
 from services.standalone.control import Control, make_file, read_file
-from services.telemetry.logs import configure_logs
 from services.telemetry.merged_metrics import (
     MergedCollector,
     MetricFamily,
@@ -203,9 +202,22 @@ class Supervisor:
         child.why_not_ready = "starting"
         child.ended.clear()
         child.control = Control(ours, lambda *message: self._take(child, *message), lambda: None)
-        descriptor = os.pidfd_open(child.process.pid)
+        try:
+            descriptor = os.pidfd_open(child.process.pid)
+        except OSError:
+            self._drop(child)
+            raise
         asyncio.get_running_loop().add_reader(descriptor, self._over, child, descriptor)
         self._link_all()
+
+    def _drop(self, child: Child) -> None:
+        """Ends a process that cannot be watched."""
+        assert child.process is not None
+        assert child.control is not None
+        child.process.kill()
+        child.process.wait()
+        child.control.close()
+        child.process = child.control = None
 
     def _over(self, child: Child, descriptor: int) -> None:
         """A process has ended."""
@@ -239,7 +251,7 @@ class Supervisor:
         pause_s = PAUSES_S[min(child.failures, len(PAUSES_S)) - 1] if is_young else 0.0
         logger.error(
             "a process has ended; starting another",
-            extra={"kind": child.kind, "process": process.pid, "code": code, "pause_s": pause_s},
+            extra={"kind": child.kind, "pid": process.pid, "code": code, "pause_s": pause_s},
         )
         asyncio.get_running_loop().call_later(pause_s, self._start_again, child)
 
@@ -292,8 +304,12 @@ class Supervisor:
         model = self._model
         for edge in self._edges:
             if edge.wants_link and edge.control is not None and model.control is not None:
+                try:
+                    ours, theirs = socket.socketpair()
+                except OSError:  # no descriptor is free just now
+                    asyncio.get_running_loop().call_later(PAUSES_S[-1], self._link_all)
+                    return
                 edge.wants_link = False
-                ours, theirs = socket.socketpair()
                 with ours, theirs:
                     model.control.send("link", None, theirs.fileno())
                     edge.control.send("link", None, ours.fileno())
@@ -340,8 +356,11 @@ class Supervisor:
                 self._collected[child] = asyncio.get_running_loop().create_future()
                 assert child.control is not None
                 child.control.send("collect")
-        if waited := list(self._collected.values()):
-            await asyncio.wait(waited, timeout=COLLECT_WITHIN_S)
+        if waited := dict(self._collected):
+            await asyncio.wait(waited.values(), timeout=COLLECT_WITHIN_S)
+        for child, future in waited.items():  # the next scrape asks those again that are silent
+            if self._collected.get(child) is future and not future.done():
+                del self._collected[child]
         own = decode_metrics(encode_metrics(self._metrics.registry))
         return merged([*(child.families for child in self._children), own, self._past])
 
@@ -356,7 +375,6 @@ def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None
     Raises:
         ConfigError, PortError, StoreError: as `services.standalone.server.serve`.
     """
-    configure_logs(config.log_level)
     asyncio.run(_serve(config, on_started))
 
 

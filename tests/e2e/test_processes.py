@@ -5,12 +5,15 @@ import resource
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from typer.testing import CliRunner
 
 from flambeau.commands.access import access_app
 from model_store.store import ModelStore
+from services.standalone.supervisor import COLLECT_WITHIN_S
 from tests.e2e.grpc_calls import linear_request, outputs
 from tests.e2e.rest_calls import call, infer, linear_input, lookup_inputs
 from tests.e2e.test_memory import LARGE_MIB, MEBIBYTE, publish_large
@@ -289,6 +293,54 @@ def test_process_that_cannot_be_started_just_now_is_started_later(server: Server
     server.wait_for_log(message="a process cannot be started; trying again")
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))
     until_true(lambda: len(processes(server, "edge")) == 2)
+
+
+@contextmanager
+def without_descriptors(*pids: int) -> Iterator[None]:
+    """Lets processes open nothing within the block."""
+    limits = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
+    for pid, (_, hard) in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    yield
+    for pid, both in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, both)
+
+
+def test_edge_without_descriptors_gets_its_link_when_it_has_some(server: ServerProcess) -> None:
+    edges, (model,) = processes(server, "edge"), processes(server, "model")
+    with without_descriptors(*edges):
+        os.kill(model, signal.SIGKILL)
+        server.wait_for_log(message="no link to the model process; trying again")
+    until_true(lambda: [infer(server, "lookup", *lookup_inputs(3)).status for _ in range(8)]
+               == [200] * 8)  # fmt: skip
+
+
+def test_scrape_that_an_edge_could_not_answer_costs_only_that_one(server: ServerProcess) -> None:
+    edges = processes(server, "edge")
+    with without_descriptors(*edges):
+        server.metrics_text()
+    before = server.metric("flambeau_requests_total", code="200")
+    for _ in range(8):
+        infer(server, "lookup", *lookup_inputs(3))
+    began = time.monotonic()
+    assert server.metric("flambeau_requests_total", code="200") == before + 8
+    assert time.monotonic() - began < COLLECT_WITHIN_S
+
+
+def test_stop_of_the_whole_group_while_it_starts_is_no_error(store: ModelStore) -> None:
+    """Service managers signal every process of a server."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flambeau", "serve", "--store", store.url, "--processes", "2",
+         "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    until_true(lambda: len(children.read_text().split()) == 3)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert "error" not in said
+    assert "Traceback" not in said
 
 
 def test_all_processes_use_a_renewed_certificate_and_no_call_fails(

@@ -1,6 +1,7 @@
 """Health endpoints of a process beside its metrics."""
 
 import asyncio
+import contextlib
 import socket
 import time
 import urllib.error
@@ -48,6 +49,24 @@ async def test_a_blocked_event_loop_is_not_live(monkeypatch: pytest.MonkeyPatch)
         time.sleep(1)  # noqa: ASYNC251 - the block is what is tested
         assert await asked == (503, "the event loop has not answered for 0.2 s")
         assert (await asyncio.to_thread(fetch, port, LIVE_PATH))[0] == 200
+
+
+async def test_connections_that_ask_for_nothing_keep_no_probe_away_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ports, "MAX_METRICS_CONNECTIONS", 3)
+    with metrics_server("127.0.0.1", 0, CollectorRegistry(), lambda: "") as port:
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        further = socket.create_connection(("127.0.0.1", port))
+        assert await asyncio.to_thread(further.recv, 1) == b""  # closed at once
+        silent.pop().close()
+        fetched = None
+        while fetched is None:  # until the thread of the closed one has ended
+            with contextlib.suppress(OSError):
+                fetched = await asyncio.to_thread(fetch, port, LIVE_PATH)
+        assert fetched == (200, "")
+        for one in (*silent, further):
+            one.close()
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,9 @@ class EdgeLinks:
             return
         try:
             memory = LinkMemory(descriptor, is_edge=False)
+        except OSError:  # no descriptor is free just now: the edge asks again
+            end.close()
+            return
         finally:
             os.close(descriptor)
         link = EdgeLink(self, end, memory)

@@ -111,14 +111,23 @@ class ModelLink:
         self._next = 1
 
     def attach(self, end: socket.socket) -> None:
-        """Begins with a new model process, at the other end of a socket pair."""
-        descriptor = make_memory(self._arena_bytes)
+        """Begins with a new model process, at the other end of a socket pair.
+
+        Raises:
+            OSError: no descriptor or memory is free; the socket is closed.
+        """
+        descriptor = -1
         try:
+            descriptor = make_memory(self._arena_bytes)
             memory = LinkMemory(descriptor, is_edge=True)
             with contextlib.suppress(OSError):  # it has ended already, and the link notices
                 send_memory(end, descriptor)
+        except OSError:
+            end.close()
+            raise
         finally:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
         self._lanes.clear()
         self._link = Link(
             end, memory, decode_to_edge, self._take, self._lost, self._turned, self._gather,
