@@ -30,6 +30,8 @@ from model_store.store import ModelStore
 
 CLIENTS = 32
 CLOSED_S = 3
+SEARCHED = (0.5, 0.7, 0.85, 1.0)
+"""Loads tried for the capacity, as parts of the rate of `CLIENTS` clients."""
 PART = 0.5
 SEED = 17
 PERCENT = 99.9
@@ -82,7 +84,8 @@ class Tail:
         per_second = load.answered / load.duration_s
         print(f"{name}, {form}: {per_second:,.0f} requests/s of {CLIENTS} clients", flush=True)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            part = runner.run(find_capacity(server, [Stream(form, self._ask, per_second)]))
+            stream = Stream(form, self._ask, per_second)
+            part = runner.run(find_capacity(server, [stream], SEARCHED))
         self._figures = TailFigures(
             model=name,
             form=form,
@@ -108,6 +111,8 @@ class Tail:
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             self._rounds.append(runner.run(run()))
+        if messages := self._rounds[-1].messages:
+            print(f"{self._figures.model}, {self._form}: failures: {dict(messages)}", flush=True)
 
     def figures(self) -> TailFigures:
         """Returns the medians of the rounds; failures add up."""
