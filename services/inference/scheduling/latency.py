@@ -172,7 +172,8 @@ class LatencyCurve:
         """
         at = min(bisect_left(self._sizes, rows), len(self._sizes) - 1)
         known_s, seconds = self._cpu_s[at], max(seconds, SHORTEST_S)
-        self._cpu_s[at] = known_s + LEARNING_RATE * (seconds - known_s) if known_s else seconds
+        bounded_s = min(seconds, known_s * MAX_OBSERVATION_RATIO)
+        self._cpu_s[at] = known_s + LEARNING_RATE * (bounded_s - known_s) if known_s else seconds
 
     def most_cpu_s(self, rows: int) -> float:
         """Returns the CPU time that a run of `rows` rows takes at most, as far as runs tell.

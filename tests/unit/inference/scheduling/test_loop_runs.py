@@ -67,6 +67,12 @@ def test_a_first_run_that_took_long_keeps_its_size_off_the_loop() -> None:
     assert not one.takes(slow, 0.0)
 
 
+def test_a_run_that_was_slow_for_once_keeps_nothing_off_the_loop() -> None:
+    one, short = lane(), batch(SHORT_S)
+    one.ran(short, report(STALL_S * 0.9, STALL_S * 0.9, on_loop=True), STALL_S, 0.0)
+    assert one.takes(short, 0.0)
+
+
 def test_sizes_that_have_not_run_are_scaled_up_from_those_that_have() -> None:
     one, single = lane(), batch(2e-5)
     assert one.takes(of_rows(8, single), 0.0)
