@@ -54,13 +54,10 @@ _short_repr.maxstring = _short_repr.maxother = _short_repr.maxlong = 80
 
 
 class StrictModel(BaseModel):
-    """Base model that is frozen and forbids unknown keys.
-
-    Validators are built at first use: a process imports models that it never validates.
-    """
+    """Base model that is frozen and forbids unknown keys."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, defer_build=True
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True
     )
 
 
