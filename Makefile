@@ -286,6 +286,10 @@ bench-cores: $(SERVING) ## Two processes that accept requests beside one that do
 bench-copies: $(SERVING) ## How often a server copies each byte of a large tensor, by protocol and shape. Needs gcc.
 	@$(BIN)/python -m bench.copies $(ARGS)
 
+.PHONY: bench-limits
+bench-limits: $(SERVING) ## 10,000 connections, the slowest answers at half of capacity, tensors of 1 and 64 MB.
+	@$(BIN)/python -m bench.limits $(ARGS)
+
 .PHONY: bench-operate
 bench-operate: $(DEVELOPING) ## What metrics, keys and traces cost a small request.
 	@$(BIN)/python -m bench.operate $(ARGS)

@@ -110,9 +110,9 @@ def verdicts(
         found.append(at_most(what, yardstick.grpc_ratio, YARDSTICK_GRPC_TARGET))
     for start in starts:
         what = f"{SMALL_MODEL}, {start.artifact}, process start to first right answer"
-        found.append(at_most(what, start.cold_start_s, 1.0, "s"))
+        found.append(at_most(what, start.cold_start_s, 0.6, "s"))
         what = f"{SMALL_MODEL}, {start.artifact}, memory after it"
-        found.append(at_most(what, start.resident_mb, 150, "MB"))
+        found.append(at_most(what, start.resident_mb, 110, "MB"))
     for lag in lags:
         what = (
             f"looks at the event loop within 1 ms at {lag.offered_per_second:,.0f} requests/s, "

@@ -1,6 +1,7 @@
 """Startup cost and event loop lag of a whole server with small figures."""
 
 import asyncio
+import compileall
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -13,6 +14,7 @@ from bench.loads.rest_shooter import RestShooter
 from bench.loads.shooter import Outcome
 from bench.measured.golden_model import ask_for, first_answer, golden_model
 from bench.peers.peer import Form
+from bench.peers.servers.flambeau_peer import ROOT
 from bench.served_figures import LAG_BOUND_S
 from bench.servers.measured_server import measured_server
 from bench.servers.metrics_page import read_metrics
@@ -55,11 +57,16 @@ def measure_starts(
 ) -> StartFigures:
     """Starts a server a few times and sends one request each time.
 
+    Our sources are compiled first, as an installation does it; not every environment lets a server
+    write the bytecode.
+
     Raises:
         PeerError: a response is wrong or missing.
     """
     model = golden_model(store, manifest)
     seconds, megabytes = [], []
+    for package in ("flambeau", "model_store", "protos", "services"):
+        compileall.compile_dir(ROOT / package, quiet=2)
     for _ in range(times):
         started = time.perf_counter()
         with measured_server(store.url, [manifest.model], artifact) as server:

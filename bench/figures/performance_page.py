@@ -8,9 +8,10 @@ from bench.peers.servers.flambeau_peer import ROOT
 PAGE = ROOT / "docs/reference/performance.md"
 PYTHON_PAGE = ROOT / "docs/reference/performance-python.md"
 PROCESSES_PAGE = ROOT / "docs/reference/performance-processes.md"
+LIMITS_PAGE = ROOT / "docs/reference/performance-limits.md"
 GPU_PAGE = ROOT / "docs/reference/performance-gpu.md"
 PAGES = {
-    "gpu": GPU_PAGE,
+    "gpu": GPU_PAGE, "limits": LIMITS_PAGE,
     "publish": PYTHON_PAGE, "python": PYTHON_PAGE,
     "copies": PROCESSES_PAGE, "split": PROCESSES_PAGE, "cores": PROCESSES_PAGE,
     "soak-processes": PROCESSES_PAGE,

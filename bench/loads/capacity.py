@@ -32,15 +32,18 @@ class Stream:
     per_second: float
 
 
-async def find_capacity(server: ServerProcess, streams: Sequence[Stream]) -> float:
+async def find_capacity(
+    server: ServerProcess, streams: Sequence[Stream], searched: Sequence[float] = SEARCHED
+) -> float:
     """Returns the largest part of these rates that every stream answers in time; logs progress.
 
     Args:
         server: server under load.
         streams: streams that run together.
+        searched: loads tried, as parts of the highest rates, ascending.
     """
     capacity = 0.0
-    for part in SEARCHED:
+    for part in searched:
         answered = await _try(server, streams, part)
         each = ", ".join(f"{share:.0%}" for share in answered)
         print(f"  {part:.0%} of that, at random moments: answered in time {each}", flush=True)

@@ -8,6 +8,7 @@ import typer
 from flambeau.commands.import_model import BatchAxes, import_for_serving, read_batch_axes
 from flambeau.commands.options.model import models_that_begin
 from flambeau.commands.text.failures import failing_with
+from flambeau.protocol.heavy_imports import heavy_imports
 from model_store.host.install_advice import needing
 
 Files = Annotated[
@@ -106,7 +107,7 @@ def serve(
 
 def run(settings: dict[str, Any]) -> None:
     """Serves until SIGTERM or Ctrl-C; settings are those of `ServerConfig`."""
-    with needing("serve"):
+    with needing("serve"), heavy_imports():
         from flambeau.commands.text.listening import print_listening
         from model_store.errors import StoreError
         from services.ports import PortError

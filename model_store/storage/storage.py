@@ -10,10 +10,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import LocalStore, ObjectStore, from_url
+from typing import TYPE_CHECKING
 
 from model_store.errors import (
     ConflictError,
@@ -25,6 +22,9 @@ from model_store.errors import (
 from model_store.host.nearest_folder import nearest_folder
 from model_store.storage.plain_file import NotPlainFileError, OversizedFileError, read_plain_file
 from model_store.storage.s3_credentials import missing_credentials
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 MAX_APPENDED_BYTES = 2**30
 """Limit of a file in a bucket that is appended to: appending reads and writes the whole file."""
@@ -57,8 +57,8 @@ class Storage:
         self.is_local = "://" not in url or url.startswith("file://")
         self.is_new = False
         self._nearest: Path | None = None
+        self._objects: ObjectStore | None = None
         try:
-            self._store: ObjectStore
             if self.is_local:
                 folder = Path(url.removeprefix("file://")).expanduser().absolute()
                 self.is_new = not folder.exists()
@@ -70,19 +70,24 @@ class Storage:
                         "(flambeau train)"
                     )
                 folder.mkdir(parents=True, exist_ok=True)
-                self._store = LocalStore(folder)
                 self.url = str(folder)
             else:
-                _check_bucket(url)
-                if missing := missing_credentials():
-                    raise StorageError(f"cannot open the store {url!r}: {missing}")
-                self._store = from_url(url)
+                self._objects = _bucket(url)
                 self.url = url.rstrip("/")
-        except (BaseError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise StorageError(
                 f"cannot open the store {url!r}: {_first_line(error)}; "
                 "give a folder or s3://bucket/prefix"
             ) from error
+
+    @property
+    def _store(self) -> "ObjectStore":
+        """Returns obstore's object; serving from a folder needs none, nor 8 MB for the library."""
+        if self._objects is None:
+            from obstore.store import LocalStore
+
+            self._objects = LocalStore(self.url)
+        return self._objects
 
     def how_new(self) -> str:
         """Reports a folder just created, and a similar existing one; empty if it existed."""
@@ -97,6 +102,8 @@ class Storage:
     def list(self, prefix: str = "") -> dict[str, int]:
         """Returns the size in bytes of every file under a prefix, by path."""
         with self._failures(f"list '{prefix}'"):
+            import obstore
+
             return {
                 meta["path"]: meta["size"]
                 for page in obstore.list(self._store, prefix or None)
@@ -124,6 +131,8 @@ class Storage:
             yield from ((place / name).as_posix() for name in sorted(found))
 
     def _keys(self) -> Iterator[str]:
+        import obstore
+
         for page in obstore.list(self._store):
             yield from (meta["path"] for meta in page)
 
@@ -158,6 +167,8 @@ class Storage:
         with self._failures(f"read '{path}'"):
             if self.is_local:
                 return self._get_local(path, max_bytes)
+            import obstore
+
             found = obstore.get(self._store, path)
             if found.meta["size"] > max_bytes:
                 raise self._too_large(path, found.meta["size"], max_bytes)
@@ -185,11 +196,15 @@ class Storage:
         Raises:
             ConflictError: it exists already.
         """
+        import obstore
+
         with self._failures(f"write '{path}'"):
             obstore.put(self._store, path, data, mode="create")
 
     def replace(self, path: str, data: bytes) -> None:
         """Writes a file and replaces an existing one."""
+        import obstore
+
         with self._failures(f"write '{path}'"):
             obstore.put(self._store, path, data)
 
@@ -220,6 +235,8 @@ class Storage:
 
         Never called for a file of a published version: versions are immutable.
         """
+        import obstore
+
         with contextlib.suppress(MissingFileError), self._failures(f"delete '{path}'"):
             obstore.delete(self._store, path)
 
@@ -229,11 +246,17 @@ class Storage:
             yield
         except StoreError:
             raise
-        except AlreadyExistsError as error:
-            raise ConflictError(f"cannot {action} in {self.url}: it already exists") from error
         except (FileNotFoundError, NotADirectoryError) as error:
             raise MissingFileError(f"cannot {action} in {self.url}: not found") from error
-        except (BaseError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, OSError):
+                from obstore.exceptions import AlreadyExistsError, BaseError
+
+                if isinstance(error, AlreadyExistsError):
+                    message = f"cannot {action} in {self.url}: it already exists"
+                    raise ConflictError(message) from error
+                if not isinstance(error, BaseError):
+                    raise
             check = (
                 "check free space and permissions"
                 if self.is_local
@@ -245,17 +268,27 @@ class Storage:
             ) from error
 
 
-def _check_bucket(url: str) -> None:
-    """Refuses a URL that does not name an S3 bucket.
+def _bucket(url: str) -> "ObjectStore":
+    """Opens an S3 bucket.
 
     Raises:
-        ValueError: the scheme is not `s3` or `s3a`, or there is no bucket name.
+        ValueError: the scheme is not `s3` or `s3a`, there is no bucket name, or obstore refuses it.
+        StorageError: there are no credentials.
     """
     scheme, _, place = url.partition("://")
     if scheme not in ("s3", "s3a"):
         raise ValueError(f"no store can be opened at {scheme}://")
     if not place.partition("/")[0]:
         raise ValueError("it names no bucket")
+    if missing := missing_credentials():
+        raise StorageError(f"cannot open the store {url!r}: {missing}")
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    try:
+        return from_url(url)
+    except BaseError as error:
+        raise ValueError(_first_line(error)) from error
 
 
 def _append_whole(file: int, data: bytes) -> None:

@@ -11,6 +11,7 @@ fastest minute stayed the best for ever: no other size ran to show that it was f
 """
 
 import itertools
+import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
@@ -78,6 +79,9 @@ class LatencyCurve:
         self._doubts = [0] * len(self._sizes)
         self.runs = 0
         """Number of runs observed."""
+        self._cpu_s = [0.0] * len(self._sizes)
+        """CPU time of runs of at most so many rows, and more than the next smaller size; 0 before
+        the first."""
         self._probe_at = PROBE_EVERY - 1
         self._probe_step = 1
         self.best_rows = self._sizes[-1]
@@ -158,6 +162,34 @@ class LatencyCurve:
             # Half fixed cost, half per row: a guess, soon corrected for the sizes that run.
             self._seconds = [seconds * (0.5 + 0.5 * size / rows) for size in self._sizes]
         self._choose_best()
+
+    def observe_cpu(self, rows: int, seconds: float) -> None:
+        """Learns the CPU time of one run, which other sizes do not teach.
+
+        Args:
+            rows: rows of the batch, padding included.
+            seconds: of the thread that ran it.
+        """
+        at = min(bisect_left(self._sizes, rows), len(self._sizes) - 1)
+        known_s, seconds = self._cpu_s[at], max(seconds, SHORTEST_S)
+        bounded_s = min(seconds, known_s * MAX_OBSERVATION_RATIO)
+        self._cpu_s[at] = known_s + LEARNING_RATE * (bounded_s - known_s) if known_s else seconds
+
+    def most_cpu_s(self, rows: int) -> float:
+        """Returns the CPU time that a run of `rows` rows takes at most, as far as runs tell.
+
+        It is that of the next larger size that ran, or else the next smaller one's in proportion;
+        infinite before the first run.
+        """
+        sizes, known_s = self._sizes, self._cpu_s
+        at = min(bisect_left(sizes, rows), len(sizes) - 1)
+        for seconds in known_s[at:]:
+            if seconds:
+                return seconds
+        for below in range(at - 1, -1, -1):
+            if known_s[below]:
+                return known_s[below] * sizes[at] / sizes[below]
+        return math.inf
 
     def decay_estimate(self, rows: int) -> None:
         """Lowers the estimate of this size by a tenth: refused requests give no observations.

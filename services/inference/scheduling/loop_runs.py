@@ -5,10 +5,11 @@ In: batches about to run, and reports of those that ran. Out: the choice for eac
 A hand-over to a thread and back wakes two threads, which then compete for the interpreter lock:
 for a tiny model that costs more than the run. A long run on the loop would delay every caller.
 
-Rules: only backends whose time depends on shapes alone (`Backend.fits_loop`); only shapes that have
-run; only if the expected run is shorter than what a hand-over costs here, as learned, within
-`LEAST_BOUND_S` and `MOST_BOUND_S`; at most `MOST_BOOKED_S` in one turn of the loop; and after a run
-that took `STALL_S` of CPU time, none of that lane for `STALL_PAUSE_S` (docs/adr/0057).
+Rules: only backends whose time depends on shapes alone (`Backend.fits_loop`); only if the CPU time
+of this shape and size, as measured or scaled up from sizes that ran (`LatencyCurve.most_cpu_s`), is
+shorter than what a hand-over costs here, as learned, within `LEAST_BOUND_S` and `MOST_BOUND_S`; at
+most `MOST_BOOKED_S` in one turn of the loop; and after a run that took `STALL_S` of CPU time, none
+of that lane for `STALL_PAUSE_S` (docs/adr/0057).
 """
 
 from services.inference.scheduling.batch_rules import Batch
@@ -28,8 +29,6 @@ STALL_PAUSE_S = 1.0
 """Pause after it: a client that causes one stall causes one in this time."""
 LEARNING_RATE = 0.05
 """Of a hand-over's cost: it varies from batch to batch, and the bound need not."""
-SHARE_RATE = 0.2
-"""Of the CPU share of a batch's time; as `latency.LEARNING_RATE`, since their product decides."""
 
 
 class LoopRuns:
@@ -67,28 +66,26 @@ class LaneLoopRuns:
         self._shared = shared
         self.fits = False
         """True if the backends of the lane fit the loop."""
-        self._cpu_share = 1.0
-        """CPU time of a run, as a share of the time that the curve learns from: a run in a thread
-        waits for the interpreter lock, on the loop it does not."""
         self._not_before = 0.0
         self._booked_s = 0.0
 
     def takes(self, batch: Batch, now: float) -> bool:
         """Returns True if the batch is to run on the loop, and books its time."""
-        if not self.fits or not batch.curve.runs or now < self._not_before:
+        if not self.fits or now < self._not_before:
             return False
         shared = self._shared
-        run_s = batch.curve.expected_s(batch.padded_rows) * self._cpu_share
+        run_s = batch.curve.most_cpu_s(batch.padded_rows)
         if run_s > shared.bound_s or shared.booked_s + run_s > MOST_BOOKED_S:
             return False
         self._booked_s += run_s
         shared.booked_s += run_s
         return True
 
-    def ran(self, report: BatchReport, took_s: float, now: float) -> None:
+    def ran(self, batch: Batch, report: BatchReport, took_s: float, now: float) -> None:
         """Learns from a batch.
 
         Args:
+            batch: what ran.
             report: of the batch.
             took_s: its time with the hand-over.
             now: `time.monotonic()` second.
@@ -102,5 +99,5 @@ class LaneLoopRuns:
                 self._not_before = now + STALL_PAUSE_S
         elif self.fits:
             self._shared.observe(took_s - report.cpu_s)
-        if took_s:  # 0 with a coarse clock
-            self._cpu_share += SHARE_RATE * (min(report.cpu_s / took_s, 1.0) - self._cpu_share)
+        if report.together:
+            batch.curve.observe_cpu(batch.padded_rows, report.cpu_s)

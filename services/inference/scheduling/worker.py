@@ -369,7 +369,7 @@ class Worker:
         now = time.monotonic()
         given_at = instance.given_at
         took_s = report.seconds if report.on_loop else now - given_at - report.waited_s
-        self._loop_runs.ran(report, took_s, now)
+        self._loop_runs.ran(batch, report, took_s, now)
         self._learn(batch, report, took_s)
         if batch.slot is not None:
             self._slots.ran(batch.entries)

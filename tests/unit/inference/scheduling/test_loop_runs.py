@@ -20,17 +20,22 @@ from services.inference.scheduling.loop_runs import (
     LoopRuns,
 )
 from tests.fixtures.fake_backends import POISON, DoublingBackend
-from tests.fixtures.running_worker import running
+from tests.fixtures.running_worker import Running, running
 
 SHORT_S = 5e-5
 
 
 def batch(seconds: float, runs: int = 1) -> Batch:
-    """Returns a batch of one row that is expected to take some seconds."""
-    curve = LatencyCurve(1, {1: seconds})
+    """Returns a batch of one row, of a shape of which one row takes some seconds."""
+    curve = LatencyCurve(64, {1: seconds})
     for _ in range(runs):
-        curve.observe(1, seconds)
+        curve.observe_cpu(1, seconds)
     return Batch(entries=[], rows=1, padded_rows=1, length=None, curve=curve)
+
+
+def of_rows(rows: int, like: Batch) -> Batch:
+    """Returns a batch of more rows of the same shape."""
+    return Batch(entries=[], rows=rows, padded_rows=rows, length=None, curve=like.curve)
 
 
 def report(seconds: float, cpu_s: float, *, on_loop: bool) -> BatchReport:
@@ -56,6 +61,33 @@ def test_shapes_that_have_not_run_do_not_run_on_the_loop() -> None:
     assert not lane().takes(batch(SHORT_S, runs=0), 0.0)
 
 
+def test_a_first_run_that_took_long_keeps_its_size_off_the_loop() -> None:
+    one, slow = lane(), batch(SHORT_S, runs=0)
+    one.ran(slow, report(2.6e-3, 2.6e-3, on_loop=False), 2.6e-3, 0.0)
+    assert not one.takes(slow, 0.0)
+
+
+def test_a_run_that_was_slow_for_once_keeps_nothing_off_the_loop() -> None:
+    one, short = lane(), batch(SHORT_S)
+    one.ran(short, report(STALL_S * 0.9, STALL_S * 0.9, on_loop=True), STALL_S, 0.0)
+    assert one.takes(short, 0.0)
+
+
+def test_sizes_that_have_not_run_are_scaled_up_from_those_that_have() -> None:
+    one, single = lane(), batch(2e-5)
+    assert one.takes(of_rows(8, single), 0.0)
+    assert not one.takes(of_rows(64, single), 0.0)
+    one.ran(of_rows(64, single), report(SHORT_S, SHORT_S, on_loop=False), SHORT_S, 0.0)
+    assert one.takes(of_rows(64, single), 0.0)
+
+
+def test_batches_that_were_rerun_entry_by_entry_teach_nothing() -> None:
+    one, failed = lane(), batch(SHORT_S, runs=0)
+    apart = BatchReport([], 0.0, SHORT_S, together=False, cpu_s=SHORT_S)
+    one.ran(failed, apart, SHORT_S, 0.0)
+    assert not one.takes(failed, 0.0)
+
+
 def test_the_runs_of_one_turn_are_limited_over_all_lanes() -> None:
     shared = LoopRuns()
     taken = sum(lane(shared).takes(batch(SHORT_S), 0.0) for _ in range(100))
@@ -68,7 +100,7 @@ def test_a_new_turn_has_room_again() -> None:
     assert one.takes(batch(SHORT_S), 0.0)
     while others and others.pop().takes(batch(SHORT_S), 0.0):
         pass
-    one.ran(report(SHORT_S, SHORT_S, on_loop=True), SHORT_S, 0.0)
+    one.ran(batch(SHORT_S), report(SHORT_S, SHORT_S, on_loop=True), SHORT_S, 0.0)
     assert one.takes(batch(SHORT_S), 0.0)
 
 
@@ -77,13 +109,13 @@ def test_batches_that_fail_on_the_loop_and_run_in_a_thread_take_no_room_for_ever
     failing, other = lane(shared), lane(shared)
     for _ in range(100):
         failing.takes(batch(SHORT_S), 0.0)
-        failing.ran(report(SHORT_S, SHORT_S, on_loop=False), SHORT_S, 0.0)
+        failing.ran(batch(SHORT_S), report(SHORT_S, SHORT_S, on_loop=False), SHORT_S, 0.0)
     assert other.takes(batch(SHORT_S), 0.0)
 
 
 def test_after_a_stall_the_lane_keeps_off_the_loop_for_a_while() -> None:
     one = lane()
-    one.ran(report(STALL_S, STALL_S, on_loop=True), STALL_S, 100.0)
+    one.ran(batch(SHORT_S), report(STALL_S, STALL_S, on_loop=True), STALL_S, 100.0)
     assert not one.takes(batch(SHORT_S), 100.0 + STALL_PAUSE_S * 0.99)
     assert one.takes(batch(SHORT_S), 100.0 + STALL_PAUSE_S)
 
@@ -93,16 +125,16 @@ def test_the_bound_is_what_a_hand_over_costs_here(hand_over_s: float, bound_s: f
     shared = LoopRuns()
     one = lane(shared)
     for _ in range(200):
-        one.ran(report(SHORT_S, SHORT_S, on_loop=False), SHORT_S + hand_over_s, 0.0)
+        ran = report(SHORT_S, SHORT_S, on_loop=False)
+        one.ran(batch(SHORT_S), ran, SHORT_S + hand_over_s, 0.0)
     assert shared.bound_s == pytest.approx(bound_s)
 
 
 def test_what_a_thread_waits_for_does_not_count_as_its_run() -> None:
-    one = lane()
+    one, waited = lane(), batch(SHORT_S, runs=0)
     slow_s = 4 * MOST_BOUND_S
-    for _ in range(50):
-        one.ran(report(slow_s, SHORT_S, on_loop=False), slow_s, 0.0)
-    assert one.takes(batch(slow_s), 0.0)
+    one.ran(waited, report(slow_s, SHORT_S, on_loop=False), slow_s, 0.0)
+    assert one.takes(waited, 0.0)
 
 
 class Watched(DoublingBackend):
@@ -120,32 +152,40 @@ class Watched(DoublingBackend):
         return super().run(inputs)
 
 
+async def runs_on_loop(worker: Running, backend: Watched, rows: int = 1) -> None:
+    """Sends batches until one runs on the loop: the thread's first ones warm the caches."""
+    while not backend.on_loop or not backend.on_loop[-1]:
+        calls = [worker.infer(1.0) for _ in range(rows)]
+        for call in calls:
+            assert await call.values() == [2.0]
+
+
 async def test_batches_of_a_backend_that_fits_run_on_the_loop_and_are_counted() -> None:
     backend = Watched()
-    async with running(backend, seeds={1: SHORT_S}) as worker:
-        for number in range(5):
-            assert await worker.infer(float(number)).values() == [2.0 * number]
+    async with running(backend) as worker:
+        await runs_on_loop(worker, backend)
         counted = worker.counted("flambeau_loop_batches_total")
-    # The first shows how long a run takes; after a stall of the machine the thread runs the rest.
-    assert backend.on_loop[:2] == [False, True]
+    assert not backend.on_loop[0]  # it shows how long a run takes
     assert counted == sum(backend.on_loop)
 
 
 async def test_a_batch_that_fails_on_the_loop_is_rerun_by_the_thread() -> None:
     backend = Watched()
-    async with running(backend, seeds={1: SHORT_S}) as worker:
-        await worker.infer(1.0).values()
+    async with running(backend) as worker:
+        await runs_on_loop(worker, backend, rows=3)
+        backend.on_loop.clear()
         calls = [worker.infer(value) for value in (1.0, POISON, 3.0)]
         assert await calls[0].values() == [2.0]
         assert isinstance(await calls[1].error(), BackendError)
         assert await calls[2].values() == [6.0]
-    assert backend.on_loop == [False, True, False, False, False, False]
+    assert backend.on_loop == [True, False, False, False, False]
 
 
 async def test_a_batch_that_fails_because_of_the_device_is_not_rerun() -> None:
     backend = Watched()
-    async with running(backend, seeds={1: SHORT_S}) as worker:
-        await worker.infer(1.0).values()
+    async with running(backend) as worker:
+        await runs_on_loop(worker, backend)
+        backend.on_loop.clear()
         backend.failures.append(DeviceError("no memory"))
         assert isinstance(await worker.infer(1.0).error(), DeviceError)
-    assert backend.on_loop == [False, True]
+    assert backend.on_loop == [True]

@@ -1,0 +1,1 @@
+"""Figures at the limits: open connections, the slowest answers, large tensors."""

@@ -1,0 +1,130 @@
+"""The slowest answers at half of capacity, when requests arrive independently of responses.
+
+Each request is sent when it is due, however many are unanswered, and its time counts from there: a
+closed loop would send less while the server is slow, and leave out what it would have seen.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+from statistics import median
+
+import uvloop
+
+from bench.figures.verdicts import percentile, ratio
+from bench.loads.capacity import Stream, find_capacity
+from bench.loads.closed_loop import closed_loop, warm_up
+from bench.loads.open_loop import OpenLoop, Shots, poisson_arrivals
+from bench.loads.shooter import Outcome
+from bench.loads.shooters import open_shooter
+from bench.measured.golden_model import (
+    ask_for,
+    check_answers,
+    golden_model,
+    newest_manifest,
+    served_artifact,
+)
+from bench.peers.peer import Ask, Form
+from bench.servers.metrics_page import read_metrics
+from flambeau.server_process import ServerProcess
+from model_store.store import ModelStore
+
+CLIENTS = 32
+CLOSED_S = 3
+SEARCHED = (0.5, 0.7, 0.85, 1.0)
+"""Loads tried for the capacity, as parts of the rate of `CLIENTS` clients."""
+PART = 0.5
+SEED = 17
+PERCENT = 99.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailFigures:
+    """One model through one protocol."""
+
+    model: str
+    form: str
+    capacity_per_second: float
+    """Requests that arrive at random times and are answered in time."""
+    batch_rows: float
+    """Mean rows of a batch under `CLIENTS` clients that send without a pause."""
+    batch_ms: float
+    """Time of such a batch, with all that the server does for it."""
+    p999_ms: float = 0.0
+    """Median of the rounds."""
+    client_late_p999_ms: float = 0.0
+    """Lag of the client behind its own schedule, which `p999_ms` leaves out."""
+    failures: int = 0
+
+    @property
+    def batches(self) -> float:
+        """Returns `p999_ms`, in times of a batch."""
+        return ratio(self.p999_ms, self.batch_ms)
+
+
+class Tail:
+    """The load of one model through one protocol on a running server.
+
+    Args:
+        store: model store of the model.
+        server: server of its fastest artifact.
+        name: name of the model.
+        form: protocol and body.
+    """
+
+    def __init__(self, store: ModelStore, server: ServerProcess, name: str, form: Form) -> None:
+        manifest = newest_manifest(store, name)
+        model = golden_model(store, manifest)
+        length = check_answers(server, model, served_artifact(manifest, ""))[form]
+        self._server, self._form = server, form
+        self._ask: Ask = ask_for(model, form, model.rows[:1])
+        warm_up(server, form, self._ask, CLIENTS, length)
+        before = read_metrics(server.metrics)
+        load = closed_loop(server, form, self._ask, CLIENTS, CLOSED_S, length)
+        rows = read_metrics(server.metrics).since(before).mean_batch_rows(name)
+        per_second = load.answered / load.duration_s
+        print(f"{name}, {form}: {per_second:,.0f} requests/s of {CLIENTS} clients", flush=True)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            stream = Stream(form, self._ask, per_second)
+            part = runner.run(find_capacity(server, [stream], SEARCHED))
+        self._figures = TailFigures(
+            model=name,
+            form=form,
+            capacity_per_second=part * per_second,
+            batch_rows=rows,
+            batch_ms=rows / per_second * 1000,
+        )
+        self._rounds: list[Shots] = []
+
+    def offer(self, seconds: float) -> None:
+        """Offers half of the capacity for a while."""
+
+        async def run() -> Shots:
+            shots = Shots()
+            shooter = open_shooter(self._form, self._server.http, self._server.grpc, [self._ask])
+            rate = PART * self._figures.capacity_per_second
+            arrivals = poisson_arrivals(rate, seconds, SEED + len(self._rounds))
+            try:
+                await OpenLoop(shooter, arrivals, shots).run()
+            finally:
+                await shooter.close()
+            return shots
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            self._rounds.append(runner.run(run()))
+        if messages := self._rounds[-1].messages:
+            print(f"{self._figures.model}, {self._form}: failures: {dict(messages)}", flush=True)
+
+    def figures(self) -> TailFigures:
+        """Returns the medians of the rounds; failures add up."""
+        answered = [shots.where(Outcome.ANSWERED) for shots in self._rounds]
+        return replace(
+            self._figures,
+            p999_ms=median(
+                percentile(shots.durations_ms(which), PERCENT)
+                for shots, which in zip(self._rounds, answered, strict=True)
+            ),
+            client_late_p999_ms=median(
+                percentile(shots.lags_s, PERCENT) * 1000 for shots in self._rounds
+            ),
+            failures=sum(int((~which).sum()) for which in answered),
+        )
