@@ -67,7 +67,7 @@ async def test_messages_are_charged_as_they_come_and_until_the_answer() -> None:
     w = connect(port)
     sent = sent_of(1, message(b"x" * 100_000))
     w.send(begin(1, "/t/Held") + sent[:50_000])
-    assert 50_000 < port.budget.held_bytes < 63_000
+    assert 50_000 < port.budget.held_bytes < 82_000, "its memory grows by steps"
     assert w.connection in port.budget.waiting
     w.send(sent[50_000:] + frame(DATA, END_STREAM, 1))
     assert port.budget.held_bytes == 100_000
