@@ -79,3 +79,6 @@ class CallConnection(Protocol):
 
     def write(self, data: bytes) -> None:
         """Writes frames."""
+
+    def write_whole(self, data: bytes) -> None:
+        """Writes all frames of a small answer, perhaps with others of this turn."""

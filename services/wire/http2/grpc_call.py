@@ -255,7 +255,7 @@ class Call:
         if connection.sending.fits(self, size):
             head = HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id)
             if size <= _JOINED_BYTES:
-                connection.write(b"".join((beginning, head, prefix, message, ending)))
+                connection.write_whole(b"".join((beginning, head, prefix, message, ending)))
             else:
                 connection.write(beginning + head + prefix)
                 connection.write(message)

@@ -234,6 +234,10 @@ class GrpcConnection(Http2Connection):
         if self._left_at is not None:
             self._leave_now()
 
+    def write_whole(self, data: bytes) -> None:
+        """Writes all frames of a small answer, perhaps with others of this turn."""
+        self.write_answer(data, is_alone=len(self._calls) == 1)
+
     def answered(self, call: Sender) -> None:
         """Removes a call that has its status."""
         over = self._calls.pop(call.id, None)

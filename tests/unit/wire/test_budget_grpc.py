@@ -131,6 +131,7 @@ async def test_slowest_callers_make_room_and_keep_their_other_calls() -> None:
     assert {w.answers()[3].status for w in shed} == {RESOURCE_EXHAUSTED}
     for one in service.held[:10]:
         one.release()
+    await settle()
     assert all(w.answers()[1].status == 0 for w in slow)
 
 
