@@ -40,9 +40,9 @@ SIZES = (1, 16)
 SHAPES = {"one process": (), "`--processes 2`": ("processes=2",), "`isolate`": ("isolate=true",)}
 SPLIT = "split, one host"
 MOST = {
-    ("one process", "takes"): (7, 0.5, 5.5, 5.5), ("one process", "gives"): (2.2, 1, 1, 1),
-    ("`--processes 2`", "takes"): (8, 1.5, 6.5, 6.5), ("`--processes 2`", "gives"): (3.2, 2, 2, 2),
-    ("`isolate`", "takes"): (8, 1.5, 6.5, 6.5), ("`isolate`", "gives"): (3.2, 2, 2, 2),
+    ("one process", "takes"): (7, 0.5, 1.5, 1.5), ("one process", "gives"): (2.2, 1, 1, 1),
+    ("`--processes 2`", "takes"): (8, 1.5, 2.5, 2.5), ("`--processes 2`", "gives"): (3.2, 2, 2, 2),
+    ("`isolate`", "takes"): (8, 1.5, 2.5, 2.5), ("`isolate`", "gives"): (3.2, 2, 2, 2),
     (SPLIT, "takes"): (7, 0.5, 5.5, 5.5), (SPLIT, "gives"): (2.2, 1, 1, 1),
 }  # fmt: skip
 """Copies of a byte that docs/reference/performance-processes.md explains, by protocol."""

@@ -144,8 +144,7 @@ class Entry:
             queue = self.queue
             if queue is not None:
                 queue.unanswered -= 1
-                if self.tick:
-                    queue.deadlines.remove(self)
+                queue.deadlines.remove(self)
                 if queue.emptied is not None and not queue.unanswered:
                     queue.emptied.set()
             try:

@@ -73,6 +73,11 @@ class SizedBody:
         """True once the whole body has arrived."""
         return self.received_bytes == self._size
 
+    @property
+    def missing_bytes(self) -> int:
+        """Those that have not arrived."""
+        return self._size - self.received_bytes
+
     def room(self, at_most: int) -> memoryview:
         """Returns the buffer for the next bytes; call `received` with their number."""
         start = self.received_bytes
@@ -98,7 +103,7 @@ class SizedBody:
         self._counted = self.held_bytes
         return more
 
-    def feed(self, data: bytes, position: int) -> int:
+    def feed(self, data: Body, position: int) -> int:
         """Consumes its bytes from `data[position:]`; returns the position behind them."""
         taken = memoryview(data)[position : position + self._size - self.received_bytes]
         end = self.received_bytes + len(taken)
@@ -118,7 +123,8 @@ class SizedBody:
         before = self.content
         size = min(self._size, _GROWTH * least) if least < _WHOLE_FROM_BYTES else self._size
         room = np.empty(size, np.uint8)
-        self._in_page = room.ctypes.data % PAGE_BYTES
+        if size > _GROWTH * _WHOLE_FROM_BYTES:
+            self._in_page = room.ctypes.data % PAGE_BYTES
         self.content = memoryview(room.data)
         self.content[: self.received_bytes] = before[: self.received_bytes]
         self._measure()

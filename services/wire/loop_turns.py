@@ -37,6 +37,8 @@ READ_SHIFT = 12
 """To take 4 KiB from the system and copy them takes 1 µs: bytes read, shifted by this."""
 READ_BYTES = 64 * 1024
 """One read, the size that libuv suggests; it repeats a full one up to 32 times on a connection."""
+READ_BYTES_AT_ONCE = 256 * 1024
+"""One read into the place of a large body: some 50 µs, with new memory 150."""
 READ_BYTES_LATE = 8 * 1024
 """One read in a turn whose work is done. Whatever a peer has sent, each of thousands is read once
 before it can be told to wait: 4,096 full reads would be 256 MiB in a turn (docs/adr/0038)."""

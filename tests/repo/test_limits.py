@@ -34,7 +34,8 @@ EFFECTS = {
         certificate_files.MAX_PEM_BYTES channel.MAX_MESSAGE_BYTES
         choice_memory.MAX_ARTIFACTS control.MAX_MESSAGE_BYTES
         code_bundle.MAX_SHARED_HEADERS connection.MAX_CALLS
-        connection.MAX_EMPTY_BYTES frames.MAX_FRAME_BYTES grpc_calls.MAX_CALLS
+        connection.MAX_EMPTY_BYTES frames.MAX_FRAME_BYTES frames.MAX_OTHER_FRAME_BYTES
+        grpc_calls.MAX_CALLS
         grpc_health.MAX_WATCHES grpc_health.MAX_WATCHES_A_CONNECTION grpc_raw.MAX_FIELDS
         grpc_raw.MAX_INNER_FIELDS grpc_raw.MAX_TYPED_BYTES grpc_reflection.MAX_UNREAD_BYTES
         grpc_reflection.MAX_WAITING head.MAX_HEADERS head.MAX_HEAD_BYTES head.MAX_TARGET_BYTES
@@ -59,7 +60,7 @@ EFFECTS = {
         sampler.MAX_WAITING sampler.MAX_WAITING_BYTES tracer.MAX_KEPT
         """,
     "makes callers wait, or answers them without a wait": """
-        charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES connection.MAX_HELD_BYTES
+        charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
         grpc_jobs.MAX_WAITING job_service.MAX_WAIT_S outbox.MOST_WAITING part_window.MAX_UNREAD
         """,
     "forgets entries": """

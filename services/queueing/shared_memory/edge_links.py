@@ -437,7 +437,7 @@ class Held:
             edge.send_outcome(self, outcome)
 
     def release_inputs(self) -> None:
-        """Drops the blocks of a request that has run; `Deadlines` keeps it a little longer."""
+        """Drops the blocks of a request that has run; its batch keeps it a little longer."""
         if self.entry is not None and self.has_blocks:
             self.entry.request = msgspec.structs.replace(self.entry.request, inputs={})
 

@@ -29,6 +29,7 @@ from services.wire.http1.head import MAX_HEAD_BYTES, NO_HEAD, Head, HeadProbe
 from services.wire.http1.port import HttpPort, head_too_large
 from services.wire.loop_turns import (
     READ_BYTES,
+    READ_BYTES_AT_ONCE,
     READ_BYTES_LATE,
     READ_SHIFT,
     READ_US,
@@ -128,7 +129,7 @@ class HttpConnection(AnsweringConnection):
         self._in_place = False
         if type(self._body) is SizedBody:
             body = self._body
-            room = body.room_there(READ_BYTES_LATE) if is_late else body.room(READ_BYTES)
+            room = body.room_there(READ_BYTES_LATE) if is_late else body.room(READ_BYTES_AT_ONCE)
             if room:
                 self._in_place = True
                 return room

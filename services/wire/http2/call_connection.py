@@ -62,8 +62,8 @@ class CallConnection(Protocol):
     def beginning(self, stream: int, block: bytes, flags: int = 0) -> bytes:
         """Encodes the headers of an answer."""
 
-    def count_move(self, size: int) -> None:
-        """Counts bytes that were copied into larger memory."""
+    def count_work(self, work_us: int) -> None:
+        """Counts the time of moving bytes to new memory."""
 
     def refuse(self, call: Any, error: ServingError) -> None:
         """Refuses a call that a limit of the port does not admit."""
@@ -79,3 +79,6 @@ class CallConnection(Protocol):
 
     def write(self, data: bytes) -> None:
         """Writes frames."""
+
+    def write_whole(self, data: bytes) -> None:
+        """Writes all frames of a small answer, perhaps with others of this turn."""

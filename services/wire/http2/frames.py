@@ -11,9 +11,13 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
 FIRST_FRAME_BYTES = 16_384
 """Default of the largest payload that a peer accepts, and the least that it may set."""
-MAX_FRAME_BYTES = 65_536
-"""The largest payload taken, which peers are told. The tensor of an image comes in one frame so: of
-several, each costs a turn through the code and a copy."""
+MAX_FRAME_BYTES = 256 * 1024
+"""The largest payload of DATA taken, which peers are told: each frame costs a turn through the
+code. A larger one would hold up the other calls of its connection on a slow network."""
+MAX_OTHER_FRAME_BYTES = 64 * 1024
+"""The largest payload of any other frame."""
+PIECES_FROM_BYTES = FIRST_FRAME_BYTES
+"""A DATA frame of this size is taken in pieces, as it is read."""
 MAX_WINDOW = 2**31 - 1
 FIRST_WINDOW = 65_535
 """Initial window of a connection and of each call."""

@@ -15,12 +15,13 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError, Message
 
 from services.errors import BufferFullError, InvalidRequestError, ServingError
-from services.wire.body import Body, too_large
+from services.wire.body import Body, SizedBody
 from services.wire.compression import INFLATE_SHIFT
 from services.wire.http2 import headers as http2_headers
 from services.wire.http2.call_connection import CallConnection
 from services.wire.http2.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, frame
 from services.wire.http2.grpc_head import GrpcHead
+from services.wire.http2.message_pieces import PREFIX_BYTES, MessagePieces
 from services.wire.http2.sending import Unsent
 
 STATUS_CODES = {
@@ -36,8 +37,6 @@ STATUS_CODES = {
 }  # fmt: skip
 """Source: https://grpc.github.io/grpc/core/md_doc_statuscodes.html"""
 
-PREFIX_BYTES = 5
-"""Size of a message's prefix: a compression flag, and its length."""
 _MAX_WORDS_BYTES = 6 * 1024
 """Longest encoded error message: clients accept only some 8 KB of metadata."""
 _READABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
@@ -83,7 +82,7 @@ class Call:
     """
 
     __slots__ = (
-        "_begun", "_partial", "_taken", "_taking", "connection", "credit", "has_ended", "has_moved",
+        "_begun", "_pieces", "_taken", "_taking", "connection", "credit", "has_ended", "has_moved",
         "head", "held_bytes", "id", "is_over", "since", "unsent",
     )  # fmt: skip
     counts_refusals: ClassVar[bool] = False
@@ -97,7 +96,7 @@ class Call:
         self.unsent: Unsent | None = None
         self.is_over = self.has_ended = self.has_moved = False
         self.since = connection.port.now
-        self._partial = bytearray()
+        self._pieces: MessagePieces | None = None
         self._begun = False
         self._taken: list[Callable[[], None]] | None = None
         self._taking = False
@@ -144,7 +143,7 @@ class Call:
         try:
             if (
                 ended
-                and not self._partial
+                and self._pieces is None
                 and not self._taking
                 and size >= 0
                 and data[0] == 0
@@ -155,51 +154,48 @@ class Call:
                 self.take(data[PREFIX_BYTES:])
                 self.end_input()
                 return
-            if not self._partial:
+            pieces, connection = self._pieces, self.connection
+            if pieces is None:
                 self.check_caller()
-            room = self._partial.__alloc__()
-            self._partial += data
-            if self._partial.__alloc__() != room:
-                self.connection.count_move(len(self._partial))
-            self.connection.unfinished_bytes += len(data)
-            self.connection.moved_bytes += len(data)
+                pieces = self._pieces = MessagePieces(self.head.max_bytes)
+            connection.count_work(pieces.add(data))
+            connection.unfinished_bytes += pieces.settle()
+            connection.moved_bytes += len(data)
             self._take_messages()
         except ServingError as error:
             self.refuse(error)
 
+    def place(self, size: int) -> SizedBody | None:
+        """Returns the buffer that the next `size` bytes may be read into, if there is one."""
+        return None if self._pieces is None else self._pieces.place(size)
+
+    def received_in_place(self, size: int) -> None:
+        """Bytes were read into the buffer of `place`; behind the last comes an empty piece."""
+        pieces, connection = self._pieces, self.connection
+        assert pieces is not None, "it was read into"
+        connection.port.turns.count(pieces.received(size))
+        connection.unfinished_bytes += pieces.settle()
+        connection.moved_bytes += size
+
     def _take_messages(self) -> None:
         """Takes each message that is there, unless one is being decompressed."""
-        while not self._taking and not self.is_over and len(self._partial) >= PREFIX_BYTES:
-            partial = self._partial
-            size = int.from_bytes(partial[1:PREFIX_BYTES], "big")
-            limit = self.head.max_bytes
-            if size > limit:
-                raise too_large(limit)
-            if len(partial) < PREFIX_BYTES + size:
+        while not self._taking and not self.is_over and (pieces := self._pieces) is not None:
+            found = pieces.take()
+            self.connection.unfinished_bytes += pieces.settle()
+            if not pieces:
+                self._pieces = None
+            if found is None:
                 break
-            flag = partial[0]
-            message = self._cut(size)
+            flag, message = found
             self.since = self.connection.port.now
             if flag == 0:
                 self.take(message)
             else:
                 self._decompress(flag, message)
         if self.has_ended and not self._taking and not self.is_over:
-            if self._partial:
+            if self._pieces is not None:
                 raise InvalidRequestError("the call ends within a message")
             self.end_input()
-
-    def _cut(self, size: int) -> Body:
-        """The first message of what was received, which is gone from there then."""
-        partial = self._partial
-        self.connection.unfinished_bytes -= PREFIX_BYTES + size
-        if len(partial) == PREFIX_BYTES + size:  # it is all there is: not to be copied
-            self._partial = bytearray()
-            del partial[:PREFIX_BYTES]
-            return partial
-        message = partial[PREFIX_BYTES : PREFIX_BYTES + size]
-        del partial[: PREFIX_BYTES + size]
-        return message
 
     def _decompress(self, flag: int, message: Body) -> None:
         encoding = self.head.encoding
@@ -259,7 +255,7 @@ class Call:
         if connection.sending.fits(self, size):
             head = HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id)
             if size <= _JOINED_BYTES:
-                connection.write(b"".join((beginning, head, prefix, message, ending)))
+                connection.write_whole(b"".join((beginning, head, prefix, message, ending)))
             else:
                 connection.write(beginning + head + prefix)
                 connection.write(message)
@@ -359,9 +355,9 @@ class Call:
 
     def forget_input(self) -> None:
         """Drops received input that was not taken."""
-        if self._partial:
-            self.connection.unfinished_bytes -= len(self._partial)
-            self._partial = bytearray()
+        if self._pieces is not None:
+            self.connection.unfinished_bytes -= self._pieces.counted_bytes
+            self._pieces = None
 
 
 class UnaryCall(Call):

@@ -13,6 +13,7 @@ import asyncio
 import random
 
 from services.errors import BufferFullError, OverloadedError, ServingError, UnreadAnswersError
+from services.wire.body import SizedBody
 from services.wire.byte_budget import SHARES, SMALL_BYTES
 from services.wire.errors import TooManyConnectionsError, too_slow
 from services.wire.http2.calm import AN_ANSWER, CAPACITY, FAULT_COST, SMALL_DATA_BYTES
@@ -124,10 +125,7 @@ class GrpcConnection(Http2Connection):
 
     def take_data(self, flags: int, stream: int, payload: bytes | memoryview) -> None:
         """Handles a piece of a call's messages."""
-        self._read_bytes += len(payload)
-        if self._read_bytes >= GIVE_BACK_BYTES:
-            self.write(window_update(0, self._read_bytes))
-            self._read_bytes = 0
+        self._count_data(len(payload))
         call = self._calls.get(stream)
         if flags & PADDED:
             payload = unpadded(bytes(payload))
@@ -144,6 +142,29 @@ class GrpcConnection(Http2Connection):
             self._take_fault(call, Fault.STREAM_CLOSED)
             return
         call.receive(payload, bool(flags & END_STREAM))
+        self._limit_unfinished(call)
+
+    def place_of(self, stream: int, size: int) -> SizedBody | None:
+        """Returns the buffer of a message that takes the next `size` bytes of DATA, if any."""
+        call = self._calls.get(stream)
+        return None if call is None else call.place(size)
+
+    def take_in_place(self, stream: int, size: int) -> None:
+        """Handles a piece of a message that was read into its place."""
+        self._count_data(size)
+        call = self._calls[stream]
+        call.received_in_place(size)
+        self._limit_unfinished(call)
+
+    def _count_data(self, size: int) -> None:
+        """Widens the window of the connection once much was received."""
+        self._read_bytes += size
+        if self._read_bytes >= GIVE_BACK_BYTES:
+            self.write(window_update(0, self._read_bytes))
+            self._read_bytes = 0
+
+    def _limit_unfinished(self, call: Call) -> None:
+        """Refuses a call if the connection holds too much of incomplete messages."""
         limit = self._limit_bytes
         if self.unfinished_bytes > limit:
             call.refuse(
@@ -212,6 +233,10 @@ class GrpcConnection(Http2Connection):
         """Handles the arrival of all calls that were in transit at our GOAWAY."""
         if self._left_at is not None:
             self._leave_now()
+
+    def write_whole(self, data: bytes) -> None:
+        """Writes all frames of a small answer, perhaps with others of this turn."""
+        self.write_answer(data, is_alone=len(self._calls) == 1)
 
     def answered(self, call: Sender) -> None:
         """Removes a call that has its status."""

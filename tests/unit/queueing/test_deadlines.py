@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import weakref
 
 from services.queueing.deadlines import SORT_EVERY_S, SORTED_AT_ONCE_S, TICK_S, Deadlines
 
@@ -11,13 +12,11 @@ class Item:
 
     def __init__(self, left_s: float) -> None:
         self.tick = 0
-        self.dead = False
         self.deadline = time.monotonic() + left_s
         self.expired: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def expire(self) -> None:
         """Notes the time."""
-        self.dead = True
         self.expired.set_result(time.monotonic())
 
 
@@ -46,3 +45,13 @@ async def test_a_removed_item_does_not_expire() -> None:
     deadlines.remove(removed)
     await asyncio.wait_for(other.expired, 10)
     assert not removed.expired.done()
+
+
+async def test_a_removed_item_is_kept_alive_no_longer() -> None:
+    deadlines = Deadlines[Item]()
+    for left_s in (SORTED_AT_ONCE_S, SORTED_AT_ONCE_S + SORT_EVERY_S):
+        removed = added(deadlines, left_s)
+        kept = weakref.ref(removed)
+        deadlines.remove(removed)
+        del removed
+        assert kept() is None

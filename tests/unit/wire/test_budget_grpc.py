@@ -67,7 +67,7 @@ async def test_messages_are_charged_as_they_come_and_until_the_answer() -> None:
     w = connect(port)
     sent = sent_of(1, message(b"x" * 100_000))
     w.send(begin(1, "/t/Held") + sent[:50_000])
-    assert 50_000 < port.budget.held_bytes < 63_000
+    assert 50_000 < port.budget.held_bytes < 82_000, "its memory grows by steps"
     assert w.connection in port.budget.waiting
     w.send(sent[50_000:] + frame(DATA, END_STREAM, 1))
     assert port.budget.held_bytes == 100_000
@@ -131,6 +131,7 @@ async def test_slowest_callers_make_room_and_keep_their_other_calls() -> None:
     assert {w.answers()[3].status for w in shed} == {RESOURCE_EXHAUSTED}
     for one in service.held[:10]:
         one.release()
+    await settle()
     assert all(w.answers()[1].status == 0 for w in slow)
 
 

@@ -20,6 +20,7 @@ from services.wire.http2.frames import (
     HEADERS,
     MAX_FRAME_BYTES,
     PADDED,
+    PING,
     Fault,
     frame,
     reset,
@@ -471,3 +472,20 @@ async def test_kind_of_call_must_say_what_it_does(kind: type[Call]) -> None:
 
     with pytest.raises(NotImplementedError):
         wire(Route()).send(call(1))
+
+
+async def test_small_answers_of_a_turn_leave_in_one_write() -> None:
+    service = Service()
+    w = wire(service)
+    w.send(b"".join(call(stream, b"x", "/t/Held") for stream in (1, 3, 5, 7)))
+    writes = w.write_calls
+    for one in service.held[:2]:
+        one.release()
+    assert w.write_calls == writes, "others may follow"
+    await settle()
+    assert w.write_calls == writes + 1
+    service.held[2].release()
+    w.send(frame(PING, 0, 0, bytes(8)))
+    assert [one.kind for one in w.frames()[-4:]] == [HEADERS, DATA, HEADERS, PING]
+    service.held[3].release()
+    assert all(w.answers()[stream].status == 0 for stream in (1, 3, 5, 7)), "the last at once"

@@ -72,6 +72,7 @@ async def test_goaway_twice_with_a_ping_between() -> None:
     assert lasts(w) == [MAX_WINDOW]
     # What was on its way is taken.
     w.send(held(3) + call(5))
+    await settle()
     assert w.answers()[5].status == 0
     w.send(frame(PING, ACK, 0, b"another."))
     assert lasts(w) == [MAX_WINDOW]

@@ -357,8 +357,8 @@ async def test_frames_that_are_answered_take_more_of_a_turn(one: bytes) -> None:
     assert await turns(wire(), one * FRAMES_A_TURN) >= 8
 
 
-async def test_message_that_outgrows_its_memory_takes_more_of_a_turn() -> None:
-    """It is moved each time, and may have tens of MiB."""
+async def test_message_that_fills_new_memory_takes_more_of_a_turn() -> None:
+    """The system provides up to 2 MiB at a time; what a large message has is not moved."""
     size = 2**24
     w = wire(max_request_bytes=size)
     w.send(begin(1, "/t/Held") + frame(DATA, 0, 1, b"\x00" + size.to_bytes(4, "big")))
@@ -371,6 +371,5 @@ async def test_message_that_outgrows_its_memory_takes_more_of_a_turn() -> None:
             await settle()
             w.connection.port.turns.count(0)
             w.connection.port.turns.worked_us = 0
-    assert max(worked[:9]) < 200
-    assert 1000 < max(worked) < 3000
+    assert 200 < max(worked) < 300
     assert sorted(worked)[125] < 100, "most pieces fit in"

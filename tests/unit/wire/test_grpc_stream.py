@@ -11,7 +11,7 @@ from services.wire.http2.frames import (
     settings,
     window_update,
 )
-from services.wire.http2.grpc_call import PREFIX_BYTES
+from services.wire.http2.message_pieces import PREFIX_BYTES
 from tests.unit.wire.http2_wire import EchoAll, Service, begin, message, wire
 
 

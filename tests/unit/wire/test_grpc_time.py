@@ -26,6 +26,7 @@ from tests.unit.wire.http2_wire import (
     message,
     wire,
 )
+from tests.unit.wire.http_wire import settle
 
 DEADLINE_EXCEEDED = 4
 NO_WINDOW = PREFACE + settings({INITIAL_WINDOW_SIZE: 0})
@@ -254,6 +255,7 @@ async def test_old_connection_is_left_by_its_calls_first() -> None:
     at(w, 110.1)
     assert [one.kind for one in w.frames()[-2:]] == [GOAWAY, PING]
     w.send(call(3))
+    await settle()
     assert w.answers()[3].status == 0, "it was on its way"
     service.held[0].release()
     assert w.answers()[1].status == 0

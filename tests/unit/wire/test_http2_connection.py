@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from services.wire.http2 import grpc_connection
-from services.wire.http2.connection import FRAMES_A_TURN, MAX_HELD_BYTES
+from services.wire.http2.connection import FRAMES_A_TURN
 from services.wire.http2.frames import (
     ACK,
     CONTINUATION,
@@ -37,6 +37,7 @@ from services.wire.http2.frames import (
     settings,
     window_update,
 )
+from services.wire.http2.reading import MAX_HELD_BYTES
 from services.wire.loop_turns import READ_BYTES_LATE, WORK_A_TURN_US
 from tests.unit.wire.http2_wire import (
     GREETING,

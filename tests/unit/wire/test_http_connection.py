@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from services.wire.http1.charges import MAX_PIPELINED
 from services.wire.http1.head import MAX_HEAD_BYTES
-from services.wire.loop_turns import READ_BYTES, WORK_A_TURN_US
+from services.wire.loop_turns import READ_BYTES, READ_BYTES_AT_ONCE, WORK_A_TURN_US
 from tests.unit.wire.http_wire import (
     MAX_REQUEST_BYTES,
     Wire,
@@ -143,7 +143,7 @@ def test_large_body_is_received_into_its_own_memory() -> None:
         w.send(sent[:500_000])
         room = w.connection.get_buffer(-1)
         assert room.obj is not w.connection.port.read_buffer.obj
-        assert len(room) == READ_BYTES
+        assert len(room) == READ_BYTES_AT_ONCE
         w.send(sent[500_000:])
         assert route.held[0].body == body
 
