@@ -8,6 +8,7 @@ text in JSON takes the 4 bytes of an FP32. Writes a block of the documentation, 
 above `MOST` are bold.
 """
 
+import argparse
 import http.client
 import json
 import os
@@ -56,6 +57,7 @@ Ask = Callable[[ServerProcess, str, Floats], None]
 
 def main() -> None:
     """Counts, prints, and writes."""
+    argparse.ArgumentParser(prog="python -m bench.copies", description=__doc__).parse_args()
     end_with_exception()
     with tempfile.TemporaryDirectory(prefix="flambeau-bench-") as name:
         folder = Path(name)

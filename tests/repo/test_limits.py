@@ -54,6 +54,7 @@ EFFECTS = {
         """,
     "ends connections, and counts them, in another function": """
         body._MAX_TRAILER_BYTES calm.MAX_SETTINGS_BYTES grpc_connection.MAX_SHED_CALLS
+        ports.MAX_METRICS_CONNECTIONS
         tls_handshakes.MAX_RUNNING
         """,
     "drops, and counts": """
