@@ -17,7 +17,8 @@ logger = logging.getLogger("flambeau.server")
 
 OWN_DESCRIPTORS = 256
 """Descriptors of a process besides its callers' connections: models, links, metrics, the store."""
-_MOST_DESCRIPTORS = 2**20
+_UNLIMITED_MEANS = 2**20
+"""Descriptors to ask for where the hard limit is none: the default of Linux for one process."""
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 """Signals that stop a server."""
 
@@ -74,7 +75,7 @@ def raise_descriptor_limit(connections: int) -> None:
         connections: the most that the process accepts.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+    most = _UNLIMITED_MEANS if hard == resource.RLIM_INFINITY else hard
     if soft != most:
         with contextlib.suppress(OSError, ValueError):  # the system allows fewer
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
