@@ -91,6 +91,10 @@ class MergedRequests:
         waiting, self._waiting = self._waiting, {}
         found: list[list[Entry]] = []
         for (lane, *_), entries in waiting.items():
+            if len(entries) == 1:
+                if not entries[0].dead:
+                    found.append(entries)
+                continue
             most, rows = self._most_rows.get(lane, 1), math.inf
             for entry in entries:
                 if entry.dead:

@@ -231,14 +231,17 @@ class ModelLink:
     def _send_merged(self, number: int, entries: list[Entry]) -> None:
         requests = [entry.request for entry in entries]
         request = requests[0]
-        if len(requests) > 1:
+        if len(requests) == 1:
+            inputs = records_inside(request.inputs) or merged_inputs(requests)
+        else:
+            inputs = merged_inputs(requests)
             request = msgspec.structs.replace(
                 request,
                 rows=sum([request.rows for request in requests]),
                 deadline=max([request.deadline for request in requests]),
                 merged=len(requests),
             )
-        self.send(self._message(number, request, merged_inputs(requests)))
+        self.send(self._message(number, request, inputs))
 
     def _message(
         self, number: int, request: InferRequest, inputs: tuple[TensorMessage, ...]
