@@ -161,9 +161,10 @@ test: $(DEVELOPING) ## Every test but the long ones and the slow suites.
 	@$(BIN)/pytest tests/unit/training $(SIDE_BY_SIDE) $(ARGS)
 	@$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS)
 
+LONG ?= tests/unit tests/e2e tests/examples/test_demo.py
 .PHONY: test-long
 test-long: $(DEVELOPING) ## What takes long and repeats shorter tests: pages of docs/, chaos, attacks, families.
-	@$(BIN)/pytest tests/unit tests/e2e tests/examples/test_demo.py -m long $(SIDE_BY_SIDE) $(ARGS)
+	@$(BIN)/pytest $(LONG) -m long $(SIDE_BY_SIDE) $(ARGS)
 
 .PHONY: test-examples
 test-examples: $(EXAMPLES_INSTALLED) ## Every script and page of examples/, with the models of other packages.
