@@ -68,6 +68,8 @@ class Listening:
     """Location of the models; empty in a process without a store."""
     warning: str = ""
     """Warning about the store for its operator; empty for none."""
+    processes: str = ""
+    """The processes of the server, in words; empty for one by default."""
     served: list[ServedVersion]
     found: Look
     """The versions that should be served and are not."""

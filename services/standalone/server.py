@@ -79,7 +79,14 @@ async def _serve(
     front = Front(
         config, version, metrics, directory, queue,
         lambda listening: on_started(
-            replace(listening, store=store.url, warning=store.storage.how_new())
+            replace(
+                listening,
+                store=store.url,
+                warning=store.storage.how_new(),
+                processes="one process, for auto finds too few cores for more"
+                if config.processes == "auto"
+                else "",
+            )
         ),
         tracer=tracer, sampler=sampler,
     )  # fmt: skip

@@ -331,6 +331,7 @@ class Supervisor:
                 served=[served[lane] for lane in sorted(served)],
                 found=view.look,
                 store=about["store"],
+                processes=f"{len(self._edges)} edge processes and a model process",
                 warning=about["warning"],
             )
         )

@@ -295,6 +295,10 @@ def test_process_that_cannot_be_started_just_now_is_started_later(server: Server
     until_true(lambda: len(processes(server, "edge")) == 2)
 
 
+def test_start_says_how_many_processes_there_are(server: ServerProcess) -> None:
+    assert "  runs as  2 edge processes and a model process" in server.output.all()
+
+
 @contextmanager
 def without_descriptors(*pids: int) -> Iterator[None]:
     """Lets processes open nothing within the block."""

@@ -32,6 +32,7 @@ def _lines(listening: Listening) -> list[str]:
     elif not listening.served and not found.missing:
         lines.append("nothing to serve yet; models are served once published")
     lines += [f"warning: {listening.warning}"] if listening.warning else []
+    lines += [f"  runs as  {listening.processes}"] if listening.processes else []
     lines += [f"  store    {listening.store}"] if listening.store else []
     lines += [
         f"  REST     {http}/v2",
