@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.e2e.rest_calls import call, infer_path
 from tests.fixtures.onnx_models import publish, slow_identity
@@ -38,6 +39,7 @@ def folders_of(part: Part) -> list[Path]:
     return list(HOST.glob(f"*-{part.process.pid}-*"))
 
 
+@pytest.mark.long
 def test_killed_processes_cost_no_request_and_leave_no_memory(tmp_path: Path) -> None:
     publish(
         str(tmp_path / "store"), "echo", slow_identity(6_000, columns=COLUMNS), max_batch_size=2

@@ -285,6 +285,7 @@ def epochs(lines: list[str]) -> list[int]:
     return [int(text.split("/")[0]) for text in found]
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text(HELD_NETWORK)
     recipe = {
