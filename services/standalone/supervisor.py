@@ -5,7 +5,7 @@ end of a socket pair whose other end the model process gets, whenever the edge a
 metrics port, with the metrics of all processes together; and prints what is served, once.
 
 Stop (SIGTERM or SIGINT): the edges drain, as a single process does; then the model process ends.
-Processes that have not served yet are ended at once. A second signal ends all at once. A process
+Processes that have no request yet are ended at once. A second signal ends all at once. A process
 that ends by itself is replaced at once, or after a pause if it had only begun.
 """
 
@@ -62,6 +62,7 @@ class Child:
         slot: its number among the edges; -1 of the model process.
         process: the running one, if any.
         is_up: True once it serves.
+        is_open: True once it may hold requests: an edge has opened its ports.
         why_not_ready: why an edge should get no requests; empty if it should.
         wants_link: True while an edge waits for a link.
         families: its metrics as of the last scrape.
@@ -71,7 +72,7 @@ class Child:
         self.kind, self.slot = kind, slot
         self.process: subprocess.Popen[bytes] | None = None
         self.control: Control | None = None
-        self.is_up = self.wants_link = False
+        self.is_up = self.is_open = self.wants_link = False
         self.why_not_ready = "starting"
         self.families: list[MetricFamily] = []
         self.started_at = 0.0
@@ -144,9 +145,9 @@ class Supervisor:
         await self._all_ended([self._model])
 
     def _end(self, child: Child, how: str, content: Any = None) -> None:
-        """Has a process end that serves; one that does not yet has no request."""
+        """Has a process end; at once if it has no request yet."""
         if child.process is not None and child.control is not None:
-            if child.is_up:
+            if child.is_open:
                 child.control.send(how, content)
             else:
                 child.process.kill()
@@ -198,7 +199,8 @@ class Supervisor:
             with blocked_signals():  # until it handles them: a service manager signals it, too
                 child.process = subprocess.Popen(command, stdin=settings, pass_fds=passed)  # noqa: S603
             on_failure.pop_all()
-        child.is_up, child.wants_link, child.started_at = False, False, time.monotonic()
+        child.is_up = child.is_open = child.wants_link = False
+        child.started_at = time.monotonic()
         child.why_not_ready = "starting"
         child.ended.clear()
         child.control = Control(ours, lambda *message: self._take(child, *message), lambda: None)
@@ -278,9 +280,9 @@ class Supervisor:
             child.wants_link = True
             self._link_all()
         elif kind == "ready":
-            child.why_not_ready = content
+            child.why_not_ready, child.is_open = content, True
         elif kind == "up":
-            child.is_up = True
+            child.is_up = child.is_open = True
             if child is self._model:
                 self._view = content, decode_view(read_file(descriptor))
             self._look_whether_started()
