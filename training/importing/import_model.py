@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flambeau.protocol.signature import Signature
 from model_store.gates import GateError
 from model_store.golden import GoldenRows
 from model_store.manifest import Draft, Golden, Lineage, Manifest
@@ -154,7 +155,7 @@ def prepare_model(
     assert examples.outputs is not None
     try:
         expected = imported_reference(
-            first.signature,
+            _with_sizes_of(examples, first.signature),
             examples.inputs,
             examples.outputs,
             labels=examples.targets,
@@ -193,6 +194,21 @@ def _with_outputs(
     return replace(
         examples, inputs=sides[0][0], outputs=sides[0][1], sized=sides[1:], targets=targets
     )
+
+
+def _with_sizes_of(examples: ExampleRows, signature: Signature) -> Signature:
+    """Returns a signature whose outputs vary along the axes on which the examples' differ."""
+    outputs = []
+    for spec in signature.outputs:
+        shapes = [found[spec.name].shape for _, found in examples.sized]
+        shape = tuple(
+            -1
+            if axis == spec.batch_axis or any(one[spec.row_axis(axis)] != size for one in shapes)
+            else size
+            for axis, size in enumerate(spec.shape)
+        )
+        outputs.append(spec.model_copy(update={"shape": shape}))
+    return signature.model_copy(update={"outputs": tuple(outputs)})
 
 
 def _entries(

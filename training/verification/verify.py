@@ -6,8 +6,9 @@ reason for every artifact that exceeds its tolerance.
 Rules: the exact file that is published is run; the golden rows are replayed at several batch
 sizes and the whole test split once more, and the worst result counts; a model whose rows are padded
 gives each golden row its output without padding; one with dynamic axes is run at its smallest, its
-largest and sizes between; the same rows give the same bits twice; the task metric does not fall;
-figures are single-threaded; memory is the peak of opening the file and running one large batch.
+largest and sizes between; outputs have the sizes that the signature says; the same rows give the
+same bits twice; the task metric does not fall; figures are single-threaded; memory is the peak of
+opening the file and running one large batch.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ from training.verification.output_gates import (
     gated_tolerance,
     judged_by_function,
 )
-from training.verification.runners import file_runner, load_libraries
+from training.verification.runners import file_runner, load_libraries, of_stated_sizes
 
 LATENCY_BATCH_SIZES = (1, 8, 32)
 MIN_WARM_UP_RUNS, MAX_WARM_UP_RUNS = 2, 10
@@ -239,9 +240,11 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
     if exported.failure is not None:
         return unmeasured
     asked: list[GateFigure] = []
+    unlike: list[str] = []
     with _one_thread():
         try:
-            run, peak_memory_bytes = _open(exported, expected)
+            opened, peak_memory_bytes = _open(exported, expected)
+            run = of_stated_sizes(opened, expected.signature, unlike.append)
             if own_gates(expected):
                 unmeasured, asked = _by_functions(run, unmeasured, expected)
             tolerance = unmeasured.tolerance
@@ -276,6 +279,7 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             "peak_memory_bytes": peak_memory_bytes,
             "mixes_rows": mixes is not None,
             "refusal": (f"{failure}; {mixes}; {ADVICE}" if mixes else failure)
+            or next(iter(unlike), None)
             or (None if repeats else "two runs of the same rows gave different numbers")
             or next((figure.text() for figure in asked if not figure.holds), None)
             or (

@@ -15,6 +15,7 @@ from tests.unit.training.importing.foreign_models import (
     write_classifier,
     write_lookup,
     write_onnx,
+    write_pooling,
     write_stateful,
     write_steps,
     write_text_model,
@@ -133,6 +134,17 @@ def test_ranges_of_dimensions_are_the_users(tmp_path: Path) -> None:
         read_here(path, tmp_path, dynamic={"ids": {2: (1, 64)}})
     with pytest.raises(SourceError, match="dynamic names input 'idz'"):
         read_here(path, tmp_path, dynamic={"idz": {1: (1, 64)}})
+
+
+def test_sizes_of_outputs_are_measured_at_the_ends_of_ranges(tmp_path: Path) -> None:
+    path = write_pooling(tmp_path / "net.onnx", stride=32)
+    original = read_here(path, tmp_path, dynamic={"x": {1: (4, 64)}})
+    assert original.signature.outputs[0].shape == (-1, -1)  # 1 for the sizes up to 32
+    assert read_here(path, tmp_path, dynamic={"x": {1: (4, 32)}}).signature.outputs[0].shape == (
+        -1,
+        1,
+    )
+    assert read_here(path, tmp_path).signature.outputs[0].shape == (-1, -1)
 
 
 def test_texts_are_asked_for(tmp_path: Path) -> None:
