@@ -451,11 +451,11 @@ def _export(
         for place, own in sizes.items()
         if any(own & others for other, others in sizes.items() if other != place)
     ]
-    varying = [
+    answers = [
         [axis for axis, own in enumerate(symbols(node)) if own]
         for node in program.graph_signature.user_outputs
     ]
-    return [name for name, node in inputs.items() if not nodes[node].users], related, varying
+    return [name for name, node in inputs.items() if not nodes[node].users], related, answers
 
 
 def _to_torchscript(

@@ -23,7 +23,7 @@ def write_compress(path: Path) -> Path:
         "net",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
-        [numpy_helper.from_array(np.float32(0), "zero")],
+        [numpy_helper.from_array(np.array(0, np.float32), "zero")],
     )
     opsets = [helper.make_opsetid("", 18)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
