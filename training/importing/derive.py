@@ -225,6 +225,9 @@ def _openvino(job: DeriveJob) -> None:
     from training.programs.exported_program import has_loops
 
     check_bf16(job.entry.precision)
+    for spec in job.signature.inputs:
+        if spec.optional:
+            raise ExportError(f"input '{spec.name}' is optional, and OpenVINO needs every input")
     source: Path | torch.export.ExportedProgram = job.source
     if job.source_kind == "pt2":
         program = torch.export.load(job.source)

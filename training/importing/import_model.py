@@ -180,17 +180,25 @@ def _with_outputs(
 ) -> ExampleRows:
     """Returns the examples in order, with the original's outputs.
 
-    Rows whose outputs have rarer shapes become examples of their own size.
+    Rows whose outputs have rarer shapes become examples of their own size, and so do the rows
+    without the inputs that a request may omit.
     """
     inputs = check_examples(original.source, original.signature, examples.inputs)
     if examples.outputs is not None:
         return replace(examples, inputs=inputs)
+    optional = {spec.name for spec in original.signature.inputs if spec.optional}
+    fewer = {name: array for name, array in inputs.items() if name not in optional}
+    given = [inputs, *([fewer] if len(fewer) < len(inputs) else [])]
     with told_step(say, f"recording the outputs of {original.source}", request.limits.time_s):
-        found = record_outputs(original, inputs, request.limits)
-    sides = [({n: array[one.rows] for n, array in inputs.items()}, one.outputs) for one in found]
+        found = [record_outputs(original, each, request.limits) for each in given]
+    sides = [
+        ({name: array[one.rows] for name, array in each.items()}, one.outputs)
+        for each, recorded in zip(given, found, strict=True)
+        for one in recorded
+    ]
     targets = examples.targets
-    if len(found) > 1 and targets is not None:
-        targets = targets[found[0].rows]
+    if len(found[0]) > 1 and targets is not None:
+        targets = targets[found[0][0].rows]
     return replace(
         examples, inputs=sides[0][0], outputs=sides[0][1], sized=sides[1:], targets=targets
     )

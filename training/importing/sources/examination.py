@@ -142,7 +142,8 @@ def examine(
     else:
         examples = checked_examples(where, specs, given, inputs)
         first = _run(where, run, _rows_of(examples, _rows(examples)))
-    runs = _runs(where, run, inputs, examples, first)
+    given_inputs = [tensor for tensor in inputs if tensor.name in examples]
+    runs = _runs(where, run, given_inputs, examples, first)
 
     def measured() -> Signature:
         outputs, dependent = _outputs(where, inputs, runs), dependent_names(inputs)
@@ -185,6 +186,7 @@ def _on_rows(where: str, run: Run, specs: Sequence[TensorSpec]) -> Run:
                 f"'{spec.name}' {given[spec.name].dtype} "
                 f"{spec.model_copy(update={'shape': given[spec.name].shape}).shape_words()}"
                 for spec in specs
+                if spec.name in given
             )
             raise SourceError(f"{where} does not run on {shapes}: {root_cause(error)}") from None
 
@@ -220,6 +222,8 @@ def checked_examples(
     found: dict[str, Array] = {}
     for spec, tensor in zip(specs, inputs, strict=True):
         if spec.name not in given:
+            if spec.optional:
+                continue
             raise SourceError(ask_for(where, inputs, f"the examples lack '{spec.name}'"))
         array = _as(spec.datatype, np.asarray(given[spec.name]))
         own = spec.batch_axis != 0 and _is_own_form(array, spec, given, specs)
