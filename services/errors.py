@@ -282,4 +282,13 @@ class DeviceError(BackendError):
 
 
 class WorkerProcessDiedError(DeviceError):
-    """The worker process of the model has ended; the message names its signal or exit code."""
+    """The worker process of the model has ended; the message names its signal or exit code.
+
+    Args:
+        message: all of it.
+        how: the signal or exit code alone; empty for an error from another process.
+    """
+
+    def __init__(self, message: str, how: str = "") -> None:
+        super().__init__(message)
+        self.how = how
