@@ -264,7 +264,10 @@ class DeadLetterError(BackendError):
 
 
 class InputRefusedError(BackendError):
-    """The model refuses this input: its Python step does, or it does not take the sizes."""
+    """The model refuses this input: its Python step does, or it does not take the sizes.
+
+    A backend gives the reason alone; the instance that runs it adds the model and its version.
+    """
 
     http_status = 400
     grpc_code = "INVALID_ARGUMENT"

@@ -6,8 +6,8 @@ Rules: only this thread runs the backend, or the event loop itself if the run is
 hand-over (`loop_runs.py`); a batch that fails because of its inputs is rerun entry
 by entry, so that one bad request never fails the others; a batch that fails because of the device
 is not rerun, unless the device was a worker process that died: the process is restarted, and each
-entry is retried once, and is at fault if that process dies, too; a dead entry is not rerun; the event
-loop has CPU priority over the thread of the backend (docs/adr/0045).
+entry is retried once, and is at fault if that process dies, too; a dead entry is not rerun; the
+event loop has CPU priority over the thread of the backend (docs/adr/0045).
 """
 
 import asyncio
@@ -344,8 +344,8 @@ class Instance:
         return True
 
     def _failure(self, entry: Entry, batch: Batch, error: BaseException) -> BackendError:
-        if isinstance(error, InputRefusedError):
-            return error  # the client's error: not logged as a failure of the backend
+        if isinstance(error, InputRefusedError):  # not logged as a failure of the backend
+            return InputRefusedError(f"model {self._lane} does not take this input: {error}")
         line = plain_line(error_text(error))
         if self._is_about_sizes(batch, error, line):
             return self._sizes_refused(entry, line)

@@ -22,6 +22,7 @@ from services.queueing.records import JOB_PRIORITY, InferReply
 from tests.fixtures.fake_backends import (
     POISON,
     DoublingBackend,
+    GatedBackend,
     NamelessBackend,
     WrongRowsBackend,
 )
@@ -133,7 +134,9 @@ async def test_what_a_python_step_refuses_is_refused_alone() -> None:
     backend = DoublingBackend(refusal, refusal)  # the batch, and then its first request alone
     async with running(backend) as made:
         bad, good = made.infer(1.0), made.infer(2.0)
-        assert await bad.error() is refusal
+        error = await bad.error()
+        assert type(error) is InputRefusedError
+        assert str(error) == "model 'm' version 1 does not take this input: no words"
         assert await good.values() == [4.0]
     assert ran(backend) == [[1.0, 2.0], [1.0], [2.0]]
 
@@ -361,7 +364,9 @@ async def test_a_request_that_kills_twice_is_at_fault_and_its_neighbours_live() 
 
 async def test_a_request_that_finds_no_process_is_not_at_fault() -> None:
     dying = [DoublingBackend(WorkerProcessDiedError("died")) for _ in range(2)]
-    reopened = [dying[1], OSError("no memory"), DoublingBackend()]
+    reopened: list[GatedBackend | Exception] = [
+        dying[1], OSError("no memory"), DoublingBackend(),
+    ]  # fmt: skip
     async with running(dying[0], reopened=reopened) as made:
         killer, neighbour = made.infer(1.0), made.infer(2.0)
         assert type(await killer.error()) is BackendError
