@@ -19,6 +19,7 @@ from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import nearest_name
 from flambeau.protocol.tensors import DATATYPES, Array, TensorError, datatype_of
 from model_store.arrays.golden_replay import sized_inputs
+from model_store.arrays.sized_rows import resized
 from model_store.artifact_kinds import ArtifactKind
 from training.errors import SourceError
 from training.importing.original import Original
@@ -413,5 +414,5 @@ def _resized(
     found = dict(examples)
     for (name, place), size in changed.items():
         axis = axes[name, place]
-        found[name] = np.take(found[name], np.arange(size), axis=axis, mode="wrap")
+        found[name] = resized(found[name], axis, size)
     return found
