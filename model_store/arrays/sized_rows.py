@@ -47,4 +47,5 @@ def at_other_sizes(inputs: Mapping[str, Array], signature: Signature) -> list[In
 def resized(array: Array, axis: int, size: int) -> Array:
     """Cuts an axis that is too long, and repeats the elements of one that is too short."""
     # `mode="wrap"` of NumPy subtracts the length until an index fits: its time grows with size².
-    return np.take(array, np.arange(size) % array.shape[axis], axis)
+    found: Array = np.take(array, np.arange(size) % array.shape[axis], axis)
+    return found

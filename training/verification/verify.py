@@ -240,7 +240,7 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
     if exported.failure is not None:
         return unmeasured
     asked: list[GateFigure] = []
-    unlike: list[str] = []
+    unlike: list[str] = []  # sizes that the signature does not say
     with _one_thread():
         try:
             opened, peak_memory_bytes = _open(exported, expected)
@@ -251,10 +251,7 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             compared, outputs = replay(run, expected, tolerance.single_gates)
             largest = expected.signature.max_batch_size
             repeats = gives_the_same_twice(run, expected.golden, largest)
-            # Thread time does not include a GPU's work.
-            on_gpu = exported.made_with.device == "cuda"
-            clock = time.perf_counter if on_gpu else time.thread_time
-            latency_ms = _latency_ms(run, expected, clock)
+            latency_ms = _latency_ms(opened, expected, _clock_of(exported))
         except Exception as error:  # a runtime may raise anything on a file it cannot run
             return unmeasured.model_copy(update={"refusal": f"does not run: {root_cause(error)}"})
     parity = worst([comparison.parity for comparison in compared])
@@ -292,6 +289,11 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             or (None if metric.task == OUTPUTS else too_much_worse(before, after, entry, labels)),
         }
     )
+
+
+def _clock_of(exported: Exported) -> Clock:
+    on_gpu = exported.made_with.device == "cuda"  # thread time does not include a GPU's work
+    return time.perf_counter if on_gpu else time.thread_time
 
 
 def latency_apart(

@@ -80,7 +80,7 @@ def exported(tmp_path: Path, max_abs_difference: float = 1e-4) -> Exported:
 def test_sizes_of_outputs_that_the_signature_does_not_say_are_refused(
     expected: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sized = {"x": np.ones((2, 7), np.float32)}
+    sized: dict[str, Array] = {"x": np.ones((2, 7), np.float32)}
     varying = TensorSpec(name="x", datatype="FP32", shape=(-1, -1))
     wrong = replace(
         expected,
