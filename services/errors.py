@@ -264,7 +264,10 @@ class DeadLetterError(BackendError):
 
 
 class InputRefusedError(BackendError):
-    """The model refuses this input: its Python step does, or it does not take the sizes."""
+    """The model refuses this input: its Python step does, or it does not take the sizes.
+
+    A backend gives the reason alone; the instance that runs it adds the model and its version.
+    """
 
     http_status = 400
     grpc_code = "INVALID_ARGUMENT"
@@ -282,4 +285,13 @@ class DeviceError(BackendError):
 
 
 class WorkerProcessDiedError(DeviceError):
-    """The worker process of the model has ended; the message names its signal or exit code."""
+    """The worker process of the model has ended; the message names its signal or exit code.
+
+    Args:
+        message: all of it.
+        how: the signal or exit code alone; empty for an error from another process.
+    """
+
+    def __init__(self, message: str, how: str = "") -> None:
+        super().__init__(message)
+        self.how = how

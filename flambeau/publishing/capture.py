@@ -14,8 +14,8 @@ import shutil
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array, datatype_of
 from flambeau.publishing.batch_axes import BatchAxes, find_batch_axes, repeated, row_count, rows_of
-from flambeau.publishing.errors import CaptureError, PublishError
+from flambeau.publishing.errors import CaptureError, ExampleError, PublishError
 from flambeau.publishing.examples import Examples, Sizes
 from flambeau.publishing.forked import (
     ForkedCallError,
@@ -45,7 +45,7 @@ from flambeau.publishing.forked import (
 from flambeau.publishing.model_run import CalledByName, Model, check_finite, run_model
 from flambeau.publishing.network_outputs import OutputsInOrder
 from flambeau.publishing.recurrent_layers import whole_recurrent_layers
-from flambeau.publishing.size_trials import Place, TakenSizes, taken_sizes
+from flambeau.publishing.size_trials import Place, TakenSizes, other_sizes, taken_sizes
 
 PROGRAM, SCRIPT = "program.pt2", "module.torchscript.pt"
 """Files of the captured model."""
@@ -125,10 +125,10 @@ def capture(
     flat = OutputsInOrder(call, list(axes.outputs))
     flat.training = False  # the model's own modules stay as they are
     wanted = _Wanted(examples.inputs, axes.inputs, dynamic, max_batch_size)
-    files, refusals, related = _capture_files(flat, wanted, folder, script, say)
-    sizes = taken_sizes(call, examples, axes.inputs, dynamic, related)
-    if not files:
-        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in refusals.items())
+    made = _capture_files(flat, wanted, folder, script, say)
+    sizes = taken_sizes(call, examples, axes.inputs, dynamic, made.related)
+    if not made.files:
+        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in made.refusals.items())
         lost = f"torch cannot capture the model: {reasons}"
         if shutil.disk_usage(folder).free < FULL_BYTES:
             lost = (
@@ -137,9 +137,14 @@ def capture(
             )
         raise CaptureError(lost)
     sized = [_run(call, axes, [one], max_batch_size) for one in (*others, *sizes.trials)]
-    signature = _signature(examples, axes, found, sized, sizes, labels or (), max_batch_size)
+    shapes = [outputs for _, outputs in sized]
+    for one in [] if "pt2" in made.files else other_sizes(examples.inputs, axes.inputs, dynamic):
+        with suppress(CaptureError, ExampleError):
+            shapes.append(_run(call, axes, [one], max_batch_size)[1])
+    specs = _output_specs(axes.outputs, found[1], shapes, made.varying)
+    signature = _signature(examples, axes, specs, sizes, labels or (), max_batch_size)
     notes = axes.notes() + examples.notes(dynamic) + sizes.notes
-    return Captured(files, refusals, signature, [found, *sized], notes)
+    return Captured(made.files, made.refusals, signature, [found, *sized], notes)
 
 
 def _check_mode(model: Model) -> None:
@@ -229,14 +234,12 @@ def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 def _signature(
     examples: Examples,
     axes: BatchAxes,
-    found: Rows,
-    sized: Sequence[Rows],
+    outputs: tuple[TensorSpec, ...],
     sizes: TakenSizes,
     labels: Labels,
     max_batch_size: int,
 ) -> Signature:
     first = examples.inputs
-    others = [outputs for _, outputs in sized]
     varying = {name: {*sizes.alone.get(name, {}), *sizes.together.get(name, {})} for name in first}
     try:
         return Signature(
@@ -244,14 +247,11 @@ def _signature(
                 _spec(name, tensor.numpy(), axes.inputs[name], varying[name])
                 for name, tensor in first.items()
             ),
-            outputs=tuple(
-                _output_spec(name, array, axes.outputs[name], [other[name] for other in others])
-                for name, array in found[1].items()
-            ),
+            outputs=outputs,
             max_batch_size=max_batch_size,
             dynamic=sizes.alone,
             limits={name: {**axes} for name, axes in sizes.together.items()},
-            labels=_labels(labels, list(found[1])),
+            labels=_labels(labels, [spec.name for spec in outputs]),
         )
     except ValidationError as error:
         raise PublishError(explain(error, Signature)) from error
@@ -271,19 +271,35 @@ def _labels(labels: Labels, outputs: Sequence[str]) -> dict[str, tuple[str, ...]
     return {outputs[0]: tuple(map(str, labels))}
 
 
-def _output_spec(
-    name: str, rows: Array, batch_axis: int | None, others: Sequence[Array]
-) -> TensorSpec:
-    """Returns the spec of an output, from its values as rows at each size."""
-    shape = [
-        -1 if any(other.shape[axis] != rows.shape[axis] for other in others) else rows.shape[axis]
-        for axis in range(1, rows.ndim)
-    ]
-    if batch_axis is not None:
-        shape.insert(batch_axis, -1)
-    return TensorSpec(
-        name=name, datatype=datatype_of(rows), shape=tuple(shape), batch_axis=batch_axis
-    )
+def _output_specs(
+    batch_axes: Mapping[str, int | None],
+    found: Mapping[str, Array],
+    others: Sequence[Mapping[str, Array]],
+    varying: Sequence[Sequence[int]],
+) -> tuple[TensorSpec, ...]:
+    """Returns the specs of the outputs: from their values as rows, and those at other sizes.
+
+    Args:
+        batch_axes: batch axis by output.
+        found: outputs of the examples.
+        others: outputs at other sizes.
+        varying: axes by output that the program says vary; empty without a program.
+    """
+    specs = []
+    for number, (name, rows) in enumerate(found.items()):
+        shape = [
+            -1 if any(other[name].shape[axis] != rows.shape[axis] for other in others) else size
+            for axis, size in enumerate(rows.shape[1:], start=1)
+        ]
+        if (batch_axis := batch_axes[name]) is not None:
+            shape.insert(batch_axis, -1)
+        for axis in varying[number] if varying else ():
+            shape[axis] = -1
+        spec = TensorSpec(
+            name=name, datatype=datatype_of(rows), shape=tuple(shape), batch_axis=batch_axis
+        )
+        specs.append(spec)
+    return tuple(specs)
 
 
 def _spec(name: str, array: Array, batch_axis: int | None, varying: set[int]) -> TensorSpec:
@@ -306,21 +322,30 @@ class _Wanted:
         return tuple(repeated(self.inputs, self.batch_axes, MIN_EXPORT_ROWS).values())
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Files that were written, and what the exported program tells."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    """File by kind."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Reason by kind that could not be captured."""
+    related: list[Place] = field(default_factory=list)
+    """Axes whose sizes depend on each other."""
+    varying: list[list[int]] = field(default_factory=list)
+    """Axes of each output that vary, in the model's own form; empty without a program."""
+
+
 def _capture_files(
     flat: OutputsInOrder, wanted: _Wanted, folder: Path, script: bool, say: Say
-) -> tuple[dict[str, str], dict[str, str], list[Place]]:
-    """Writes the files.
-
-    Returns:
-        The files and the refusals, both by kind; and the axes whose sizes depend on each other.
-    """
-    files: dict[str, str] = {}
-    refusals: dict[str, str] = {}
-    unused: list[str] = []
-    related: list[Place] = []
+) -> _Made:
+    """Writes the files."""
+    made, unused = _Made(), []
+    files, refusals = made.files, made.refusals
     try:
-        unused, places = _call(partial(_export, flat, wanted, folder / PROGRAM), say)
-        related = [(name, axis) for name, axis in places]  # JSON has no tuples
+        unused, places, varying = _call(partial(_export, flat, wanted, folder / PROGRAM), say)
+        made.related.extend((name, axis) for name, axis in places)  # JSON has no tuples
+        made.varying.extend(varying)
         files["pt2"] = PROGRAM
     except ForkedCallError as error:
         refusals["pt2"] = f"torch.export: {error}"
@@ -338,7 +363,7 @@ def _capture_files(
             files["torchscript"] = SCRIPT
         except ForkedCallError as error:
             refusals["torchscript"] = f"torch.jit: {error}"
-    return files, refusals, related
+    return made
 
 
 def _call(call: Callable[[Save], Any], say: Say) -> Any:
@@ -393,11 +418,12 @@ def _quietly(call: Callable[[], Any]) -> Any:
 
 def _export(
     flat: OutputsInOrder, wanted: _Wanted, path: Path, save: Save
-) -> tuple[list[str], list[Place]]:
+) -> tuple[list[str], list[Place], list[list[int]]]:
     """Writes the exported program.
 
     Returns:
-        The names of inputs that nothing uses, and the axes whose sizes depend on each other.
+        The names of inputs that nothing uses, the axes whose sizes depend on each other, and the
+        axes of each output that vary.
     """
     batch = torch.export.Dim("batch", min=1, max=max(wanted.max_batch_size, 2))
     axes: list[dict[int, Any]] = []
@@ -410,18 +436,26 @@ def _export(
         program = torch.export.export(flat, wanted.arguments(), dynamic_shapes=(tuple(axes),))
     save(partial(torch.export.save, program), path)
     nodes = {node.name: node for node in program.graph.nodes}
+
+    def symbols(node: str) -> list[set[str]]:
+        return [set(_SYMBOL.findall(str(size))) for size in nodes[node].meta["val"].shape]
+
     inputs = dict(zip(wanted.inputs, program.graph_signature.user_inputs, strict=True))
     sizes = {
-        (name, axis): set(_SYMBOL.findall(str(nodes[inputs[name]].meta["val"].shape[axis])))
+        (name, axis): symbols(inputs[name])[axis]
         for name, axes_of in wanted.dynamic.items()
         for axis in axes_of
     }
     related = [
         place
-        for place, symbols in sizes.items()
-        if any(symbols & others for other, others in sizes.items() if other != place)
+        for place, own in sizes.items()
+        if any(own & others for other, others in sizes.items() if other != place)
     ]
-    return [name for name, node in inputs.items() if not nodes[node].users], related
+    answers = [
+        [axis for axis, own in enumerate(symbols(node)) if own]
+        for node in program.graph_signature.user_outputs
+    ]
+    return [name for name, node in inputs.items() if not nodes[node].users], related, answers
 
 
 def _to_torchscript(

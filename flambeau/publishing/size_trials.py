@@ -22,6 +22,9 @@ from flambeau.publishing.model_run import Model, run_model
 TRIAL_ROWS = 8
 """Rows of an example at other sizes."""
 
+LARGE_SIZE = 64
+"""Size that is tried of every axis that varies: outputs that shrink 32 times grow by then."""
+
 Place = tuple[str, int]
 """An input and one of its axes."""
 
@@ -83,6 +86,26 @@ def taken_sizes(
     alone = {name: axes for name, axes in alone.items() if axes}
     trials = [*_trials(model, examples, batch_axes, steps, together)] if steps else []
     return TakenSizes(alone, together, trials, notes)
+
+
+def other_sizes(
+    inputs: Mapping[str, Tensor], batch_axes: Mapping[str, int | None], sizes: Sizes
+) -> list[dict[str, Tensor]]:
+    """Returns one row at the smallest sizes, and at larger ones: the model may refuse them.
+
+    Args:
+        inputs: an example.
+        batch_axes: batch axis by input.
+        sizes: axes that vary, from `Examples.sizes`.
+    """
+    smaller = rows_of(inputs, batch_axes, 0, 1)
+    larger = dict(smaller)
+    for name, axes in sizes.items():
+        for axis, (low, high) in axes.items():
+            size = inputs[name].shape[axis]
+            smaller[name] = _resized(smaller[name], axis, low)
+            larger[name] = _resized(larger[name], axis, min(max(2 * size, LARGE_SIZE), high))
+    return [smaller, larger] if sizes else []
 
 
 def _step(

@@ -39,6 +39,13 @@ def at_other_sizes(inputs: Mapping[str, Array], signature: Signature) -> list[In
         for (name, axis), share in zip(axes, shares, strict=True):
             low, high = signature.dynamic[name][axis]
             size = low + round((high - low) * share)
-            sized[name] = np.take(sized[name], np.arange(size), axis, mode="wrap")
+            sized[name] = resized(sized[name], axis, size)
         found.append(sized)
+    return found
+
+
+def resized(array: Array, axis: int, size: int) -> Array:
+    """Cuts an axis that is too long, and repeats the elements of one that is too short."""
+    # `mode="wrap"` of NumPy subtracts the length until an index fits: its time grows with size².
+    found: Array = np.take(array, np.arange(size) % array.shape[axis], axis)
     return found

@@ -15,7 +15,8 @@ _ERROR = re.compile(r"[\w.]+(Error|Exception)\b")
 _PLACE = "Exception from "
 """Start of the lines that name OpenVINO's own sources, before the error."""
 _ONNX_RUNTIME = "[ONNXRuntimeError]"
-_CODES = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_CODES = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .*? failed: ?)?")
+"""Codes, and the path of the file, which may be a temporary one."""
 _NODE = re.compile(r"running (\w+) node\. Name:'([^']*)'")
 _NODE_STATUS = re.compile(r"^Non-zero status code returned while .*?Status Message: ")
 _SOURCES = re.compile(r"/\S*onnxruntime\S* .*?\) (?:\S.*? was false\. )?|^\w+\.\w+:\d+ \w+ ")

@@ -122,7 +122,10 @@ def test_a_bad_row_fails_its_own_request_alone(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize(
     ("value", "status", "words"),
-    [(21.0, 503, "ended with exit code 7"), (22.0, 500, "blocked|execution_timeout_s")],
+    [
+        (21.0, 500, r"ended its process on this input \(exit code 7\)"),
+        (22.0, 500, "blocked|execution_timeout_s"),
+    ],
 )
 def test_a_fault_of_its_process_harms_no_neighbour(
     server: ServerProcess, value: float, status: int, words: str

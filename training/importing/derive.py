@@ -92,15 +92,32 @@ def derive(job: DeriveJob) -> MadeWith:
     entry = job.entry
     if entry.kind == job.source_kind and entry.precision == "fp32":
         _copy(job)
-    elif entry.kind == "onnx":
+        return _made_with(entry)
+    _check_names_apart(job)
+    if entry.kind == "onnx":
         _onnx(job)
     elif entry.kind == "openvino":
         _openvino(job)
     else:
         _from_program(job)
+    return _made_with(entry)
+
+
+def _made_with(entry: Export) -> MadeWith:
     return MadeWith(
         libraries=library_versions(EXPORT_KINDS[entry.kind].recorded), cpu_features=cpu_features()
     )
+
+
+def _check_names_apart(job: DeriveJob) -> None:
+    """Refuses an output with the name of an input where a graph has one list of names for both."""
+    inputs = {spec.name for spec in job.signature.inputs}
+    same = [spec.name for spec in job.signature.outputs if spec.name in inputs]
+    if same and EXPORT_KINDS[job.entry.kind].one_list_of_names:
+        raise ExportError(
+            f"output '{same[0]}' has the name of an input, and a graph of {job.entry.kind} has one "
+            "list of names for both; give the output another name"
+        )
 
 
 def _copy(job: DeriveJob) -> None:
@@ -225,6 +242,9 @@ def _openvino(job: DeriveJob) -> None:
     from training.programs.exported_program import has_loops
 
     check_bf16(job.entry.precision)
+    for spec in job.signature.inputs:
+        if spec.optional:
+            raise ExportError(f"input '{spec.name}' is optional, and OpenVINO needs every input")
     source: Path | torch.export.ExportedProgram = job.source
     if job.source_kind == "pt2":
         program = torch.export.load(job.source)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flambeau.protocol.signature import Signature
 from model_store.gates import GateError
 from model_store.golden import GoldenRows
 from model_store.manifest import Draft, Golden, Lineage, Manifest
@@ -154,7 +155,7 @@ def prepare_model(
     assert examples.outputs is not None
     try:
         expected = imported_reference(
-            first.signature,
+            _with_sizes_of(examples, first.signature),
             examples.inputs,
             examples.outputs,
             labels=examples.targets,
@@ -179,20 +180,43 @@ def _with_outputs(
 ) -> ExampleRows:
     """Returns the examples in order, with the original's outputs.
 
-    Rows whose outputs have rarer shapes become examples of their own size.
+    Rows whose outputs have rarer shapes become examples of their own size, and so do the rows
+    without the inputs that a request may omit.
     """
     inputs = check_examples(original.source, original.signature, examples.inputs)
     if examples.outputs is not None:
         return replace(examples, inputs=inputs)
+    optional = {spec.name for spec in original.signature.inputs if spec.optional}
+    fewer = {name: array for name, array in inputs.items() if name not in optional}
+    given = [inputs, *([fewer] if len(fewer) < len(inputs) else [])]
     with told_step(say, f"recording the outputs of {original.source}", request.limits.time_s):
-        found = record_outputs(original, inputs, request.limits)
-    sides = [({n: array[one.rows] for n, array in inputs.items()}, one.outputs) for one in found]
+        found = [record_outputs(original, each, request.limits) for each in given]
+    sides = [
+        ({name: array[one.rows] for name, array in each.items()}, one.outputs)
+        for each, recorded in zip(given, found, strict=True)
+        for one in recorded
+    ]
     targets = examples.targets
-    if len(found) > 1 and targets is not None:
-        targets = targets[found[0].rows]
+    if len(found[0]) > 1 and targets is not None:
+        targets = targets[found[0][0].rows]
     return replace(
         examples, inputs=sides[0][0], outputs=sides[0][1], sized=sides[1:], targets=targets
     )
+
+
+def _with_sizes_of(examples: ExampleRows, signature: Signature) -> Signature:
+    """Returns a signature whose outputs vary along the axes on which the examples' differ."""
+    outputs = []
+    for spec in signature.outputs:
+        shapes = [found[spec.name].shape for _, found in examples.sized]
+        shape = tuple(
+            -1
+            if axis == spec.batch_axis or any(one[spec.row_axis(axis)] != size for one in shapes)
+            else size
+            for axis, size in enumerate(spec.shape)
+        )
+        outputs.append(spec.model_copy(update={"shape": shape}))
+    return signature.model_copy(update={"outputs": tuple(outputs)})
 
 
 def _entries(

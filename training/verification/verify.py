@@ -6,8 +6,9 @@ reason for every artifact that exceeds its tolerance.
 Rules: the exact file that is published is run; the golden rows are replayed at several batch
 sizes and the whole test split once more, and the worst result counts; a model whose rows are padded
 gives each golden row its output without padding; one with dynamic axes is run at its smallest, its
-largest and sizes between; the same rows give the same bits twice; the task metric does not fall;
-figures are single-threaded; memory is the peak of opening the file and running one large batch.
+largest and sizes between; outputs have the sizes that the signature says; the same rows give the
+same bits twice; the task metric does not fall; figures are single-threaded; memory is the peak of
+opening the file and running one large batch.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ from training.verification.output_gates import (
     gated_tolerance,
     judged_by_function,
 )
-from training.verification.runners import file_runner, load_libraries
+from training.verification.runners import file_runner, load_libraries, of_stated_sizes
 
 LATENCY_BATCH_SIZES = (1, 8, 32)
 MIN_WARM_UP_RUNS, MAX_WARM_UP_RUNS = 2, 10
@@ -239,19 +240,18 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
     if exported.failure is not None:
         return unmeasured
     asked: list[GateFigure] = []
+    unlike: list[str] = []  # sizes that the signature does not say
     with _one_thread():
         try:
-            run, peak_memory_bytes = _open(exported, expected)
+            opened, peak_memory_bytes = _open(exported, expected)
+            run = of_stated_sizes(opened, expected.signature, unlike.append)
             if own_gates(expected):
                 unmeasured, asked = _by_functions(run, unmeasured, expected)
             tolerance = unmeasured.tolerance
             compared, outputs = replay(run, expected, tolerance.single_gates)
             largest = expected.signature.max_batch_size
             repeats = gives_the_same_twice(run, expected.golden, largest)
-            # Thread time does not include a GPU's work.
-            on_gpu = exported.made_with.device == "cuda"
-            clock = time.perf_counter if on_gpu else time.thread_time
-            latency_ms = _latency_ms(run, expected, clock)
+            latency_ms = _latency_ms(opened, expected, _clock_of(exported))
         except Exception as error:  # a runtime may raise anything on a file it cannot run
             return unmeasured.model_copy(update={"refusal": f"does not run: {root_cause(error)}"})
     parity = worst([comparison.parity for comparison in compared])
@@ -276,6 +276,7 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             "peak_memory_bytes": peak_memory_bytes,
             "mixes_rows": mixes is not None,
             "refusal": (f"{failure}; {mixes}; {ADVICE}" if mixes else failure)
+            or next(iter(unlike), None)
             or (None if repeats else "two runs of the same rows gave different numbers")
             or next((figure.text() for figure in asked if not figure.holds), None)
             or (
@@ -288,6 +289,11 @@ def verify(exported: Exported, expected: Reference) -> ArtifactReport:
             or (None if metric.task == OUTPUTS else too_much_worse(before, after, entry, labels)),
         }
     )
+
+
+def _clock_of(exported: Exported) -> Clock:
+    on_gpu = exported.made_with.device == "cuda"  # thread time does not include a GPU's work
+    return time.perf_counter if on_gpu else time.thread_time
 
 
 def latency_apart(

@@ -85,7 +85,7 @@ def _served(error: PythonModelError | ValueError) -> BackendError:
     """Returns a model's error as that of a backend."""
     if isinstance(error, PythonModelError):
         return BackendError(str(error))
-    return InputRefusedError(f"the model does not take this input: {error_text(error)}")
+    return InputRefusedError(error_text(error))
 
 
 def open_network(path: Path, *, threads: int, device: Device) -> Network:

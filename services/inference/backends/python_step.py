@@ -40,9 +40,7 @@ class PythonStepBackend(Backend):
         try:
             prepared = check_result(self._step(inputs), self._specs)
         except ValueError as error:
-            raise InputRefusedError(
-                f"the model does not take this input: {error_text(error)}"
-            ) from error
+            raise InputRefusedError(error_text(error)) from error
         except PythonStepError as error:
             raise BackendError(str(error)) from error
         return self._behind.run(prepared)

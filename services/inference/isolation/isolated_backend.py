@@ -215,7 +215,8 @@ class IsolatedBackend(Backend):
         how = _how_it_ended(self._wait_for_end(), self._killed)
         return WorkerProcessDiedError(
             f"the worker process of artifact '{self._name}' (pid {self.pid}) {how}; what it wrote "
-            "to standard error says more"
+            "to standard error says more",
+            how.removeprefix("ended with ").removeprefix("was ended by "),
         )
 
     def _wait_for_end(self) -> int | None:

@@ -6,8 +6,8 @@ Rules: only this thread runs the backend, or the event loop itself if the run is
 hand-over (`loop_runs.py`); a batch that fails because of its inputs is rerun entry
 by entry, so that one bad request never fails the others; a batch that fails because of the device
 is not rerun, unless the device was a worker process that died: the process is restarted, and each
-entry is retried once; a dead entry is not rerun; the event loop has CPU priority over the thread
-of the backend (docs/adr/0045).
+entry is retried once, and is at fault if that process dies, too; a dead entry is not rerun; the
+event loop has CPU priority over the thread of the backend (docs/adr/0045).
 """
 
 import asyncio
@@ -125,6 +125,7 @@ class Instance:
         self.retired = False
         """True if the instance ends after its current batch; set by the event loop."""
         self._opening = False
+        self._is_down = False
         self._has_given, self._waited_s = False, 0.0
         self._awaits_reader = False
         name = f"worker-{lane.model}-{lane.version}"
@@ -305,11 +306,18 @@ class Instance:
     def _run_alone(self, entry: Entry, batch: Batch) -> Result:
         if entry.dead or self.abandoned:
             return BackendError("the request was cancelled or has expired")
+        was_down = self._is_down
         try:
             return self._run(self._rules.alone(entry, batch))[0]
+        except WorkerProcessDiedError as error:
+            self._replace(error)
+            if was_down:
+                return self._failure(entry, batch, error)
+            how = f" ({error.how})" if error.how else ""
+            fault = BackendError(f"model {self._lane} ended its process on this input{how}")
+            fault.__cause__ = error
+            return self._failure(entry, batch, fault)
         except BaseException as error:  # as above
-            if isinstance(error, DeviceError):
-                self._replace(error)
             return self._failure(entry, batch, error)
 
     def _replace(self, error: DeviceError) -> bool:
@@ -321,10 +329,11 @@ class Instance:
             "worker process died; starting another",
             extra={"model": self._lane.model, "version": self._lane.version, "error": str(error)},
         )
-        self._opening = True
+        self._opening = self._is_down = True
         try:
             self._backend.close()
             self._backend = self._reopen()
+            self._is_down = False
         except Exception:
             logger.exception("the worker process could not be restarted")
             return False
@@ -335,8 +344,8 @@ class Instance:
         return True
 
     def _failure(self, entry: Entry, batch: Batch, error: BaseException) -> BackendError:
-        if isinstance(error, InputRefusedError):
-            return error  # the client's error: not logged as a failure of the backend
+        if isinstance(error, InputRefusedError):  # not logged as a failure of the backend
+            return InputRefusedError(f"model {self._lane} does not take this input: {error}")
         line = plain_line(error_text(error))
         if self._is_about_sizes(batch, error, line):
             return self._sizes_refused(entry, line)

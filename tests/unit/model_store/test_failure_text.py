@@ -45,6 +45,11 @@ ADD = (
             "node. Name:'' Status Message: matmul_helper.h:59 Compute MatMul dimension mismatch",
             "MatMul node: MatMul dimension mismatch",
         ),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : Load model from /tmp/a b/model.onnx failed:This is an "
+            "invalid model. Error: Duplicate definition of name (u).",
+            "This is an invalid model. Error: Duplicate definition of name (u).",
+        ),
         ("[ONNXRuntimeError] : 1", "[ONNXRuntimeError] : 1"),
         (SCRIPTED, "RuntimeError: index out of range in self"),
         (f"{SCRIPTED}Compile with TORCH_USE_CUDA_DSA.", "RuntimeError: index out of range in self"),

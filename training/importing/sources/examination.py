@@ -4,10 +4,11 @@ In: a function that runs the model, and its inputs as the file states them. Out:
 the isolated process that has opened the file.
 
 Rule: files state the shapes of outputs wrongly or not at all, so they are measured: a dimension
-that differs between two runs of other sizes varies.
+that differs between runs of other sizes, the smallest and the largest allowed among them, varies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from flambeau.protocol.row_form import from_rows, to_rows
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import nearest_name
 from flambeau.protocol.tensors import DATATYPES, Array, TensorError, datatype_of
+from model_store.arrays.golden_replay import sized_inputs
+from model_store.arrays.sized_rows import resized
 from model_store.artifact_kinds import ArtifactKind
 from training.errors import SourceError
 from training.importing.original import Original
@@ -56,6 +59,10 @@ _SIZE_CHANGES: tuple[Callable[[int], int], ...] = (
 """Changes of the sizes that vary, all at once: halves suit most models."""
 LARGEST_RUN = 4
 """Rows that are run here."""
+LARGE_SIZE = 64
+"""Size that is tried of every dimension that varies: outputs that shrink 32 times grow by then."""
+_OneRun = tuple[int, Mapping[str, Array]]
+"""The rows of a run, and its outputs by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +143,18 @@ def examine(
     else:
         examples = checked_examples(where, specs, given, inputs)
         first = _run(where, run, _rows_of(examples, _rows(examples)))
-    outputs = _outputs(where, run, inputs, examples, first)
-    dependent = dependent_names(inputs)
-    signature = signature_of(where, inputs, outputs, options, labels, dependent)
+    given_inputs = [tensor for tensor in inputs if tensor.name in examples]
+    runs = _runs(where, run, given_inputs, examples, first)
+
+    def measured() -> Signature:
+        outputs, dependent = _outputs(where, inputs, runs), dependent_names(inputs)
+        return signature_of(where, inputs, outputs, options, labels, dependent)
+
+    signature = measured()
+    for sized in sized_inputs(examples, signature):
+        with suppress(SourceError):  # verification runs the same, and says what fails
+            runs.append((len(next(iter(sized.values()))), _run(where, run, sized)))
+    signature = measured()
     return Examined(signature=signature, examples=examples, made_up=given is None, notes=notes)
 
 
@@ -171,6 +187,7 @@ def _on_rows(where: str, run: Run, specs: Sequence[TensorSpec]) -> Run:
                 f"'{spec.name}' {given[spec.name].dtype} "
                 f"{spec.model_copy(update={'shape': given[spec.name].shape}).shape_words()}"
                 for spec in specs
+                if spec.name in given
             )
             raise SourceError(f"{where} does not run on {shapes}: {root_cause(error)}") from None
 
@@ -206,6 +223,8 @@ def checked_examples(
     found: dict[str, Array] = {}
     for spec, tensor in zip(specs, inputs, strict=True):
         if spec.name not in given:
+            if spec.optional:
+                continue
             raise SourceError(ask_for(where, inputs, f"the examples lack '{spec.name}'"))
         array = _as(spec.datatype, np.asarray(given[spec.name]))
         own = spec.batch_axis != 0 and _is_own_form(array, spec, given, specs)
@@ -301,46 +320,52 @@ def _run(where: str, run: Run, inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {name: np.asarray(array) for name, array in outputs.items()}
 
 
-def _outputs(
+def _runs(
     where: str,
     run: Run,
     inputs: Sequence[ReadTensor],
     examples: Mapping[str, Array],
     first: Mapping[str, Array],
-) -> list[TensorSpec]:
-    """Compares runs of other sizes; returns the specs of the outputs, in order."""
+) -> list[_OneRun]:
+    """Returns the first run, and runs of other numbers of rows and of other sizes."""
     rows = _rows(examples)
-    fewer = rows - 1 if rows > 1 else 2
-    has_batch = any(axis is not None for axis in batch_axes(inputs).values())
-    others = [(fewer, _run(where, run, _rows_of(examples, fewer)))] if has_batch else []
+    runs = [(rows, first)]
+    if _has_batch(inputs):
+        fewer = rows - 1 if rows > 1 else 2
+        runs.append((fewer, _run(where, run, _rows_of(examples, fewer))))
     if (found := _run_resized(where, run, inputs, _rows_of(examples, rows))) is not None:
-        others.append((rows, found))
-    return [_output(where, name, array, rows, others, has_batch) for name, array in first.items()]
+        runs.append((rows, found))
+        larger = _resized(inputs, _rows_of(examples, 1), lambda size: max(size * 2, LARGE_SIZE))
+        with suppress(SourceError):  # one other size is enough for most outputs
+            runs += [] if larger is None else [(1, _run(where, run, larger))]
+    return runs
 
 
-def _output(
-    where: str,
-    name: str,
-    array: Array,
-    rows: int,
-    others: Sequence[tuple[int, Mapping[str, Array]]],
-    has_batch: bool,
-) -> TensorSpec:
+def _has_batch(inputs: Sequence[ReadTensor]) -> bool:
+    return any(axis is not None for axis in batch_axes(inputs).values())
+
+
+def _outputs(where: str, inputs: Sequence[ReadTensor], runs: Sequence[_OneRun]) -> list[TensorSpec]:
+    """Returns the specs of the outputs, in order, by comparing runs with the first."""
+    return [_output(where, name, _has_batch(inputs), runs) for name in runs[0][1]]
+
+
+def _output(where: str, name: str, has_batch: bool, runs: Sequence[_OneRun]) -> TensorSpec:
+    array = runs[0][1][name]
     try:
         datatype = datatype_of(array)
     except TensorError as error:
         raise SourceError(f"output '{name}' of {where}: {error}") from error
-    shapes = [other[name].shape for _, other in others]
-    if any(len(shape) != array.ndim for shape in shapes):
+    sizes = [(rows, found[name].shape) for rows, found in runs]
+    if any(len(shape) != array.ndim for _, shape in sizes):
         raise SourceError(
             f"output '{name}' of {where} has {array.ndim} dimensions, and another number for other "
             "inputs; return one with a fixed number of dimensions"
         )
-    sizes = [(rows, array.shape), *((n, other[name].shape) for n, other in others)]
     follows = [a for a in range(array.ndim) if all(s[a] == n for n, s in sizes)]
     batch = follows[0] if follows and has_batch else None
     dims: list[Dimension] = [
-        UNNAMED if axis == batch or any(shape[axis] != size for shape in shapes) else size
+        UNNAMED if axis == batch or any(shape[axis] != size for _, shape in sizes) else size
         for axis, size in enumerate(array.shape)
     ]
     tensor = ReadTensor(name=name, datatype=datatype, dims=tuple(dims))
@@ -389,5 +414,5 @@ def _resized(
     found = dict(examples)
     for (name, place), size in changed.items():
         axis = axes[name, place]
-        found[name] = np.take(found[name], np.arange(size), axis=axis, mode="wrap")
+        found[name] = resized(found[name], axis, size)
     return found

@@ -1,7 +1,9 @@
 """Reads an ONNX file: folds external data in, checks operators and opsets, reads the signature.
 
 Rules: the graph is parsed and run in a separate process; external data is read only from the file's
-own folder; the result is one file that depends on nothing else.
+own folder; the result is one file that depends on nothing else. An input with a default, an
+initializer of the same name, is an optional input if the examples or the configuration name it;
+else it is left out, because some files list all their weights so.
 """
 
 import dataclasses
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**31 - 1
 """Largest file: the limit of protobuf, whose lengths have 31 bits."""
 FILE = "model.onnx"
+SHOWN_DEFAULTS = 3
+"""Inputs with a default that a note names."""
 
 _DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64",
@@ -201,7 +205,16 @@ def _examine(path: Path, where: str, options: SourceOptions, declared: Declared)
             "opset if that is the cause"
         ) from None
     inputs = [_tensor(where, node) for node in session.get_inputs()]
+    wanted = {*(options.examples or {}), *(tensor.name for tensor in declared.inputs)}
+    with_default = session.get_overridable_initializers()
+    inputs += [
+        dataclasses.replace(_tensor(where, node), optional=True)
+        for node in with_default
+        if node.name in wanted
+    ]
     names, notes = _outputs(where, session.get_outputs())
+    if left_out := [node.name for node in with_default if node.name not in wanted]:
+        notes += (_left_out(left_out),)
     checked_names(where, declared, [t.name for t in inputs], names)
 
     def run(batch: Mapping[str, Array]) -> dict[str, Array]:
@@ -209,6 +222,15 @@ def _examine(path: Path, where: str, options: SourceOptions, declared: Declared)
 
     examined = examine(where, run, inputs, options, labels=declared.labels)
     return dataclasses.replace(examined, notes=(*notes, *examined.notes))
+
+
+def _left_out(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:SHOWN_DEFAULTS])
+    more = f" and {len(names) - SHOWN_DEFAULTS} more" if len(names) > SHOWN_DEFAULTS else ""
+    return (
+        f"left out: input {shown}{more}, which the file gives a default; to keep one as an "
+        "optional input, name it in --examples"
+    )
 
 
 def _outputs(where: str, nodes: Sequence[Any]) -> tuple[list[str], tuple[str, ...]]:

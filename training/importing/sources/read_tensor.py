@@ -37,6 +37,8 @@ class ReadTensor:
     """The dimension of the batch if `is_told`; None for none."""
     is_told: bool = False
     """True if the options say the batch axis."""
+    optional: bool = False
+    """True for an input that has a default in the file."""
 
     def text(self) -> str:
         """Returns the tensor in words: `'image' FP32 [batch, 3, 224]`."""
@@ -124,7 +126,11 @@ def tensor_spec(where: str, what: str, tensor: ReadTensor, batch_axis: int | Non
     shape = tuple(-1 if isinstance(size, str) else size for size in tensor.dims)
     try:
         return TensorSpec(
-            name=tensor.name, datatype=tensor.datatype, shape=shape, batch_axis=batch_axis
+            name=tensor.name,
+            datatype=tensor.datatype,
+            shape=shape,
+            batch_axis=batch_axis,
+            optional=tensor.optional,
         )
     except ValidationError as error:
         raise SourceError(f"{what} of {where}: {explain(error, TensorSpec)}") from error

@@ -37,6 +37,21 @@ def square(x: Tensor) -> Tensor:
     return x @ x.transpose(1, 2) + x
 
 
+class Branching(nn.Module):
+    """Branches on values, which torch.export cannot capture."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [rows, n] to [rows, n + 1]."""
+        if bool((x.sum() > 1e9).item()):
+            return torch.cat([x, -x[:, :1]], 1)
+        return torch.cat([x, x[:, :1]], 1)
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    """Maps [rows, n] twice to [rows, n, 3]."""
+    return (x * mask)[:, :, None] * torch.ones(3)
+
+
 def only_eight(x: Tensor) -> Tensor:
     """Maps [rows, 8] to the same, where the program does not say so."""
     if x.shape[1] != 8:
@@ -64,6 +79,31 @@ def test_multiples_of_a_size_are_found_or_told(sizes: tuple[int, ...], tmp_path:
         (4, 1, 64, 64),
     ]
     assert "axis 2 of input 'image' takes multiples of 2, 8 to 64" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (lambda x: x + 1, (-1, -1)),
+        (lambda x: torch.cat([x, x], 1), (-1, -1)),
+        (lambda x: x[:, ::24], (-1, -1)),  # one element for all sizes up to 24
+        (lambda x: x.mean(1, keepdim=True), (-1, 1)),
+        (Branching().eval(), (-1, -1)),
+    ],
+)
+def test_sizes_of_outputs_that_follow_those_of_inputs_vary(
+    model: Any, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    found = captured(model, {"x": torch.randn(4, 12)}, tmp_path, {"x": {1: (2, 64)}})
+    assert found.signature.dynamic == {"x": {1: (2, 64)}}
+    assert found.signature.outputs[0].shape == shape
+
+
+def test_sizes_of_outputs_follow_those_that_depend_on_each_other(tmp_path: Path) -> None:
+    given = {"x": torch.randn(4, 12), "mask": torch.ones(4, 12)}
+    found = captured(masked, given, tmp_path, {"x": {1: (2, 64)}, "mask": {1: (2, 64)}})
+    assert found.signature.limits == {"x": {1: (2, 64)}, "mask": {1: (2, 64)}}
+    assert found.signature.outputs[0].shape == (-1, -1, 3)
 
 
 def test_sizes_that_depend_on_each_other_are_limits(tmp_path: Path) -> None:

@@ -185,9 +185,9 @@ def test_a_refusal_and_a_fault_are_told_apart_and_the_rest_goes_on(opens: Open) 
             return x * 2
     """
     backend = opens(source)
-    with pytest.raises(InputRefusedError, match=r"^the model does not take this input: one is too"):
+    with pytest.raises(InputRefusedError, match=r"^one is too"):
         backend.run(rows(8, 1))
-    with pytest.raises(InputRefusedError, match=r"this input: \? is no word$"):
+    with pytest.raises(InputRefusedError, match=r"^\? is no word$"):
         backend.run(rows(9))
     with pytest.raises(InputRefusedError) as long:
         backend.run(rows(10))

@@ -84,7 +84,7 @@ def test_raw_inputs_go_through_the_step(backend: Backend) -> None:
 
 
 def test_what_the_step_refuses_is_the_callers_fault_and_the_rest_is_not(backend: Backend) -> None:
-    with pytest.raises(InputRefusedError, match="does not take this input: could not convert"):
+    with pytest.raises(InputRefusedError, match=r"^could not convert"):
         backend.run(text("1,2,3,four"))
     # In this process the instance makes a BackendError of it.
     with pytest.raises((BackendError, RuntimeError), match="thirteen") as failed:

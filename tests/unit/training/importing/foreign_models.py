@@ -68,6 +68,47 @@ def write_onnx(
     return path
 
 
+def write_pooling(path: Path, stride: int) -> Path:
+    """Writes `y = x[:, ::stride]`, [batch, n] to [batch, ceil(n / stride)]; returns the path."""
+    node = helper.make_node("Slice", ["x", "start", "end", "axis", "step"], ["y"])
+    values = {"start": 0, "end": 2**31, "axis": 1, "step": stride}
+    graph = helper.make_graph(
+        [node],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array([value]), name) for name, value in values.items()],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def write_defaults(path: Path, scale: float = 2) -> Path:
+    """Writes `y = x * scale + bias`, with defaults: scale [] as given, and bias [3] of ones."""
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "bias"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3]),
+            helper.make_tensor_value_info("scale", TensorProto.FLOAT, []),
+            helper.make_tensor_value_info("bias", TensorProto.FLOAT, [3]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
+        [
+            numpy_helper.from_array(np.array(scale, np.float32), "scale"),
+            numpy_helper.from_array(np.ones(3, np.float32), "bias"),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
 def point_outside(path: Path, location: str, *, dims: Sequence[int] = (4, 3), **more: str) -> Path:
     """Writes an ONNX file whose weight lies in the file of the given name."""
     model = onnx.load(write_onnx(path))

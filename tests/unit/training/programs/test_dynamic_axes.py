@@ -44,6 +44,18 @@ def signature(**changes: Any) -> Signature:
     return Signature.model_validate({**document, **changes})
 
 
+@pytest.mark.timeout(3)
+def test_rows_are_resized_in_time_that_grows_with_the_size_alone() -> None:
+    spec = TensorSpec(name="x", datatype="FP32", shape=(-1, -1))
+    sized = Signature(
+        inputs=(spec,), outputs=(spec,), max_batch_size=4, dynamic={"x": {1: (2, 500_000)}}
+    )
+    smallest, largest, _ = at_other_sizes({"x": np.array([[1, 2]], np.float32)}, sized)
+    assert smallest["x"].tolist() == [[1, 2]]
+    assert largest["x"].shape == (1, 500_000)
+    assert largest["x"][0, -4:].tolist() == [1, 2, 1, 2]
+
+
 @pytest.mark.parametrize("size", [(6, 8), (12, 16), (7, 11)])
 def test_a_request_within_the_sizes_fits(size: tuple[int, int]) -> None:
     assert signature().check_inputs({"image": ("FP32", (2, 1, *size))}) == 2

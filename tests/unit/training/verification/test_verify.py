@@ -77,6 +77,25 @@ def exported(tmp_path: Path, max_abs_difference: float = 1e-4) -> Exported:
     return Exported(OnnxExport.model_validate({"tolerance": tolerance}), path, None)
 
 
+def test_sizes_of_outputs_that_the_signature_does_not_say_are_refused(
+    expected: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sized: dict[str, Array] = {"x": np.ones((2, 7), np.float32)}
+    varying = TensorSpec(name="x", datatype="FP32", shape=(-1, -1))
+    wrong = replace(
+        expected,
+        signature=expected.signature.model_copy(update={"inputs": (varying,)}),
+        sized=[(sized, right(sized))],
+    )
+    monkeypatch.setattr(verify_module, "file_runner", opening(right))
+
+    refusal = verify(exported(tmp_path), wrong).refusal
+
+    assert refusal is not None
+    assert "output 'logits' is [2, 7] for 'x' [2, 7], and its signature is [batch,4]" in refusal
+    assert verify(exported(tmp_path), expected).refusal is None
+
+
 def test_equal_outputs_have_no_distance(expected: Reference) -> None:
     compared, outputs = replay(right, expected)
     assert {comparison.parity for comparison in compared} == {Parity(0.0, 1.0)}

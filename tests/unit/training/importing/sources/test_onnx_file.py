@@ -13,8 +13,10 @@ from tests.unit.training.importing.foreign_models import (
     WEIGHT,
     point_outside,
     write_classifier,
+    write_defaults,
     write_lookup,
     write_onnx,
+    write_pooling,
     write_stateful,
     write_steps,
     write_text_model,
@@ -133,6 +135,35 @@ def test_ranges_of_dimensions_are_the_users(tmp_path: Path) -> None:
         read_here(path, tmp_path, dynamic={"ids": {2: (1, 64)}})
     with pytest.raises(SourceError, match="dynamic names input 'idz'"):
         read_here(path, tmp_path, dynamic={"idz": {1: (1, 64)}})
+
+
+def test_sizes_of_outputs_are_measured_at_the_ends_of_ranges(tmp_path: Path) -> None:
+    path = write_pooling(tmp_path / "net.onnx", stride=32)
+    original = read_here(path, tmp_path, dynamic={"x": {1: (4, 64)}})
+    assert original.signature.outputs[0].shape == (-1, -1)  # 1 for the sizes up to 32
+    assert read_here(path, tmp_path, dynamic={"x": {1: (4, 32)}}).signature.outputs[0].shape == (
+        -1,
+        1,
+    )
+    assert read_here(path, tmp_path).signature.outputs[0].shape == (-1, -1)
+
+
+def test_inputs_with_a_default_are_left_out_and_that_is_told(tmp_path: Path) -> None:
+    original = read_here(write_defaults(tmp_path / "net.onnx"), tmp_path)
+    assert [spec.name for spec in original.signature.inputs] == ["x"]
+    (note,) = [note for note in original.notes if note.startswith("left out")]
+    assert "input 'scale', 'bias', which the file gives a default" in note
+    assert "name it in --examples" in note
+
+
+def test_inputs_with_a_default_that_examples_name_are_optional(tmp_path: Path) -> None:
+    examples = {"x": np.ones((4, 3), np.float32), "scale": np.float32(3)}
+    original = read_here(write_defaults(tmp_path / "net.onnx"), tmp_path, examples=examples)
+    x, scale = original.signature.inputs
+    assert (x.name, x.optional) == ("x", False)
+    assert (scale.name, scale.shape, scale.batch_axis, scale.optional) == ("scale", (), None, True)
+    assert original.signature.outputs[0].shape == (-1, 3)
+    assert any("input 'bias', which" in note for note in original.notes)
 
 
 def test_texts_are_asked_for(tmp_path: Path) -> None:
