@@ -45,7 +45,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The address of REST, such as `http://127.0.0.1:8000`."""
+        """The address of REST, with its scheme and port."""
         return f"http://{self.addresses.http}"
 
     def client(self, **options: Any) -> Client:
