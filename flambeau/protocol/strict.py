@@ -101,9 +101,10 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if count > MAX_FAULTS:
         return f"{count:,} of its keys and values are wrong, so it is a different kind of document"
     details = error.errors(include_url=False)
-    told = [_explain_one(detail, model) for detail in _alternatives_joined(details)]
-    more = [f"and {len(told) - MAX_EXPLAINED} more"] if len(told) > MAX_EXPLAINED else []
-    return "; ".join([*told[:MAX_EXPLAINED], *more])
+    faults = _alternatives_joined(details)
+    told = [_explain_one(fault, model) for fault in faults[:MAX_EXPLAINED]]
+    more = [f"and {len(faults) - MAX_EXPLAINED} more"] if len(faults) > MAX_EXPLAINED else []
+    return "; ".join([*told, *more])
 
 
 def _alternatives_joined(details: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.reconciler import Reconciler
 from services.inference.start_checks import check_machine
-from services.process import end_past_held_threads, freeze_garbage, take_signals
+from services.process import STOPPING, end_past_held_threads, freeze_garbage, take_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.shared_memory.edge_links import EdgeLinks
@@ -111,7 +111,7 @@ async def _serve(config: ServerConfig, end: socket.socket) -> int:
 
 def main(arguments: list[str]) -> int:
     """Runs the model process. Returns its exit code."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     take_signals()
     config = ServerConfig.model_validate_json(sys.stdin.buffer.read())

@@ -26,7 +26,7 @@ from model_store.errors import StoreError
 from model_store.host.own_process import own_command
 from services.gateway.front import Listening
 from services.ports import PortError, metrics_server, reserve
-from services.process import blocked_signals
+from services.process import STOPPING, blocked_signals
 from services.queueing.fleet import fleet_view
 from services.queueing.shared_memory.messages import View, decode_view
 from services.queueing.shared_memory.shared_counts import SharedCounts, make_counts
@@ -170,13 +170,12 @@ class Supervisor:
             loop.remove_signal_handler(number)
             os.kill(os.getpid(), number)
 
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
+        for number in STOPPING:
             loop.add_signal_handler(number, stop, number)
         try:
             yield
         finally:
-            for number in numbers:
+            for number in STOPPING:
                 loop.remove_signal_handler(number)
 
     def _start(self, child: Child) -> None:

@@ -142,8 +142,10 @@ async def test_requests_of_slow_models_go_apart(edge: Edge) -> None:
     answer(*await edge.sent(1), row_s=2 * FAST_ROW_S)
     await values(callers)
     callers = [edge.send(n) for n in range(4)]
-    answer(*await edge.sent(4))
-    await values(callers)
+    entries = await edge.sent(4)
+    assert [entry.request.merged for entry in entries] == [1] * 4
+    answer(*entries)
+    assert await values(callers) == [[10.0 * n] for n in range(4)]
 
 
 async def test_one_that_left_costs_the_others_nothing(edge: Edge) -> None:

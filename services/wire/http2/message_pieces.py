@@ -14,7 +14,7 @@ _LEAST_SIZED_BYTES = 64 * 1024
 
 
 class MessagePieces:
-    """What has come of messages that were not taken.
+    """Parts of messages that have come, and were not taken yet.
 
     Args:
         max_bytes: largest message.
