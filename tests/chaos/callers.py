@@ -21,11 +21,11 @@ AFTER_FAILURE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A connection, and the kill count of its gateway when it was made."""
+    """A connection, and a mark of its gateway's endings from before it was made."""
 
     connection: http.client.HTTPConnection
     gateway: Member | ProcessesServer
-    deaths: int
+    mark: int
 
 
 @dataclass
@@ -82,10 +82,10 @@ class Callers:
 
     def _connect(self, number: int) -> "_Line":
         gateway = self.fleet.gateways[number]
-        deaths = gateway.deaths
+        mark = gateway.endings.now()
         connection = http.client.HTTPConnection(self.fleet.https[number], timeout=2 * PATIENCE_S)
         connection.connect()
-        return _Line(connection, gateway, deaths)
+        return _Line(connection, gateway, mark)
 
     def _ask(self, line: "_Line", chance: random.Random) -> bool | None:
         """Sends one request. Returns True on a response; None if the connection has ended."""
@@ -103,7 +103,7 @@ class Callers:
             document = json.loads(reply.read())
         except (OSError, http.client.HTTPException):
             with self._lock:
-                self.ledger.cut_off(request_id, line.gateway.deaths > line.deaths)
+                self.ledger.cut_off(request_id, line.gateway.endings.since(line.mark))
             return None
         with self._lock:
             if reply.status == 200:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.settings import command_line
+from tests.chaos.endings import Endings
 from tests.chaos.network import Network
 from tests.fixtures.redis_servers import RedisProcess
 from tests.fixtures.servers import ROOT
@@ -28,8 +29,8 @@ class Member:
         self._command = [*within, sys.executable, "-m", f"services.{kind}", *command_line(settings)]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
-        self.deaths = 0
-        """Number of kills."""
+        self.endings = Endings()
+        """Kills."""
 
     def start(self) -> None:
         """Starts it."""
@@ -40,10 +41,10 @@ class Member:
 
     def kill(self) -> None:
         """Kills it as a crash would."""
-        self.deaths += 1
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        with self.endings.one():
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
 
     def revive_if_dead(self) -> bool:
         """Restarts it if it has ended by itself. Returns True if it had."""

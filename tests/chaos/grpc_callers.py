@@ -67,18 +67,23 @@ class GrpcCallers:
     def _ask_on(self, chance: random.Random) -> None:
         with grpc.insecure_channel(self.server.grpc, QUICKLY) as channel:
             stub: Any = GRPCInferenceServiceStub(channel)
-            deaths = self.server.deaths
+            worked = self.server.endings.now()
             while not self._over.is_set():
-                before, was_ending = self.server.deaths, self.server.is_ending
-                if self._ask(stub, chance, deaths):
-                    if not was_ending:  # the connection was open when the call began, or later
-                        deaths = before
+                mark = self.server.endings.now()
+                if self._ask(stub, chance, worked):
+                    worked = mark
                     self._over.wait(PAUSE_S)
                 else:
                     self._over.wait(AFTER_FAILURE_S)
 
-    def _ask(self, stub: Any, chance: random.Random, deaths: int) -> bool:
-        """Sends one request. Returns True on a response with a value."""
+    def _ask(self, stub: Any, chance: random.Random, worked: int) -> bool:
+        """Sends one request. Returns True on a response with a value.
+
+        Args:
+            stub: where it sends it.
+            chance: source of its choices.
+            worked: mark from before the last call that was answered.
+        """
         request_id, value = f"g{next(self._numbers)}", float(chance.randrange(1000))
         if chance.random() < LARGE_SHARE:
             array = np.full((1, LARGE), value, np.float32)
@@ -95,7 +100,7 @@ class GrpcCallers:
             words = error.details() or ""
             with self._lock:
                 if any(said in words for said in OF_THE_LIBRARY):
-                    self.ledger.cut_off(request_id, self.server.deaths > deaths)
+                    self.ledger.cut_off(request_id, self.server.endings.since(worked))
                 else:
                     status = STATUSES.get(error.code(), 500)
                     self.ledger.refused(request_id, status, f"{error.code().name}: {words}")

@@ -7,7 +7,7 @@ import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.peers.process_tree import parse_stat
 from bench.servers.process_figures import EDGE, RUNS_MODELS, ProcessFigures, processes_of
 from model_store.host.own_process import own_command
+from tests.chaos.endings import Endings
 from tests.fixtures.redis_servers import until_true
 from tests.fixtures.servers import ROOT, serving
 
@@ -30,9 +31,8 @@ class ProcessesServer:
     """`flambeau serve --processes N`, which keeps its ports across restarts.
 
     Attributes:
-        deaths: number of kills of a process that may have held connections, or of drains.
-        is_ending: True while such a process ends.
-        https, gateways: where callers send requests, and what `deaths` they compare.
+        endings: kills of processes that may have held connections, and drains.
+        https, gateways: where callers send requests, and whose `endings` they compare.
 
     Args:
         store: folder of the model store.
@@ -44,8 +44,7 @@ class ProcessesServer:
         http, grpc, metrics = (f"127.0.0.1:{FIRST_PORT + n}" for n in range(3))
         self.https, self.grpc, self.metrics = [http], grpc, metrics
         self.gateways = [self]
-        self.deaths = 0
-        self.is_ending = False
+        self.endings = Endings()
         self.store, self.edges, self._log = store, edges, log
         ports = [f"--{kind}-port={FIRST_PORT + n}" for n, kind in enumerate(_PORTS)]
         arguments = serving(store, *ports, f"--processes={edges}", newest_versions=0)
@@ -90,31 +89,29 @@ class ProcessesServer:
 
     def send(self, number: signal.Signals, pid: int, *, has_connections: bool = True) -> None:
         """Sends a signal to a process, if it still runs; a kill of an edge ends connections."""
-        if number is signal.SIGKILL and has_connections:
-            self.deaths, self.is_ending = self.deaths + 1, True
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-        if number is signal.SIGKILL:
-            until_true(lambda: not is_running(pid))
-            self.is_ending = False
+        is_kill = number is signal.SIGKILL
+        with self.endings.one() if is_kill and has_connections else nullcontext():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+            if is_kill:
+                until_true(lambda: not is_running(pid))
 
-    def kill_supervisor(self) -> list[int]:
-        """Kills the supervisor alone. Returns the processes that it leaves."""
+    def kill_supervisor(self) -> None:
+        """Kills the supervisor alone, and waits until the processes that it leaves have ended."""
         assert self._process is not None
         left = [*self.pids(EDGE), *self.pids(RUNS_MODELS)]
-        self.send(signal.SIGKILL, self.pid)
-        self._process.wait()
-        return left
+        with self.endings.one():
+            self.send(signal.SIGKILL, self.pid)
+            self._process.wait()
+            until_true(lambda: not any(map(is_running, left)))
 
     def drain(self) -> int:
         """Sends SIGTERM, and waits. Returns its exit code."""
         assert self._process is not None
-        # A connection may close while a request is on its way to it.
-        self.deaths, self.is_ending = self.deaths + 1, True
         left = [one.pid for one in processes_of(self.pid)]
-        self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(60)
-        self.is_ending = False
+        with self.endings.one():  # a connection may close while a request is on its way to it
+            self._process.send_signal(signal.SIGTERM)
+            code = self._process.wait(60)
         alive = list(filter(is_running, left))
         assert not alive, f"processes {alive} outlived the server"
         return code
