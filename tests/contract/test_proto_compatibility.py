@@ -1,4 +1,4 @@
-"""Our .proto equals tritonclient's on the wire: every name, number and type that we define."""
+"""Our .proto files equal tritonclient's on the wire: every name, number and type we define."""
 
 from typing import Any
 
@@ -6,25 +6,34 @@ import pytest
 from google.protobuf.descriptor import FileDescriptor
 
 from flambeau.protocol.messages import inference, jobs, training
-from protos import open_inference_pb2
+from protos import model_config_pb2, open_inference_pb2
 from protos.flambeau.v1 import jobs_pb2, training_pb2
-from tests.contract.proto_description import described
+from tests.contract.proto_description import described, together
 from tests.fixtures.triton_messages import DESCRIPTOR
 
 OURS_ALONE = "ModelMetadataResponse.properties"
 ITS_MAP_ENTRY = {f"ModelMetadataResponse.PropertiesEntry.{name}" for name in ("key", "value")}
 """The Open Inference Protocol has it, Triton does not: a client without it skips the bytes."""
+LEFT_OUT = {
+    "ModelConfig.batch_input", "ModelConfig.batch_output", "ModelConfig.cc_model_filenames",
+    "ModelConfig.metric_tags", "ModelConfig.model_metrics", "ModelConfig.model_operations",
+    "ModelConfig.model_repository_agents", "ModelConfig.model_warmup", "ModelConfig.optimization",
+    "ModelConfig.response_cache", "ModelInstanceGroup.host_policy", "ModelInstanceGroup.passive",
+    "ModelInstanceGroup.profile", "ModelInstanceGroup.rate_limiter",
+    "ModelInstanceGroup.secondary_devices",
+}  # fmt: skip
+"""Parts of a configuration that describe no model of ours. We send configurations, and read none."""
 
 
 @pytest.fixture(scope="module")
 def ours() -> dict[str, Any]:
-    file: FileDescriptor = open_inference_pb2.DESCRIPTOR
-    return described(file)
+    files: list[FileDescriptor] = [open_inference_pb2.DESCRIPTOR, model_config_pb2.DESCRIPTOR]
+    return together(*map(described, files))
 
 
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, Any]:
-    return described(DESCRIPTOR)
+    return together(described(DESCRIPTOR), *map(described, DESCRIPTOR.dependencies))
 
 
 def test_package_is_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -32,7 +41,7 @@ def test_package_is_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> None
 
 
 def test_fields_are_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    assert len(ours["fields"]) > 60
+    assert len(ours["fields"]) > 200
     apart = {OURS_ALONE, *ITS_MAP_ENTRY}
     common = {name: field for name, field in ours["fields"].items() if name not in apart}
     assert common == {name: theirs["fields"].get(name) for name in common}
@@ -57,18 +66,27 @@ def test_fields_they_add_to_our_messages_are_known(
     """A field of theirs that we do not read would be ignored in silence."""
     messages = {name.rpartition(".")[0] for name in ours["fields"]}
     added = {name for name in theirs["fields"] if name.rpartition(".")[0] in messages}
-    assert added - set(ours["fields"]) == set()
+    assert added - set(ours["fields"]) == LEFT_OUT
+
+
+def test_enums_are_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert len(ours["enums"]) == 5
+    assert ours["enums"] == {name: theirs["enums"].get(name) for name in ours["enums"]}
 
 
 def test_methods_are_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    assert len(ours["methods"]) == 6
-    assert ours["methods"] == {name: theirs["methods"].get(name) for name in ours["methods"]}
+    assert len(ours["methods"]) == 20
+    assert ours["methods"] == theirs["methods"]
 
 
 @pytest.mark.parametrize(
     ("file", "stubs"),
     [
         (inference.ModelInferRequest.DESCRIPTOR.file, open_inference_pb2.DESCRIPTOR),
+        (
+            inference.ModelConfigResponse.DESCRIPTOR.fields_by_name["config"].message_type.file,
+            model_config_pb2.DESCRIPTOR,
+        ),
         (jobs.Job.DESCRIPTOR.file, jobs_pb2.DESCRIPTOR),
         (training.TrainingJob.DESCRIPTOR.file, training_pb2.DESCRIPTOR),
     ],
