@@ -22,7 +22,7 @@ LEFT_OUT = {
     "ModelInstanceGroup.profile", "ModelInstanceGroup.rate_limiter",
     "ModelInstanceGroup.secondary_devices",
 }  # fmt: skip
-"""Parts of a configuration that describe no model of ours. We send configurations, and read none."""
+"""Parts of a configuration that describe no model of ours; we send configurations, read none."""
 
 
 @pytest.fixture(scope="module")
