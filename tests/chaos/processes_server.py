@@ -1,5 +1,6 @@
 """A server of several processes that may be killed, and its counters, which never fall."""
 
+import http.client
 import os
 import signal
 import subprocess
@@ -124,8 +125,14 @@ class ProcessesServer:
             self._process.wait()
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        """Returns the samples of one scrape; of counters and histograms with their labels."""
+        """Returns the samples of one scrape; of counters and histograms with their labels.
+
+        Raises:
+            OSError: the scrape was refused, or its answer cut off by the end of the process.
+        """
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as page:
+            if "content-length" not in page.headers:
+                raise ConnectionResetError("only the status line of the metrics has come")
             text = page.read().decode()
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
@@ -182,7 +189,7 @@ class CounterWatch:
             pid = self._server.pid
             try:
                 found = self._server.samples()
-            except (OSError, ValueError):
+            except (OSError, ValueError, http.client.IncompleteRead):
                 continue  # it is being restarted, or stopped
             if pid != self._server.pid:
                 continue
