@@ -1,6 +1,7 @@
-"""Large tensors to a model that reads all of them: CPU time, throughput, and the event loop.
+"""Large tensors to a model that reads little of them: CPU time, throughput, and the event loop.
 
-The model gives the largest number of each row. A neighbour sends pings over a connection of its own
+The model gives the first number of each row, so that the figures are those of the server: to find
+the largest number of 1 MB takes 0.2 ms. A neighbour sends pings over a connection of its own
 beside a client of large JSON: while the event loop is held, they are not answered.
 """
 
@@ -26,7 +27,7 @@ from bench.servers.measured_server import measured_server
 from flambeau.server_process import ServerProcess
 from model_store.store import ModelStore
 
-MODEL, ROW = "reads-all", 250_000
+MODEL, ROW = "first-number", 250_000
 SIZES = {"1 MB": 1, "64 MB": 64}
 """Rows of `ROW` FP32 numbers."""
 CASES = [(form, size) for size in SIZES for form in (Form.BINARY, Form.GRPC)]
@@ -56,7 +57,7 @@ def tensor_server(folder: Path) -> Iterator["TensorServer"]:
     """Publishes the model into a folder, and serves it."""
     store = ModelStore(str(folder))
     flambeau.publish(
-        lambda x: x.amax(1, keepdim=True), {"x": torch.rand(2, ROW)}, name=MODEL, to=store.url,
+        lambda x: x[:, :1], {"x": torch.rand(2, ROW)}, name=MODEL, to=store.url,
         artifacts=["onnx"], max_batch_size=max(SIZES.values()),
     )  # fmt: skip
     with measured_server(store.url, [MODEL]) as server:

@@ -115,6 +115,14 @@ ALERTS = (
         "", "flambeau-model",
     ),
     Alert(
+        "FlambeauProcessRestarts", "ticket",
+        "{{ $labels.instance }} replaced {{ $labels.kind }} processes "
+        "{{ $value | humanize }} times within 15 minutes",
+        "sum by (namespace, instance, kind) "
+        f"{risen('flambeau_process_restarts_total', '15m')} > 2",
+        "", "flambeau-overview",
+    ),
+    Alert(
         "FlambeauJobsFailed", "ticket",
         f"{{{{ $value | humanize }}}} jobs of {LANE} failed or expired within an hour",
         "sum by (namespace, model, version) "

@@ -152,6 +152,10 @@ OVERVIEW = Dashboard(
                    "{{job}} {{instance}}")),
             lines("Memory", "bytes", "Resident memory, by process.",
                   (f"process_resident_memory_bytes{{{PROCESS},{WHERE}}}", "{{job}} {{instance}}")),
+            lines("Processes replaced", "short", "Processes of `flambeau serve --processes` that "
+                  "ended by themselves, by kind.",
+                  (grown("flambeau_process_restarts_total", WHERE, "instance, kind"),
+                   "{{instance}} {{kind}}")),
             lines("Open files", "percentunit", "Share of the file descriptors a process may have.",
                   (f"process_open_fds{{{PROCESS},{WHERE}}} / process_max_fds{{{PROCESS},{WHERE}}}",
                    "{{job}} {{instance}}")),

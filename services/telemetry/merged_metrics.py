@@ -20,7 +20,6 @@ from prometheus_client.registry import Collector
 
 _SMALLEST = (
     "process_start_time_seconds",
-    "process_max_fds",
     "flambeau_tls_certificate_not_after_timestamp_seconds",
 )
 _LARGEST = ("python_info", "flambeau_access_source_stale")
