@@ -23,6 +23,9 @@ LOOP_ANSWERS_WITHIN_S = 5.0
 """Time after which a silent event loop counts as blocked, and its process as not live."""
 MAX_METRICS_CONNECTIONS = 64
 """Connections of the metrics port; each has a thread, and further ones are closed at once."""
+SCRAPES_AT_ONCE = 2
+"""Pages of metrics that are written at once, 2 ms each. Every thread that writes one may keep the
+interpreter lock from the event loop for 5 ms."""
 METRICS_READ_TIMEOUT_S = 5.0
 """Time for a client of the metrics port to send its request."""
 BACKLOG = 4096
@@ -172,6 +175,7 @@ def _metrics_and_health(
     metrics: WSGIApplication, loop: asyncio.AbstractEventLoop, why_not_ready: Callable[[], str]
 ) -> WSGIApplication:
     """Answers the health paths as the other ports do: 200, or 503 and the reason."""
+    writing = threading.BoundedSemaphore(SCRAPES_AT_ONCE)
 
     async def ask() -> str:
         return why_not_ready()
@@ -179,10 +183,11 @@ def _metrics_and_health(
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO")
         if path not in (LIVE_PATH, READY_PATH):
-            try:
-                return metrics(environ, start_response)
-            except (TypeError, ValueError):  # an Accept header whose version is not a number
-                return metrics({**environ, "HTTP_ACCEPT": "*/*"}, start_response)
+            with writing:
+                try:
+                    return metrics(environ, start_response)
+                except (TypeError, ValueError):  # an Accept header whose version is not a number
+                    return metrics({**environ, "HTTP_ACCEPT": "*/*"}, start_response)
         try:
             said = asyncio.run_coroutine_threadsafe(ask(), loop).result(LOOP_ANSWERS_WITHIN_S)
             reason = "" if path == LIVE_PATH else said

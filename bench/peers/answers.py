@@ -47,7 +47,7 @@ def ask_once(peer: Peer, launch: Launch, model: ServedModel) -> str:
     ask = peer.request(model, Form.JSON, model.rows[:1])
     try:
         got, _ = _answer(launch, Form.JSON, ask)
-    except (PeerError, OSError) as error:
+    except PeerError as error:
         return str(error)
     compare(got, model.expected[:1], SAME_NETWORK if peer.exact else QUANTISED)
     return ""
@@ -90,7 +90,7 @@ def _answer(launch: Launch, form: Form, ask: Ask) -> tuple[Floats, int]:
         connection.request("POST", ask.path, ask.body, dict(ask.headers))
         answer = connection.getresponse()
         body = answer.read()
-    except http.client.HTTPException as error:
+    except (OSError, http.client.HTTPException) as error:
         raise PeerError(f"{form}: {error!r}") from error
     finally:
         connection.close()

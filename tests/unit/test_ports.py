@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, Metric
+from prometheus_client.registry import Collector
 
 from services import ports
 from services.ports import LIVE_PATH, READY_PATH, PortError, check_free, listen, metrics_server
@@ -67,6 +70,37 @@ async def test_connections_that_ask_for_nothing_keep_no_probe_away_for_long(
         assert fetched == (200, "")
         for one in (*silent, further):
             one.close()
+
+
+async def test_only_so_many_scrapes_are_written_at_once() -> None:
+    """Each thread that writes a page keeps the interpreter lock from the event loop for a while."""
+    running, may_end = threading.Semaphore(0), threading.Event()
+
+    class Slow(Collector):
+        def collect(self) -> Iterable[Metric]:
+            running.release()
+            may_end.wait(20)
+            return []
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Slow())
+    with metrics_server("127.0.0.1", 0, registry, lambda: "") as port:
+        fetched: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: fetched.append(fetch(port, "/metrics")[0]))
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(ports.SCRAPES_AT_ONCE):
+            assert await asyncio.to_thread(running.acquire, timeout=20)
+        for _ in range(20):  # answered in threads that were started after those of the scrapes
+            assert await asyncio.to_thread(fetch, port, LIVE_PATH) == (200, "")
+        assert not running.acquire(blocking=False)
+        may_end.set()
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+    assert fetched == [200] * 8
 
 
 @pytest.mark.parametrize(
