@@ -31,7 +31,7 @@ class Anything(Peer):
         raise PeerError("is started elsewhere")
 
     def request(self, model: ServedModel, form: Form, rows: Array) -> Ask:
-        return Ask(path="/", body=b"{}", headers=(), read=cast(Any, None))
+        return Ask(path="/", body=b"{}", read=cast(Any, None))
 
 
 @pytest.mark.parametrize("says", ["nothing", "the end"])
