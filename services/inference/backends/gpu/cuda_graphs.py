@@ -36,6 +36,9 @@ LARGEST_ROWS = 256
 WARM_UP_RUNS = 3
 """The number in torch's documentation; also lets TorchScript profile and fuse before a capture."""
 
+MODE = "thread_local"
+"""Restricts only the capturing thread to the rules of a capture: others allocate meanwhile."""
+
 CAPTURE_LOCK = threading.Lock()
 """Held to capture a graph and to empty torch's cache, which must not happen concurrently."""
 
@@ -112,10 +115,8 @@ class CudaGraphs:
             self._module(*inputs)
         graph = torch.cuda.CUDAGraph()
         pool = torch.cuda.graph_pool_handle()
-        # Other threads allocate meanwhile: "thread_local" restricts only this one to the rules.
-        mode = "thread_local"
         try:
-            with CAPTURE_LOCK, torch.cuda.graph(graph, pool, self._stream, capture_error_mode=mode):
+            with CAPTURE_LOCK, torch.cuda.graph(graph, pool, self._stream, capture_error_mode=MODE):
                 outputs = self._module(*inputs)
         except Exception:
             self._forget(pool)
@@ -126,14 +127,18 @@ class CudaGraphs:
         return CapturedGraph(graph, inputs, outputs)
 
     def _forget(self, pool: tuple[int, int]) -> None:
-        """Ends the allocations of a capture that broke off; torch does so only for others.
+        """Ends what a capture that broke off began; torch does so only for others.
 
-        Until then `torch.cuda.empty_cache` returns no memory to the GPU, of no model.
+        Until then `torch.cuda.empty_cache` returns no memory to the GPU, of no model, and random
+        operators of this process fail on it. The next capture that succeeds ends the latter.
         """
+        index = self._stream.device.index
         with contextlib.suppress(RuntimeError):  # torch ended them, after all
-            index = self._stream.device.index
             torch._C._cuda_endAllocateToPool(index, pool)
             torch._C._cuda_releasePool(index, pool)
+        number, graph = torch.zeros(1, device=self._stream.device), torch.cuda.CUDAGraph()
+        with CAPTURE_LOCK, torch.cuda.graph(graph, stream=self._stream, capture_error_mode=MODE):
+            number.zero_()
 
 
 def _torch_type(spec: TensorSpec) -> torch.dtype:
