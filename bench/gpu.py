@@ -29,6 +29,7 @@ from bench.measured.golden_model import (
 from bench.measured.raw_model import runs_per_second
 from bench.peers.peer import Form, PeerError
 from bench.servers.measured_server import end_with_exception, measured_server
+from bench.servers.metrics_page import read_metrics
 from flambeau.protocol.tensors import Array
 from model_store.manifest import Artifact, Manifest
 from model_store.store import ModelStore
@@ -41,8 +42,12 @@ from services.inference.backends.verified_artifact import VerifiedArtifact
 
 SERVED_OVER_RAW = 0.95
 FORMS = (Form.BINARY, Form.GRPC)
+RUN = "flambeau_execution_duration_seconds"
+QUEUE = "flambeau_queue_duration_seconds"
 RAW_S = 1.0
 MOST_CLIENTS = 256
+BATCHES_IN_FLIGHT = 4
+"""Batches that the clients' requests fill: two that run, and two that arrive meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,14 @@ class Figure:
     p50_ms: float
     p99_ms: float
     failures: int
+    batch_rows: float
+    """Mean rows of a batch."""
+    run_ms: float
+    """Mean milliseconds of a batch, from joining its rows to dividing its outputs."""
+    runs_at_once: float
+    """Mean number of batches that ran."""
+    queue_ms: float
+    """Mean milliseconds of a request from its admission to its batch."""
 
 
 def main() -> None:
@@ -109,6 +122,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=5, help="of load for each figure")
     parser.add_argument("--rows", type=int, default=1, help="of a request")
     parser.add_argument(
+        "--processes", default="auto", help="of the server, that accept requests (default auto)"
+    )
+    parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the server"
     )
     return parser.parse_args()
@@ -137,18 +153,21 @@ def _measure(
     rates = {size: _samples_per_second(backend, inputs, size) for size in sizes}
     best = max(rates, key=lambda size: rates[size])
     rows = min(given.rows, limit)
-    clients = min(max(2 * best // rows, 8), MOST_CLIENTS)
+    clients = min(max(BATCHES_IN_FLIGHT * best // rows, 8), MOST_CLIENTS)
     print(f"{manifest.model}, {artifact.name}: raw {rates[best]:,.0f} samples/s at batch {best}")
     asked = golden_model(store, manifest)
-    settings = (f"device={device}", *given.set)
-    with measured_server(store.url, [manifest.model], artifact.name, *settings) as server:
+    settings = (f"device={device}", f"processes={given.processes}", *given.set)
+    model = manifest.model
+    with measured_server(store.url, [model], artifact.name, *settings) as server:
         lengths = check_answers(server, asked, artifact.name)
         for form in FORMS:
             ask = ask_for(asked, form, np.resize(asked.rows, (rows, *asked.rows.shape[1:])))
             answer_bytes = lengths[form] + (rows - 1) * asked.expected[:1].nbytes
             warm_up(server, form, ask, clients, answer_bytes)
             before = _samples_per_second(backend, inputs, best)
+            page = read_metrics(server.metrics)
             load = closed_loop(server, form, ask, clients, given.seconds, answer_bytes)
+            page = read_metrics(server.metrics).since(page)
             raw = mean((before, _samples_per_second(backend, inputs, best)))
             served = rows * load.answered / load.duration_s
             figure = Figure(
@@ -156,7 +175,7 @@ def _measure(
                 artifact=artifact.name,
                 form=form,
                 rows=rows,
-                settings=tuple(given.set),
+                settings=settings[1:],
                 clients=clients,
                 raw_samples_per_second=raw,
                 best_batch_size=best,
@@ -165,6 +184,10 @@ def _measure(
                 p50_ms=load.p50_ms,
                 p99_ms=load.p99_ms,
                 failures=load.failed,
+                batch_rows=page.mean_batch_rows(manifest.model),
+                run_ms=1000 * page.mean(RUN),
+                runs_at_once=page.total(f"{RUN}_sum") / load.duration_s,
+                queue_ms=1000 * page.mean(QUEUE),
             )
             print(f"  {_line(figure)}", flush=True)
             yield figure
@@ -189,7 +212,9 @@ def _line(figure: Figure) -> str:
     return (
         f"{_load(figure)}: {figure.served_samples_per_second:,.0f} "
         f"samples/s, {figure.ratio_to_raw:.3f} of raw, p50 {figure.p50_ms:.2f} ms, "
-        f"p99 {figure.p99_ms:.2f} ms, failures {figure.failures}"
+        f"p99 {figure.p99_ms:.2f} ms, failures {figure.failures}; {figure.batch_rows:.1f} rows a "
+        f"batch, {figure.run_ms:.2f} ms a run, {figure.runs_at_once:.2f} runs at once, "
+        f"{figure.queue_ms:.2f} ms in the queue"
     )
 
 

@@ -39,6 +39,10 @@ class MetricsPage:
         rows = self.total(f"{BATCH}_sum", model=model)
         return ratio(rows, self.total(f"{BATCH}_count", model=model))
 
+    def mean(self, histogram: str) -> float:
+        """Returns the mean of a histogram; NaN if it has no observations."""
+        return ratio(self.total(f"{histogram}_sum"), self.total(f"{histogram}_count"))
+
     def lag_share_within(self, seconds: float) -> float:
         """Returns the share of event loop samples answered within so many seconds.
 

@@ -113,8 +113,12 @@ def is_steady(data: bytes) -> bool:
     Args:
         data: bytes of a file that `check_onnx` has accepted.
     """
-    operators = {name for _, name in _read(data).operators}
-    return not operators & UNSTEADY_OPERATORS
+    return not operators_of(data) & UNSTEADY_OPERATORS
+
+
+def operators_of(data: bytes) -> frozenset[str]:
+    """Returns the names of all operators of a file that `check_onnx` has accepted."""
+    return frozenset(name for _, name in _read(data).operators)
 
 
 class _OtherFileError(Exception):

@@ -114,7 +114,8 @@ class InferenceSettings(ProcessSettings):
     for models that take minutes."""
     max_concurrent_runs: int = Field(0, ge=0, le=1024)
     """Batches that run at once on the device, fairly shared among models by measured time; 0
-    is the number of cores divided by `threads`, or 1 on a GPU."""
+    is the number of cores divided by `threads`, or 2 on a GPU, where a model's two batches share
+    its weights."""
     max_memory_mib: int = Field(0, ge=0)
     """The most memory of its device that the server may use; 0 is nine tenths of the total."""
     when_memory_full: Literal["refuse", "unload_idle"] = "refuse"

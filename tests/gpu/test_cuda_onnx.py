@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnxruntime
@@ -63,3 +64,25 @@ def test_a_killed_session_raises(backend: CudaOnnxBackend) -> None:
     backend.kill()
     with pytest.raises(Exception, match="terminate"):
         backend.run({"x": np.ones((1, WIDTH), np.float32)})
+
+
+def test_a_twin_runs_beside_its_original_in_one_session(
+    gpu: Device, sessions: list[onnxruntime.InferenceSession]
+) -> None:
+    data = onnx_models.linear(3.0, layers=4)
+    original = CudaOnnxBackend(verified(data, SIGNATURE), OpenOptions(device=gpu))
+    twin = original.twin()
+    assert twin is not None
+    assert len(sessions) == 1
+    on_cpu = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+
+    def serve(backend: CudaOnnxBackend, seed: int) -> None:
+        for count in (1, 7, 32, 16) * 20:
+            x = np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)
+            assert_close(backend.run({"x": x})["y"], on_cpu.run(["y"], {"x": x})[0])
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(serve, (original, twin), range(2)))
+    original.close()
+    serve(twin, 3)
+    twin.close()

@@ -161,6 +161,26 @@ def test_instances_share_a_gpu(gpu: Device) -> None:
         list(threads.map(serve, range(4)))
 
 
+def test_a_twin_runs_beside_its_original_with_the_same_weights(gpu: Device) -> None:
+    network = torch.nn.Sequential(*(torch.nn.Linear(FEATURES, FEATURES) for _ in range(3)))
+    original = CudaTorchBackend(
+        verified(torchscript(network), signature(), "torchscript"), OpenOptions(device=gpu)
+    )
+    twin = original.twin()
+    assert twin is not None
+
+    def serve(backend: CudaTorchBackend) -> None:
+        for count in (1, 7, 32, 16) * 20:
+            x = random_rows(count, seed=id(backend) % 2**32)
+            assert_close(backend.run({"x": x})["y"], right(x, network))
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(serve, (original, twin)))
+    original.close()
+    serve(twin)
+    twin.close()
+
+
 def test_memory_is_measured_and_given_back(gpu: Device) -> None:
     waiting = CudaTorchBackend(
         verified(torchscript(WaitsForGpu()), signature(), "torchscript"), OpenOptions(device=gpu)

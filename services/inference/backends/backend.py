@@ -63,6 +63,14 @@ class Backend(Protocol):
         """
         yield self.run(inputs)
 
+    def twin(self) -> "Backend | None":
+        """Returns another backend with the same weights in the same memory, to run beside this one.
+
+        So one batch is made ready while the device runs another. None if weights cannot be shared,
+        or batches would not overlap. Each of the two is closed by itself.
+        """
+        return None
+
     def close(self) -> None:
         """Frees the model's memory."""
 

@@ -23,6 +23,11 @@ class OpenOptions:
     """Providers that run ONNX artifacts on a GPU."""
 
     @property
+    def has_one_size(self) -> bool:
+        """True if all batches are padded up to one size, unless they are larger."""
+        return len(set(self.preferred_batch_sizes)) == 1
+
+    @property
     def runs_in_the_calling_thread(self) -> bool:
         """True if the calling thread does all the work of a run: its CPU time is the run's."""
         return self.device == CPU and self.threads == 1

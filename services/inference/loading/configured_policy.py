@@ -50,6 +50,7 @@ def _lane_policy(config: InferenceSettings, own: ModelSettings, needs: ArtifactN
                 ),
             ),
             instances=chosen["instances"],
+            overlaps=config.max_concurrent_runs != 1,
             isolate=chosen["isolate"],
             artifact=chosen["artifact"],
             accuracy=chosen["accuracy"],

@@ -67,6 +67,8 @@ class LoadOptions:
     """Options of each backend."""
     instances: int = 1
     """Number of backends to open, each with its own thread."""
+    overlaps: bool = True
+    """True to add a twin to each backend that offers one, so that its batches overlap."""
     isolate: bool = False
     """True to run each backend in its own worker process."""
     artifact: str = ""
@@ -180,10 +182,11 @@ def load_version(store: ModelStore, manifest: Manifest, options: LoadOptions) ->
             memory.forget(found.key)
             choice = None
             continue
+        backends = [one.backend for one in verified]
         return LoadedVersion(
             manifest=manifest,
             artifact=artifact,
-            backends=[one.backend for one in verified],
+            backends=[*backends, *_twins(backends, manifest, artifact, golden, options)],
             reopen=lambda open_one=open_one: open_one().backend,  # type: ignore[misc]
             parity=verified[0].parity,
             latency_s=verified[0].latency_s,
@@ -335,6 +338,34 @@ def _open_and_verify(
 
     low_priority = alone and options.low_priority
     return run_at_low_priority(open_and_verify) if low_priority else open_and_verify()
+
+
+def _twins(
+    backends: list[Backend],
+    manifest: Manifest,
+    artifact: Artifact,
+    golden: GoldenRows,
+    options: LoadOptions,
+) -> list[Backend]:
+    """Returns a verified twin of each backend that has one, and memory for it."""
+    twins: list[Backend] = []
+    for backend in backends if options.overlaps else ():
+        twin = backend.twin()
+        if twin is None:
+            continue
+        try:
+            replay_golden(twin, golden, manifest, artifact)
+            budget_s = load_budget_s(options.backend.device)
+            warm_up(twin, golden, manifest.signature, time.monotonic, budget_s=budget_s)
+        except Exception as error:  # as in a load: a runtime may raise anything
+            twin.close()
+            logger.warning(
+                "its batches do not overlap",
+                extra={"model": manifest.model, "version": manifest.version, "reason": str(error)},
+            )
+            continue
+        twins.append(twin)
+    return twins
 
 
 @contextlib.contextmanager

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from services.inference.backends.device import Device
 from services.inference.loading.loader import LoadOptions
 
+RUNS_OF_GPU = 2
+"""One batch is joined and copied while the GPU runs another (docs/adr/0065)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePolicy:
@@ -48,9 +51,9 @@ class ServingPolicy:
         return self.by_model.get(model, self.lane)
 
     def slots(self, device: Device) -> int:
-        """Returns the concurrent batches of a device: cores divided by threads, or 1 on a GPU."""
+        """Returns the concurrent batches of a device: cores divided by threads, or 2 on a GPU."""
         if self.max_concurrent_runs:
             return self.max_concurrent_runs
         if device.kind == "cuda":
-            return 1
+            return RUNS_OF_GPU
         return max(len(os.sched_getaffinity(0)) // self.lane.load.backend.threads, 1)

@@ -10,6 +10,7 @@ https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
 """
 
 import contextlib
+import copy
 import importlib
 import logging
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import numpy as np
 import onnxruntime
 
 from flambeau.protocol.tensors import Array
+from model_store.safety.onnx_safety import operators_of
 from services.errors import DeviceError
 from services.inference.backends.backend import Backend
 from services.inference.backends.device import Device
@@ -35,6 +37,9 @@ from services.inference.backends.verified_artifact import VerifiedArtifact
 logger = logging.getLogger("flambeau.cuda")
 
 _MEMORY = "cuda"
+_CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "ConvTranspose"})
+"""Each plans anew when the size of its batch changes: 18 ms a run for ten of them, if two sizes
+alternate (docs/adr/0065). Two batches at once would differ in size, as one size is seldom full."""
 
 
 class CudaOnnxBackend(Backend):
@@ -78,10 +83,9 @@ class CudaOnnxBackend(Backend):
             session = _session(data, threads, device, None)
         _check_provider(device, session.get_providers())
         self._session = session
-        self._run_options = onnxruntime.RunOptions()
-        # "No CUDA graph" is the default, but the Python API reads the entry at every run, and a
-        # missing one costs an exception and 50 µs.
-        self._run_options.add_run_config_entry("gpu_graph_id", "-1")
+        self._run_options = _run_options()
+        keeps_plans = options.has_one_size or not operators_of(data) & _CONVOLUTIONS
+        self._overlaps = keeps_plans and TENSORRT not in session.get_providers()
         self._index = device.index
         self._outputs = [spec.name for spec in signature.outputs]
 
@@ -106,6 +110,14 @@ class CudaOnnxBackend(Backend):
             raise
         return dict(zip(self._outputs, values, strict=True))
 
+    def twin(self) -> "CudaOnnxBackend | None":
+        """Returns a backend with the same session, which takes runs of several threads."""
+        if not self._overlaps:
+            return None
+        twin = copy.copy(self)
+        twin._run_options = _run_options()
+        return twin
+
     def close(self) -> None:
         """Frees the session and its memory on the GPU."""
         del self._session
@@ -113,6 +125,14 @@ class CudaOnnxBackend(Backend):
     def kill(self) -> None:
         """Makes the current run, and every later one, raise at its next operator."""
         self._run_options.terminate = True
+
+
+def _run_options() -> onnxruntime.RunOptions:
+    options = onnxruntime.RunOptions()
+    # "No CUDA graph" is the default, but the Python API reads the entry at every run, and a missing
+    # one costs an exception and 50 µs.
+    options.add_run_config_entry("gpu_graph_id", "-1")
+    return options
 
 
 def _tensorrt_session(

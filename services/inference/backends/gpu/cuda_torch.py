@@ -1,7 +1,8 @@
 """TorchScript models through torch, on a GPU. Loading one runs its code: local stores only.
 
 Rules:
-- each instance has its own stream, so several share a GPU without waiting for each other;
+- each instance has its own stream, so several share a GPU without waiting for each other; a twin
+  has one too, and shares the module, unless that changes itself when it runs;
 - copies to and from the GPU use page-locked memory and do not block; the thread sleeps, without
   spinning, until the whole run has ended;
 - outputs are copied into memory that is allocated anew for every run;
@@ -10,6 +11,7 @@ Rules:
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html
 """
 
+import copy
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,6 +23,7 @@ from services.inference.backends.gpu.cuda_device import check_gpu, pinned_array
 from services.inference.backends.gpu.cuda_graphs import CAPTURE_LOCK, CudaGraphs, graph_sizes
 from services.inference.backends.gpu.device_faults import device_error, is_device_fault
 from services.inference.backends.gpu.fp32_convolutions import forbid_tf32
+from services.inference.backends.gpu.module_state import changes_itself
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torch_module import as_tensors
 from services.inference.backends.torchscript import load_module
@@ -46,16 +49,15 @@ class CudaTorchBackend(Backend):
         check_gpu(device)
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
-        self._stream = torch.cuda.Stream(str(device))  # type: ignore[no-untyped-call]
-        self._ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._device, self._signature = str(device), signature
+        self._sizes = graph_sizes(signature, options.preferred_batch_sizes)
+        self._take_stream()
         with torch.cuda.stream(self._stream):
-            self._module = load_module(artifact.data, str(device))
+            self._module = load_module(artifact.data, self._device)
         if isinstance(self._module, torch.jit.ScriptModule):
             forbid_tf32(self._module)
         self._inputs = [spec.name for spec in signature.inputs]
         self._outputs = [spec.name for spec in signature.outputs]
-        sizes = graph_sizes(signature, options.preferred_batch_sizes)
-        self._graphs = CudaGraphs(self._call, signature, self._stream, sizes)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Returns page-locked memory for one input; see `Backend.buffer`."""
@@ -76,11 +78,24 @@ class CudaTorchBackend(Backend):
             raise
         return dict(zip(self._outputs, values, strict=True))
 
+    def twin(self) -> "CudaTorchBackend | None":
+        """Returns a backend with the same module, and a stream and graphs of its own."""
+        if not isinstance(self._module, torch.jit.ScriptModule) or changes_itself(self._module):
+            return None
+        twin = copy.copy(self)
+        twin._take_stream()
+        return twin
+
     def close(self) -> None:
         """Frees the module and its graphs, and returns their memory to the GPU."""
         del self._graphs, self._module
         with CAPTURE_LOCK:
             torch.cuda.empty_cache()
+
+    def _take_stream(self) -> None:
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._graphs = CudaGraphs(self._call, self._signature, self._stream, self._sizes)
 
     def _launch(self, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
         """Starts a run; returns tensors on the GPU, [rows, ...], valid after the stream ran it."""

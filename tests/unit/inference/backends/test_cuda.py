@@ -25,6 +25,7 @@ from services.inference.backends.gpu.cuda_graphs import LARGEST_ROWS, graph_size
 from services.inference.backends.gpu.cuda_onnx import CudaOnnxBackend
 from services.inference.backends.gpu.cuda_torch import CudaTorchBackend
 from services.inference.backends.gpu.fp32_convolutions import CONVOLUTION, forbid_tf32
+from services.inference.backends.gpu.module_state import changes_itself
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.torchscript import load_module
 from tests.fixtures import misbehaving_models, onnx_models
@@ -163,6 +164,62 @@ def test_a_fault_of_the_model_is_none_of_the_device(backend: CudaTorchBackend) -
         backend.run({"x": np.zeros((2, WIDTH + 1), np.float32)})
 
 
+def test_a_twin_shares_the_module_and_nothing_else(
+    backend: CudaTorchBackend, cuda: FakeCuda
+) -> None:
+    backend.run({"x": rows(1, 2)})
+    twin = backend.twin()
+    assert twin is not None
+    assert twin.run({"x": rows(3, 4)})["y"].tolist() == rows(6, 8).tolist()
+    assert cuda.captures == 2, "a graph has memory of its own, for one run at a time"
+    backend.close()
+    assert twin.run({"x": rows(5, 6)})["y"].tolist() == rows(10, 12).tolist()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_module_that_changes_itself_has_no_twin() -> None:
+    class InPlace(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu_(x + self.total)
+
+    class Sets(InPlace):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.number += 1
+            return x
+
+    class Adds(InPlace):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bool(x.sum() > 0):
+                self.total.add_(x[0])
+            return x
+
+    class Stores(InPlace):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total[0] = x[0, 0]
+            return x
+
+    class Picks(InPlace):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            target = self.total if bool(x.sum() > 0) else x[0]
+            target.zero_()
+            return x
+
+    def changes(module: torch.nn.Module) -> bool:
+        return changes_itself(torch.jit.script(module))  # type: ignore[no-untyped-call]
+
+    assert not changes(InPlace())
+    assert not changes(networks.convolutions())
+    assert all(changes(module()) for module in (Sets, Adds, Stores, Picks))
+
+
 def test_closing_frees_the_module(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[weakref.ref[object]] = []
 
@@ -248,3 +305,26 @@ def test_a_killed_session_raises(session: CudaOnnxBackend) -> None:
     a = np.ones((1, WIDTH), np.float32)
     with pytest.raises(Exception, match="terminate"):
         session.run({"a": a, "b": a})
+
+
+def test_a_twin_shares_the_session_and_is_killed_by_itself(session: CudaOnnxBackend) -> None:
+    twin = session.twin()
+    assert twin is not None
+    session.kill()
+    a = np.ones((1, WIDTH), np.float32)
+    assert twin.run({"a": a, "b": a})["total"].tolist() == (a + a).tolist()
+    session.close()
+    assert twin.run({"a": a, "b": a})["total"].tolist() == (a + a).tolist()
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(("sizes", "has_twin"), [((), False), ((2, 4), False), ((4,), True)])
+def test_convolutions_overlap_only_if_all_batches_have_one_size(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], has_twin: bool
+) -> None:
+    onnx_on_cpu(monkeypatch)
+    backend = CudaOnnxBackend(
+        verified(onnx_models.convolution(), one_to_one((1, 4, 4), rows=4)),
+        OpenOptions(preferred_batch_sizes=sizes),
+    )
+    assert (backend.twin() is not None) == has_twin

@@ -10,7 +10,7 @@ import pytest
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from services.errors import ModelNotReadyError
-from services.inference.backends.device import CPU
+from services.inference.backends.device import CPU, Device
 from services.inference.loading import lanes as lanes_module
 from services.inference.loading.loader import LoadedVersion, LoadOptions, load_version
 from services.inference.loading.memory_admission import OutOfMemoryError
@@ -229,7 +229,9 @@ async def test_each_model_is_run_by_its_own_policy(
 def test_a_device_runs_as_many_batches_at_once_as_was_said() -> None:
     policy = ServingPolicy(newest_versions=1, poll_interval_s=1, retry_failed_s=1)
     assert policy.slots(CPU) >= 1
-    assert dataclasses.replace(policy, max_concurrent_runs=3).slots(CPU) == 3
+    assert policy.slots(Device("cuda")) == 2
+    for device in (CPU, Device("cuda")):
+        assert dataclasses.replace(policy, max_concurrent_runs=3).slots(device) == 3
 
 
 def _load_with(patch: pytest.MonkeyPatch, backend: DoublingBackend) -> None:

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from flambeau.protocol.signature import Padding, Signature, TensorSpec
 from flambeau.protocol.tensors import DATATYPES, Array
 from services.errors import BackendError
-from services.inference.scheduling.batch_arrays import COPIED_BYTES, BatchArrays
+from services.inference.scheduling.batch_arrays import (
+    COPIED_BYTES,
+    MAX_QUIET_BYTES,
+    QUIET_ELEMENTS,
+    BatchArrays,
+)
 from services.inference.scheduling.batch_rules import Batch
 from services.inference.scheduling.latency import LatencyCurve
 from services.queueing.memory_queue import Entry
@@ -108,6 +113,32 @@ def test_rows_are_joined_in_order_in_the_backend_s_memory() -> None:
     assert joined["k"].tolist() == [1, 1, 2]
     assert joined["x"].dtype == np.float32
     assert joined["k"].dtype == np.int64
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_large_rows_are_joined_whichever_way_they_are_copied(at: int) -> None:
+    """Two of more than `QUIET_PARTS_BYTES` together, of any memory, or too large to be quiet."""
+    width = QUIET_ELEMENTS + 1 if at < 5 else MAX_QUIET_BYTES
+    many = Signature(
+        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, width)),),
+        outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1,)),),
+        max_batch_size=4096,
+    )
+    rows = {0: [1, 2, 1], 1: [130] * 12}.get(at, [2, 3])
+    parts = [
+        np.random.default_rng(number).normal(size=(count, width)).astype(np.float32)
+        for number, count in enumerate(rows)
+    ]
+    if at == 2:
+        parts[0] = np.frombuffer(parts[0].tobytes(), np.float32).reshape(parts[0].shape)
+    elif at == 3:
+        parts[1] = np.asfortranarray(parts[1])
+    elif at == 4:
+        parts[1] = parts[1].astype(np.float16)
+    entries = [entry({"x": part}, len(part)) for part in parts]
+    joined = BatchArrays(LANE, many).join(batch(entries, padded_rows=sum(rows) + 1), Buffers())
+    assert np.array_equal(joined["x"][:-1], np.concatenate(parts).astype(np.float32))
+    assert np.array_equal(joined["x"][-1], joined["x"][-2])
 
 
 @pytest.mark.parametrize("entries", [[fixed(1, 1), fixed(2, 1)], [fixed(2, 2)]])
