@@ -149,16 +149,13 @@ def _measure(
         return
     inputs = read_golden(store, manifest).inputs
     limit = manifest.signature.max_batch_size
-    sizes = [1 << power for power in range(limit.bit_length()) if 1 << power <= limit]
-    rates = {size: _samples_per_second(backend, inputs, size) for size in sizes}
-    best = max(rates, key=lambda size: rates[size])
+    best, rate = _best_size(backend, inputs, limit)
     rows = min(given.rows, limit)
     clients = min(max(BATCHES_IN_FLIGHT * best // rows, 8), MOST_CLIENTS)
-    print(f"{manifest.model}, {artifact.name}: raw {rates[best]:,.0f} samples/s at batch {best}")
+    print(f"{manifest.model}, {artifact.name}: raw {rate:,.0f} samples/s at batch {best}")
     asked = golden_model(store, manifest)
     settings = (f"device={device}", f"processes={given.processes}", *given.set)
-    model = manifest.model
-    with measured_server(store.url, [model], artifact.name, *settings) as server:
+    with measured_server(store.url, [manifest.model], artifact.name, *settings) as server:
         lengths = check_answers(server, asked, artifact.name)
         for form in FORMS:
             ask = ask_for(asked, form, np.resize(asked.rows, (rows, *asked.rows.shape[1:])))
@@ -192,6 +189,14 @@ def _measure(
             print(f"  {_line(figure)}", flush=True)
             yield figure
     backend.close()
+
+
+def _best_size(backend: Backend, inputs: Mapping[str, Array], limit: int) -> tuple[int, float]:
+    """Returns the power of two with the most samples a second, and that rate."""
+    sizes = [1 << power for power in range(limit.bit_length()) if 1 << power <= limit]
+    rates = {size: _samples_per_second(backend, inputs, size) for size in sizes}
+    best = max(rates, key=lambda size: rates[size])
+    return best, rates[best]
 
 
 def _samples_per_second(backend: Backend, inputs: Mapping[str, Array], rows: int) -> float:

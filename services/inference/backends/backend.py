@@ -24,6 +24,9 @@ class Backend(Protocol):
     """True if the calling thread does all the work of `run`, in a time that depends on the shapes
     of the inputs and not on their values; the event loop may run it if that time is short."""
 
+    is_twin: bool = False
+    """True if it shares the weights of another: beside that it runs only full batches."""
+
     def buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Allocates memory for one input of the next run, which the caller fills.
 

@@ -4,7 +4,9 @@ In: open backends, and batches to run. Out: calls when a batch has run, when an 
 and when one was abandoned because it blocked.
 
 Rules: an instance that blocks past `execution_timeout_s` is abandoned and replaced; instances of a
-replaced artifact finish their batch first; a backend that cannot be opened is tried again.
+replaced artifact finish their batch first; a backend that cannot be opened is tried again; beside
+the backends with weights of their own, those without run full batches only: small ones cost the
+event loop more than they bring.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from services.inference.backends.backend import Backend
 from services.inference.scheduling.axis_arrays import AxisArrays
 from services.inference.scheduling.batch_arrays import BatchArrays
 from services.inference.scheduling.batch_rules import Batch, BatchRules
+from services.inference.scheduling.batcher import Batcher
 from services.inference.scheduling.instance import BatchPart, BatchReport, Instance
 from services.queueing.records import Lane
 
@@ -94,8 +97,18 @@ class InstancePool:
         """Instances of a replaced artifact; each ends after its last batch."""
         self._watchdog: asyncio.TimerHandle | None = None
         self._ended = False
+        self._own = sum(not backend.is_twin for backend in backends)
         self.busy: set[Instance] = set()
         self.idle = [self._instance(backend, slot) for slot, backend in enumerate(backends)]
+
+    @property
+    def is_free(self) -> bool:
+        """True if an instance is idle, and fewer run than there are copies of the weights."""
+        return bool(self.idle) and len(self.busy) < self._own
+
+    def may_run(self, batcher: Batcher, now: float) -> bool:
+        """Returns True if an instance may run the next batch."""
+        return self.is_free or (bool(self.idle) and batcher.fills_batch(now))
 
     @property
     def fits_loop(self) -> bool:
@@ -132,6 +145,7 @@ class InstancePool:
             reopen: opens another backend of the same verified artifact.
         """
         self._reopen = reopen
+        self._own = sum(not backend.is_twin for backend in backends)
         for instance in (*self.idle, *self.busy, *self._opening):
             instance.retired = True
         for instance in (*self.idle, *self._opening):

@@ -214,9 +214,9 @@ class Worker:
 
     def next_s(self) -> float:
         """Returns the next batch's expected seconds, if it may run as express; see `Runner`."""
-        if not self._idle:
-            return math.inf
         now = time.monotonic()
+        if not self._pool.may_run(self._batcher, now):
+            return math.inf
         if now < self._pauses_until and not self._batcher.fills_batch(now):
             if self._pause is None:
                 self._pause = self._loop.call_at(self._pauses_until, self._pause_is_over)
@@ -225,9 +225,9 @@ class Worker:
 
     def take_turn(self) -> float | None:
         """Starts the next batch, if there is one and an instance is idle; see `Runner`."""
-        if not self._idle:
-            return None
         now = time.monotonic()
+        if not self._pool.may_run(self._batcher, now):
+            return None
         batch = self._batcher.next_batch(now)
         self._refuse_hopeless()
         if batch is None:
@@ -238,9 +238,9 @@ class Worker:
 
     def take_background_turn(self) -> float | None:
         """Starts the next batch of jobs, if they may run now; see `Runner`."""
-        if not self._idle:
-            return None
         now = time.monotonic()
+        if not self._pool.may_run(self._background, now):
+            return None
         batch = self._background.next_batch(now, self._turns.background_s(now))
         self._refuse_hopeless()
         if batch is None:
@@ -357,7 +357,7 @@ class Worker:
 
     def _free_in(self, now: float, run_s: float) -> float:
         """Returns the expected seconds until an instance and a slot of the device are free."""
-        instance_at = 0.0 if self._idle else self.frees_at()
+        instance_at = 0.0 if self._pool.is_free else self.frees_at()
         turns = self._turns
         slot_at = turns.frees_at(run_s * self._run_share)
         if not slot_at and not turns.free:  # it may run beside a longer batch
@@ -485,7 +485,7 @@ class Worker:
                     "(execution_timeout_s); its worker was restarted"
                 )
             )
-        self._turns.done(self, instance.expected_s, limit_s)
+        self._turns.done(self, instance.expected_s, limit_s, asks=bool(self._batcher.waiting))
         self._look_whether_emptied()
 
     def count_restart(self, reason: str) -> None:

@@ -115,6 +115,7 @@ class CudaOnnxBackend(Backend):
         if not self._overlaps:
             return None
         twin = copy.copy(self)
+        twin.is_twin = True
         twin._run_options = _run_options()
         return twin
 

@@ -83,6 +83,7 @@ class CudaTorchBackend(Backend):
         if not isinstance(self._module, torch.jit.ScriptModule) or changes_itself(self._module):
             return None
         twin = copy.copy(self)
+        twin.is_twin = True
         twin._take_stream()
         return twin
 
