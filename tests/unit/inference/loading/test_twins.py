@@ -99,6 +99,7 @@ def test_one_without_memory_is_closed_and_the_version_serves(
 def test_there_is_none_where_batches_run_one_after_the_other(
     twins: Twins, load: Load, runs: int, twins_made: int
 ) -> None:
-    policy = serving_policy(InferenceSettings(max_concurrent_runs=runs, needs_file=""))
+    settings = InferenceSettings.model_validate({"max_concurrent_runs": runs, "needs_file": ""})
+    policy = serving_policy(settings)
     load(LoadOptions(overlaps=policy.lane.load.overlaps))
     assert len(twins.made) == twins_made
