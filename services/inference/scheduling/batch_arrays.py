@@ -22,9 +22,9 @@ that an answer that waits for its caller keeps no batch in memory (`make adversa
 
 QUIET_ELEMENTS = 500
 """From so many elements on, numpy releases the interpreter lock (GIL) while it copies an array."""
-MAX_QUIET_BYTES = 256 * 1024
+QUIET_PART_BYTES = 256 * 1024
 """Larger parts are copied with the lock released: 25 µs or more each."""
-QUIET_PARTS_BYTES = 2**20
+QUIET_COPY_BYTES = 2**20
 """Bytes that are copied in one go while the lock is held."""
 
 Buffer = Callable[[str, tuple[int, ...], np.dtype[np.generic]], Array]
@@ -47,14 +47,14 @@ def _concatenate(parts: list[Array], whole: Array) -> None:
     if (
         whole[:1].size <= QUIET_ELEMENTS
         or whole.dtype.hasobject
-        or max(part.nbytes for part in parts) > MAX_QUIET_BYTES
+        or max(part.nbytes for part in parts) > QUIET_PART_BYTES
         or not all(part.flags.c_contiguous and part.dtype == whole.dtype for part in parts)
     ):
         np.concatenate(parts, out=whole)
         return
     row = np.dtype((np.void, row_bytes))
     into, raw = np.frombuffer(whole, row), [np.frombuffer(part, row) for part in parts]
-    at_once = max(QUIET_PARTS_BYTES // max(part.nbytes for part in parts), 1)
+    at_once = max(QUIET_COPY_BYTES // max(part.nbytes for part in parts), 1)
     start = 0
     for first in range(0, len(raw), at_once):
         some = raw[first : first + at_once]

@@ -179,6 +179,8 @@ def test_a_twin_shares_the_module_and_nothing_else(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_module_that_changes_itself_has_no_twin() -> None:
     class InPlace(torch.nn.Module):
+        total: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("total", torch.zeros(WIDTH))
@@ -213,7 +215,7 @@ def test_a_module_that_changes_itself_has_no_twin() -> None:
             return x
 
     def changes(module: torch.nn.Module) -> bool:
-        return changes_itself(torch.jit.script(module))  # type: ignore[no-untyped-call]
+        return changes_itself(torch.jit.script(module))
 
     assert not changes(InPlace())
     assert not changes(networks.convolutions())

@@ -12,8 +12,8 @@ from flambeau.protocol.tensors import DATATYPES, Array
 from services.errors import BackendError
 from services.inference.scheduling.batch_arrays import (
     COPIED_BYTES,
-    MAX_QUIET_BYTES,
     QUIET_ELEMENTS,
+    QUIET_PART_BYTES,
     BatchArrays,
 )
 from services.inference.scheduling.batch_rules import Batch
@@ -117,8 +117,8 @@ def test_rows_are_joined_in_order_in_the_backend_s_memory() -> None:
 
 @pytest.mark.parametrize("at", range(6))
 def test_large_rows_are_joined_whichever_way_they_are_copied(at: int) -> None:
-    """Two of more than `QUIET_PARTS_BYTES` together, of any memory, or too large to be quiet."""
-    width = QUIET_ELEMENTS + 1 if at < 5 else MAX_QUIET_BYTES
+    """Two of more than `QUIET_COPY_BYTES` together, of any memory, or too large to be quiet."""
+    width = QUIET_ELEMENTS + 1 if at < 5 else QUIET_PART_BYTES
     many = Signature(
         inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, width)),),
         outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1,)),),
