@@ -2,10 +2,12 @@
 
 import asyncio
 import inspect
+import socket
 from collections.abc import Generator
 from itertools import pairwise
 
 import pytest
+import uvloop
 
 from services.errors import TooManyInFlightError
 from services.gateway import sliced_work
@@ -17,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("short_turns")
 
 @pytest.fixture
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced_work, "TURN_S", 0.0)
+    for name in ("BEGINNING_S", "TURN_S"):
+        monkeypatch.setattr(sliced_work, name, 0.0)
 
 
 def steps(log: list[str], name: str, count: int) -> Slices[str]:
@@ -38,6 +41,36 @@ async def test_each_turn_of_the_loop_does_one_slice_and_all_take_turns() -> None
     slices = [entry for entry in log if not entry.startswith("turn")]
     assert slices == ["a0", "a1", "b0", "a2", "b1", "b2"]
     assert all("turn" in before or "turn" in after for before, after in pairwise(log))
+
+
+def test_sockets_are_polled_between_the_first_slices_and_the_next() -> None:
+    """What uvloop's callback of a socket calls soon runs before the next poll: it read the whole
+    body just before, and both would be one long turn."""
+    log: list[str] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        (first, one), (second, other) = socket.socketpair(), socket.socketpair()
+        work, over = SlicedWork(), loop.create_future()
+
+        def begin() -> None:
+            loop.remove_reader(first)
+            other.send(b"x")
+            work.begin(steps(log, "slice", 2), over.set_result, over.set_exception, over.done)
+
+        def note() -> None:
+            loop.remove_reader(second)
+            log.append("polled")
+
+        with first, one, second, other:
+            loop.add_reader(first, begin)
+            loop.add_reader(second, note)
+            one.send(b"x")
+            await over
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    assert log == ["slice0", "polled", "slice1"]
 
 
 async def test_short_work_is_done_before_begin_returns() -> None:
