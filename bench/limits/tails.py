@@ -9,6 +9,7 @@ out. Their share is told.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -63,6 +64,8 @@ class TailFigures:
     """The same of all requests, those beside pauses of the client included."""
     beside_pauses_share: float = 0.0
     """Share of the requests that were in flight during a pause of the client."""
+    yardstick_p999_ms: float = 0.0
+    """`p999_ms` of the yardstick under the same load; 0 if it was not measured."""
     failures: int = 0
 
     @property
@@ -79,13 +82,21 @@ class Tail:
         server: server of its fastest artifact.
         name: name of the model.
         form: protocol and body.
+        yardstick: address of one that gets the same load in turn, if any.
     """
 
-    def __init__(self, store: ModelStore, server: ServerProcess, name: str, form: Form) -> None:
+    def __init__(
+        self,
+        store: ModelStore,
+        server: ServerProcess,
+        name: str,
+        form: Form,
+        yardstick: str = "",
+    ) -> None:
         manifest = newest_manifest(store, name)
         model = golden_model(store, manifest)
         length = check_answers(server, model, served_artifact(manifest, ""))[form]
-        self._server, self._form = server, form
+        self._server, self._form, self._yardstick = server, form, yardstick
         self._ask: Ask = ask_for(model, form, model.rows[:1])
         warm_up(server, form, self._ask, CLIENTS, length)
         before = read_metrics(server.metrics)
@@ -104,13 +115,14 @@ class Tail:
             batch_ms=rows / per_second * 1000,
         )
         self._rounds: list[Shots] = []
+        self._yardstick_rounds: list[Shots] = []
 
     def offer(self, seconds: float) -> None:
         """Offers half of the capacity for a while."""
 
-        async def run() -> Shots:
+        async def run(http: str) -> Shots:
             shots = Shots()
-            shooter = open_shooter(self._form, self._server.http, self._server.grpc, [self._ask])
+            shooter = open_shooter(self._form, http, self._server.grpc, [self._ask])
             rate = PART * self._figures.capacity_per_second
             arrivals = poisson_arrivals(rate, seconds, SEED + len(self._rounds))
             try:
@@ -120,24 +132,37 @@ class Tail:
             return shots
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            self._rounds.append(runner.run(run()))
+            if self._yardstick:
+                self._yardstick_rounds.append(runner.run(run(self._yardstick)))
+            self._rounds.append(runner.run(run(self._server.http)))
         if messages := self._rounds[-1].messages:
             print(f"{self._figures.model}, {self._form}: failures: {dict(messages)}", flush=True)
 
     def figures(self) -> TailFigures:
         """Returns the medians of the rounds; failures add up."""
         answered = [shots.where(Outcome.ANSWERED) for shots in self._rounds]
-        paused = [beside_pauses(shots) for shots in self._rounds]
-        rounds = list(zip(self._rounds, answered, paused, strict=True))
         return replace(
             self._figures,
-            p999_ms=median(percentile(s.durations_ms(a & ~p), PERCENT) for s, a, p in rounds),
+            p999_ms=_slowest_ms(self._rounds),
             p999_with_pauses_ms=median(
-                percentile(s.durations_ms(a), PERCENT) for s, a, _ in rounds
+                percentile(shots.durations_ms(which), PERCENT)
+                for shots, which in zip(self._rounds, answered, strict=True)
             ),
-            beside_pauses_share=median(float(which.mean()) for which in paused),
+            beside_pauses_share=median(float(beside_pauses(s).mean()) for s in self._rounds),
+            yardstick_p999_ms=_slowest_ms(self._yardstick_rounds),
             failures=sum(int((~which).sum()) for which in answered),
         )
+
+
+def _slowest_ms(rounds: Sequence[Shots]) -> float:
+    """Returns `PERCENT` of the answers of a round beside no pause, the median of the rounds."""
+    found = [
+        percentile(
+            shots.durations_ms(shots.where(Outcome.ANSWERED) & ~beside_pauses(shots)), PERCENT
+        )
+        for shots in rounds
+    ]
+    return median(found) if found else 0.0
 
 
 def beside_pauses(shots: Shots) -> npt.NDArray[np.bool_]:

@@ -83,7 +83,7 @@ def measure_against_yardstick(
     ours, grpc, least = [], [], []
     with (
         measured_server(store.url, [manifest.model], artifact) as server,
-        _yardstick(store, manifest, artifact) as (pid, address),
+        running_yardstick(store, manifest, artifact) as (pid, address),
     ):
         answer_bytes = check_answers(server, model, artifact)[Form.GRPC]
         for _ in range(rounds):
@@ -119,7 +119,9 @@ def _cpu_us(pid: int, address: str, ask: Ask, seconds: int, answer_bytes: int = 
 
 
 @contextlib.contextmanager
-def _yardstick(store: ModelStore, manifest: Manifest, artifact: str) -> Iterator[tuple[int, str]]:
+def running_yardstick(
+    store: ModelStore, manifest: Manifest, artifact: str
+) -> Iterator[tuple[int, str]]:
     """Runs the yardstick; yields its pid and address."""
     command = [sys.executable, "-m", "bench.servers.yardstick", store.url, manifest.model, artifact]
     process = subprocess.Popen(
