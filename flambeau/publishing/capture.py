@@ -46,6 +46,7 @@ from flambeau.publishing.model_run import CalledByName, Model, check_finite, run
 from flambeau.publishing.network_outputs import OutputsInOrder
 from flambeau.publishing.recurrent_layers import whole_recurrent_layers
 from flambeau.publishing.size_trials import Place, TakenSizes, other_sizes, taken_sizes
+from flambeau.publishing.step_examples import stepped
 
 PROGRAM, SCRIPT = "program.pt2", "module.torchscript.pt"
 """Files of the captured model."""
@@ -120,7 +121,7 @@ def capture(
     if not axes.has_batch:
         max_batch_size = 1
     dynamic = examples.sizes(axes.inputs)
-    alike, others = examples.by_size(axes.inputs)
+    alike, others = _by_size(call, axes, examples)
     found = _run(call, axes, alike, max_batch_size)
     flat = OutputsInOrder(call, list(axes.outputs))
     flat.training = False  # the model's own modules stay as they are
@@ -193,6 +194,17 @@ def _check_tensors(model: Model, folder: Path) -> None:
             f"the model has {needed:,} bytes, and {free:,} are free in {folder.parent}, where it "
             "is captured; free space there, or set TMPDIR to another folder"
         )
+
+
+def _by_size(
+    model: Model, axes: BatchAxes, examples: Examples
+) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """Returns the examples of the first one's size, as steps of a model with states; the others."""
+    alike, others = examples.by_size(axes.inputs)
+    if examples.sequence is not None:
+        run = partial(_run, model, axes, max_batch_size=1)
+        alike = [stepped(run, one, axes, examples.sequence) for one in alike]
+    return alike, others
 
 
 def _run(
