@@ -33,12 +33,14 @@ EFFECTS = {
         api_keys.MAX_FILE_BYTES api_keys.MAX_KEYS binary_texts.MAX_TEXTS body._MAX_LINE_BYTES
         certificate_files.MAX_PEM_BYTES channel.MAX_MESSAGE_BYTES
         choice_memory.MAX_ARTIFACTS control.MAX_MESSAGE_BYTES
-        code_bundle.MAX_SHARED_HEADERS connection.MAX_CALLS
+        code_bundle.MAX_SHARED_HEADERS generate_codec.MAX_MEMBERS
+        connection.MAX_CALLS
         connection.MAX_EMPTY_BYTES frames.MAX_FRAME_BYTES frames.MAX_OTHER_FRAME_BYTES
         grpc_calls.MAX_CALLS
         grpc_health.MAX_WATCHES grpc_health.MAX_WATCHES_A_CONNECTION grpc_raw.MAX_FIELDS
         grpc_raw.MAX_INNER_FIELDS grpc_raw.MAX_TYPED_BYTES grpc_reflection.MAX_UNREAD_BYTES
-        grpc_reflection.MAX_WAITING head.MAX_HEADERS head.MAX_HEAD_BYTES head.MAX_TARGET_BYTES
+        grpc_reflection.MAX_WAITING grpc_stream.MAX_STREAMS
+        head.MAX_HEADERS head.MAX_HEAD_BYTES head.MAX_TARGET_BYTES
         headers.MAX_BLOCK_BYTES headers.MAX_FIELDS_BYTES headers._MAX_RESIZES
         key_set.MAX_SET_BYTES kubernetes_api.MAX_ANSWER_BYTES
         kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES
@@ -64,7 +66,8 @@ EFFECTS = {
         """,
     "makes callers wait, or answers them without a wait": """
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
-        grpc_jobs.MAX_WAITING job_service.MAX_WAIT_S outbox.MOST_WAITING part_window.MAX_UNREAD
+        grpc_jobs.MAX_WAITING grpc_stream.MAX_IN_FLIGHT job_service.MAX_WAIT_S
+        outbox.MOST_WAITING part_window.MAX_UNREAD
         """,
     "forgets entries": """
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
