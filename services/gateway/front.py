@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.access.config import check_open
+from services.access.config import check_open, is_loopback
 from services.access.tenants import Tenants
 from services.errors import ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.config import GatewaySettings
+from services.gateway.edges.administration.calls import AdministrationCalls, FiguresSource
+from services.gateway.edges.administration.repository import ActOnModel, Repository
+from services.gateway.edges.administration.running_settings import RunningSettings, Tell
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.jobs.job_service import JobService
@@ -91,6 +94,9 @@ class Front:
         sampler: sampler of payloads, if configured; writes while the ports are open.
         processes: number of fronts that share the ports; if there are several, another process
             serves the metrics.
+        figures: figures of the whole server, if other processes have some; else its own.
+        control: loads and unloads models, where callers may.
+        tell: changes settings of all processes of the server, if there are several.
 
     Raises:
         ConfigError: unauthenticated clients could reach it, or the files of credentials or of TLS
@@ -110,6 +116,9 @@ class Front:
         rates: "SharedRates | LinkRates | None" = None,
         sampler: "PayloadSampler | None" = None,
         processes: int = 1,
+        figures: FiguresSource | None = None,
+        control: ActOnModel | None = None,
+        tell: Tell | None = None,
     ) -> None:
         check_open(config, config.host, is_opened=config.open_to_strangers)
         self._config = config
@@ -136,11 +145,27 @@ class Front:
         self._readiness = Readiness(config.readiness)
         self._facts = ServerFacts(version, directory, self._admission, self._readiness)
         self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
+        self._administration = self._make_administration(figures, control, tell)
         self._compression = CompressionThread()
         self._certificates = open_certificates(config, metrics.tls)
         service = open_service(self._admission) if open_service is not None else None
         self._grpc, self._rest = self._make_edges(service)
         self._ports = (0, 0, 0)
+
+    def _make_administration(
+        self, figures: FiguresSource | None, control: ActOnModel | None, tell: Tell | None
+    ) -> AdministrationCalls:
+        config = self._config
+        is_closed = not config.asks_for_credentials and not is_loopback(config.host)
+        repository = Repository(
+            self._directory,
+            self._readiness,
+            control,
+            timeout_s=config.request_timeout_s,
+            is_closed=is_closed,
+        )
+        settings = RunningSettings(self._tracer, tell, is_closed=is_closed)
+        return AdministrationCalls(self._directory, self._accounting, figures, repository, settings)
 
     def _make_edges(self, service: JobService | None) -> tuple[GrpcEdge, PortServer]:
         """Makes both edges, which share one byte budget and the turns of the event loop."""
@@ -159,8 +184,11 @@ class Front:
             authenticator=self._authenticator,
             sampler=self._sampler,
             tls=tls.grpc_context if tls is not None else None,
+            administration=self._administration,
         )
-        route = RestEdge(*parts, service, self._authenticator, self._sampler).route
+        route = RestEdge(
+            *parts, service, self._authenticator, self._sampler, self._administration
+        ).route
         rest = HttpPort(route, limits, self._metrics, budget, turns, self._compression)
         context = tls.context if tls is not None else None
         return grpc, PortServer(rest, partial(HttpConnection, rest), context)

@@ -12,7 +12,19 @@ from services.queueing.directory import Directory
 from services.readiness import Readiness
 
 NAME = "flambeau"
-EXTENSIONS = ("binary_tensor_data", "parameters", "sequence", "sequence(string_id)")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "parameters",
+    "model_configuration",
+    "statistics",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "sequence",
+    "sequence(string_id)",
+    "trace",
+    "logging",
+)
 """Only supported extensions: clients branch on these."""
 
 
@@ -78,6 +90,7 @@ class ServerFacts:
             NotFoundError, ModelNotReadyError: as `Directory.resolve`.
         """
         served, signature = self._directory.resolve(model, version)
+        aliases = dict(self._directory.aliases(model))
         inputs, outputs = (
             [TensorFacts(spec.name, spec.datatype, spec.shape) for spec in specs]
             for specs in (signature.inputs, signature.outputs)
@@ -95,6 +108,7 @@ class ServerFacts:
                 "max_batch_size": str(signature.max_batch_size),
                 "version": str(served.lane.version),
                 **({"semver": served.semver} if served.semver else {}),
+                **({"aliases": json.dumps(aliases, sort_keys=True)} if aliases else {}),
                 **_signature_properties(signature),
             },
         )

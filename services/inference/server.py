@@ -64,7 +64,8 @@ def serve(config: InferenceConfig) -> None:
 class _Process:
     def __init__(self, config: InferenceConfig, store: ModelStore, clients: RedisClients) -> None:
         self._config = config
-        self._metrics = Metrics(installed_version("flambeau"))
+        version = installed_version("flambeau")
+        self._metrics = Metrics(version, with_triton_names=config.triton_metrics)
         clients.report_certificates(self._metrics.tls)
         self._outage = clients.outage
         self._directory = Directory()
@@ -77,7 +78,9 @@ class _Process:
         self._watch = FleetWatch(
             clients, lambda view: make_live(self._directory, view), self._metrics
         )
-        self._announcer = Announcer(clients, name, self._directory, self._receiver.serves)
+        self._announcer = Announcer(
+            clients, name, self._directory, self._receiver.serves, self._metrics.figures.encoded
+        )
         self._tracer = open_tracer(config, "inference", self._metrics)
         self._reconciler = Reconciler(
             store,

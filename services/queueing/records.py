@@ -129,6 +129,33 @@ class ServedArtifact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStep:
+    """One step of a pipeline, as its configuration has it."""
+
+    model: str
+    version: int
+    """-1 for the newest in a range of versions."""
+    inputs: dict[str, str]
+    """Tensor of the pipeline by input of the model."""
+    outputs: dict[str, str]
+    """Tensor of the pipeline by output of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """Facts of how a version is run, for its configuration."""
+
+    instances: int = 1
+    device: str = "cpu"
+    """`cpu`, or `cuda:N`."""
+    file: str = ""
+    """Name of the artifact's file."""
+    batch_wait_us: int = 0
+    preferred_rows: tuple[int, ...] = ()
+    steps: tuple[PipelineStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedVersion:
     """One version, as inference announces it and a gateway knows it."""
 
@@ -148,6 +175,8 @@ class ServedVersion:
     """Its semantic version, if it has one."""
     is_decoupled: bool = False
     """True if a request may have any number of answers; known once the version is ready."""
+    execution: Execution | None = None
+    """Set when ready."""
 
     @property
     def is_pipeline(self) -> bool:

@@ -9,6 +9,12 @@ from collections.abc import Mapping, Sequence
 from flambeau.protocol.called_signature import for_callers
 from flambeau.protocol.sequence_spec import CONTROLS, Control, Sequences, State
 from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.triton_tensors import (
+    config_batch_size,
+    config_data_type,
+    config_dims,
+    has_config_batch,
+)
 from model_store.artifact_kinds import ArtifactKind
 from model_store.manifest import Artifact
 from training.recipe.kinds.export_kinds import EXPORT_KINDS
@@ -41,8 +47,7 @@ def config_pbtxt(model: str, kind: ArtifactKind, file: str, signature: Signature
         signature: names, datatypes and shapes; the batch is omitted, as Triton requires, if it is
             the first axis of every tensor.
     """
-    # Triton's batch is the first axis of every tensor; of others it takes the whole shape.
-    batches = signature.is_plain
+    batches = has_config_batch(signature)
     runtime, by_position = EXPORT_KINDS[kind].triton_runtime, EXPORT_KINDS[kind].triton_by_position
     sequence, (inputs, outputs) = signature.sequence, (
         {spec.name: f"{spec.name}__{index}" if by_position else spec.name
@@ -53,7 +58,7 @@ def config_pbtxt(model: str, kind: ArtifactKind, file: str, signature: Signature
     return (
         f'name: "{model}"\n{runtime}\n'
         f'default_model_filename: "{file}"\n'
-        f"max_batch_size: {signature.max_batch_size if batches else 0}\n"
+        f"max_batch_size: {config_batch_size(signature)}\n"
         f"{_tensors('input', called.inputs, inputs, batches)}"
         f"{_tensors('output', called.outputs, outputs, batches)}"
         f"{'' if sequence is None else sequence_batching(signature, sequence, inputs, outputs)}"
@@ -66,7 +71,7 @@ def _tensors(
     optional = " optional: true"
     entries = [
         f'  {{ name: "{names[spec.name]}" '
-        f"data_type: {_data_type(spec.datatype)} dims: [ {_dims(spec, batches)}"
+        f"data_type: {config_data_type(spec.datatype)} dims: [ {_dims(spec, batches)}"
         f"{optional * spec.optional} }}"
         for spec in specs
     ]
@@ -94,7 +99,8 @@ def sequence_batching(
         if (one := getattr(sequence, name)) is not None
     ]
     if sequence.id is not None:
-        kind = f"CONTROL_SEQUENCE_CORRID data_type: {_data_type(specs[sequence.id].datatype)} "
+        data_type = config_data_type(specs[sequence.id].datatype)
+        kind = f"CONTROL_SEQUENCE_CORRID data_type: {data_type} "
         controls.append(_control(inputs[sequence.id], kind))
     states = [
         _state(specs[name], inputs[name], outputs[state.output], state, signature.is_plain)
@@ -121,7 +127,7 @@ def _control(
 
 
 def _state(spec: TensorSpec, name: str, output: str, state: State, batches: bool) -> str:
-    data_type = f"data_type: {_data_type(spec.datatype)}"
+    data_type = f"data_type: {config_data_type(spec.datatype)}"
     # Where the batch is not Triton's, a sequence runs alone.
     whole = (1 if axis == spec.batch_axis else size for axis, size in enumerate(spec.shape))
     dims = f"dims: [ {', '.join(map(str, spec.row_shape if batches else whole)) or '1'} ]"
@@ -132,12 +138,7 @@ def _state(spec: TensorSpec, name: str, output: str, state: State, batches: bool
     )
 
 
-def _data_type(datatype: str) -> str:
-    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-
-
 def _dims(spec: TensorSpec, batches: bool) -> str:
-    # A tensor of one number per row is [rows]; Triton needs a dimension beside the batch.
-    if not batches and not spec.shape:
-        return "1 ] reshape: { shape: [ ] }"
-    return f"{', '.join(map(str, spec.shape[1:] if batches else spec.shape)) or '1'} ]"
+    dims, reshape = config_dims(spec, batches)
+    text = f"{', '.join(map(str, dims))} ]"
+    return text if reshape is None else f"{text} reshape: {{ shape: [ ] }}"

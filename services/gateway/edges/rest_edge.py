@@ -22,8 +22,12 @@ from services.access.caller import Principal
 from services.access.credential import secret_of
 from services.errors import MethodNotAllowedError, ServingError, UnknownPathError
 from services.gateway.admission import Admission
+from services.gateway.edges.administration.calls import AdministrationCalls
+from services.gateway.edges.administration.rest_routes import AdministrationRoutes
 from services.gateway.edges.job_routes import JobRoutes
 from services.gateway.edges.openapi import openapi_document
+from services.gateway.edges.predict.model_status import ModelStatusRoutes
+from services.gateway.edges.predict.predict_exchange import PREDICT, V1, predict_opener
 from services.gateway.edges.rest_infer import REST, InferExchange, RestInferRoute
 from services.gateway.edges.streams.generate import GenerateExchange, GenerateStreamExchange
 from services.gateway.inference import InferencePath, Sampler
@@ -66,11 +70,16 @@ class RestEdge:
         service: JobService | None = None,
         authenticator: "Authenticator | None" = None,
         sampler: Sampler | None = None,
+        administration: AdministrationCalls | None = None,
     ) -> None:
         self._admission = admission
         self._path = InferencePath(REST, admission, accounting, sampler)
+        self._predict_path = InferencePath(V1, admission, accounting, sampler)
+        self._status = ModelStatusRoutes(admission.directory, self._principal)
         self._authenticator = authenticator
         self._jobs = JobRoutes(admission, accounting, service, self._principal)
+        calls = administration or AdministrationCalls(admission.directory, accounting)
+        self._administration = AdministrationRoutes(calls, self._principal)
         self._facts = facts
         self._accounting = accounting
         page = files("services.gateway.edges").joinpath("docs.html").read_bytes()
@@ -104,6 +113,10 @@ class RestEdge:
             self._authenticator.admit(secret)
             authorization = self._authenticator.authorization(secret, "infer")
         if found is None:
+            if (predicts := PREDICT.fullmatch(head.path)) is not None:
+                if head.method != "POST":
+                    return partial(_NotAllowed, "POST")
+                return predict_opener(self._predict_path, head, predicts, authorization)
             is_job = head.method == "POST" and _JOBS.fullmatch(head.path)
             return self._open_job if is_job else self._open_other
         if head.method != "POST":
@@ -126,7 +139,13 @@ class RestEdge:
 
     def _application(self) -> Starlette:
         application = Starlette(
-            routes=[*self._server_routes(), *self._model_routes(), *self._jobs.routes()],
+            routes=[
+                *self._administration.routes(),  # `/v2/models/stats` is no model
+                *self._server_routes(),
+                *self._model_routes(),
+                *self._jobs.routes(),
+                *self._status.routes(),
+            ],
             exception_handlers={
                 ServingError: _serving_error,
                 HTTPException: _http_error,

@@ -27,6 +27,7 @@ from services.inference.loading.load_turns import Load, LoadTurns
 from services.inference.loading.loaded_lane import (
     LoadedLane,
     close_backends,
+    execution_of,
     served_facts,
     served_version,
     size_bytes,
@@ -338,6 +339,7 @@ class Lanes:
             platform=version.backends[0].platform,
             is_decoupled=version.backends[0].gives_parts,
             taken_bytes=taken_bytes,
+            execution=execution_of(version, self._policy.lane_of(lane.model)),
         )
         self._memory[loaded.device].loaded(lane, taken_bytes)
         self._record_memory(lane)
@@ -422,6 +424,7 @@ class Lanes:
         self._loaded[lane] = LoadedLane(
             worker, device, facts, backend.platform, backend.gives_parts, version.manifest,
             version.row_ms, task, taken_bytes, version.is_chosen or bool(lane.artifact),
+            execution_of(version, policy),
         )  # fmt: skip
         task.add_done_callback(lambda _: self._forget(lane))
         labels = (lane.model, str(lane.version))
