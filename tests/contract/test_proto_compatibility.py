@@ -84,7 +84,7 @@ def test_methods_are_theirs(ours: dict[str, Any], theirs: dict[str, Any]) -> Non
     [
         (inference.ModelInferRequest.DESCRIPTOR.file, open_inference_pb2.DESCRIPTOR),
         (
-            inference.ModelConfigResponse.DESCRIPTOR.fields_by_name["config"].message_type.file,
+            inference.ModelConfigResponse().config.DESCRIPTOR.file,
             model_config_pb2.DESCRIPTOR,
         ),
         (jobs.Job.DESCRIPTOR.file, jobs_pb2.DESCRIPTOR),
