@@ -6,6 +6,7 @@ input) or as typed `contents`, never both; the response takes the form of the re
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +38,9 @@ from services.gateway.edges.grpc_large_answer import (
 from services.gateway.edges.raw_parts import Part
 from services.gateway.refusals import naming_input, refuse_unsupported, unreadable_input
 from services.gateway.scheduling_parameters import checked_scheduling
+from services.gateway.sequence_parameters import checked_sequence
 from services.gateway.sliced_work import Slices
-from services.queueing.records import InferReply, Lane
+from services.queueing.records import InferReply, Lane, SequenceStep
 
 _USUAL_ELEMENTS = 8192
 """Most elements of a response whose header is cached; for a larger one the header is cheap."""
@@ -130,39 +132,49 @@ def asked_outputs(request: pb.ModelInferRequest) -> list[str]:
     if not outputs:
         return []  # iterating over an empty field takes 1 µs
     for output in outputs:
-        refuse_unsupported(output.parameters, _value)
+        refuse_unsupported(output.parameters)
     return [output.name for output in outputs]
 
 
-def scheduling(request: pb.ModelInferRequest) -> tuple[int, int]:
-    """Reads the parameters `timeout` and `priority`, as `int64_param` or `uint64_param`.
+class AskedParameters(NamedTuple):
+    """The parameters of a request that are not about its tensors."""
 
-    Returns:
-        The caller's timeout in microseconds from now, 0 for none; and the priority, 1
-        (first) to 10 (last), 0 for the default.
+    timeout_us: int = 0
+    """The caller's timeout in microseconds from now, 0 for none."""
+    priority: int = 0
+    """1 (first) to 10 (last), 0 for the default."""
+    preference: ArtifactPreference | None = None
+    sequence: SequenceStep | None = None
+
+
+_NOTHING_ASKED = AskedParameters()
+
+
+def asked_parameters(request: pb.ModelInferRequest) -> AskedParameters:
+    """Reads `timeout`, `priority`, `artifact`, `accuracy`, and those of a sequence.
+
+    Numbers come as `int64_param` or `uint64_param`.
 
     Raises:
-        InvalidRequestError: one is not a whole number, or outside its range.
+        InvalidRequestError: one has the wrong type or value, or two contradict each other.
     """
     parameters = request.parameters
     if not parameters:
-        return 0, 0
-    return checked_scheduling(
+        return _NOTHING_ASKED
+    timeout_us, priority = checked_scheduling(
         _parameter(parameters, "timeout", 0), _parameter(parameters, "priority", 0)
     )
-
-
-def artifact_preference(request: pb.ModelInferRequest) -> ArtifactPreference | None:
-    """Reads the parameters `artifact` and `accuracy`, as `string_param`; None without either.
-
-    Raises:
-        InvalidRequestError: one is not a string or not a known value, or both are given.
-    """
-    parameters = request.parameters
-    if not parameters:
-        return None
-    return checked_preference(
-        _parameter(parameters, "artifact", ""), _parameter(parameters, "accuracy", "")
+    return AskedParameters(
+        timeout_us,
+        priority,
+        checked_preference(
+            _parameter(parameters, "artifact", ""), _parameter(parameters, "accuracy", "")
+        ),
+        checked_sequence(
+            _parameter(parameters, "sequence_id", 0),
+            _parameter(parameters, "sequence_start", False),
+            _parameter(parameters, "sequence_end", False),
+        ),
     )
 
 
@@ -268,7 +280,7 @@ def _paired(
         InvalidRequestError: their numbers differ.
         UnsupportedError: the request asks for an extension this server does not offer.
     """
-    refuse_unsupported(request.parameters, _value)
+    refuse_unsupported(request.parameters)
     tensors = request.inputs
     if raw is None:
         raw = request.raw_input_contents
@@ -280,7 +292,7 @@ def _paired(
     # Slices are lists, whose iteration takes half the time of a repeated field's.
     paired = list(zip(tensors[:], raw[:] or [None] * len(tensors), strict=True))
     for tensor, _ in paired:
-        refuse_unsupported(tensor.parameters, _value)
+        refuse_unsupported(tensor.parameters)
     return paired
 
 

@@ -154,7 +154,7 @@ class InferenceCall(UnaryCall):
     ) -> InferCall:
         inference = self._inference
         assert inference is not None
-        timeout_us, priority = grpc_codec.scheduling(request)
+        timeout_us, priority, preference, sequence = grpc_codec.asked_parameters(request)
         allowed_s = self._route.timeout_s
         deadline = math.inf
         if timeout_us or allowed_s is not None:
@@ -168,7 +168,8 @@ class InferenceCall(UnaryCall):
             outputs=grpc_codec.asked_outputs(request),
             deadline=deadline,
             priority=priority,
-            preference=grpc_codec.artifact_preference(request),
+            preference=preference,
+            sequence=sequence,
             trace=inference.trace,
             caller=caller,
         )

@@ -76,7 +76,7 @@ class GrpcJobs:
     ) -> list[Part]:
         service, request = self._open_service, asked.request
         principal.require("infer", request.model_name)
-        timeout_us, _ = grpc_codec.scheduling(request)
+        asked_of = grpc_codec.asked_parameters(request)
         call = InferCall(
             request_id=self._accounting.safe_id(request.id)
             if request.id
@@ -85,11 +85,12 @@ class GrpcJobs:
             version=request.model_version,
             inputs=await self._inputs(request, reserve),
             outputs=grpc_codec.asked_outputs(request),
-            preference=grpc_codec.artifact_preference(request),
+            preference=asked_of.preference,
+            sequence=asked_of.sequence,
             caller=principal.caller,
         )
         preference = JobOptions(
-            timeout_s=timeout_us / 1e6 or None,
+            timeout_s=asked_of.timeout_us / 1e6 or None,
             idempotency_key=asked.idempotency_key,
             webhook=asked.webhook,
         )

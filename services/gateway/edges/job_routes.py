@@ -123,6 +123,7 @@ class JobRoutes:
             inputs=wanted.inputs,
             outputs=wanted.outputs,
             preference=wanted.preference,
+            sequence=wanted.sequence,
             caller=principal.caller,
         )
         preference = JobOptions(

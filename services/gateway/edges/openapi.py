@@ -294,8 +294,14 @@ _PARAMETERS: dict[str, Any] = {
         "enum": list(ACCURACIES),
         "description": "Least accuracy: the fastest loaded artifact that has it runs the request.",
     },
+    "sequence_id": {
+        "type": ["integer", "string"],
+        "description": "The sequence that the request is a step of; 0 or empty for none.",
+    },
+    "sequence_start": {"type": "boolean", "description": "True for its first step."},
+    "sequence_end": {"type": "boolean", "description": "True for its last step."},
 }
-"""Request parameters of its timeout, priority and artifact."""
+"""Request parameters of its timeout, priority, artifact and sequence."""
 
 
 def _schemas() -> dict[str, Any]:

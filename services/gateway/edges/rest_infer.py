@@ -163,6 +163,7 @@ class InferExchange(HttpInference):
             deadline=deadline,
             priority=request.priority,
             preference=request.preference,
+            sequence=request.sequence,
             trace=inference.trace,
             caller=caller,
         )

@@ -77,9 +77,8 @@ def over_grpc(**parameters: Any) -> ArtifactPreference | None:
     choices = {int: "int64_param", str: "string_param", bool: "bool_param"}
     for name, value in parameters.items():
         setattr(request.parameters[name], choices[type(value)], value)
-    return grpc_codec.artifact_preference(
-        pb.ModelInferRequest.FromString(request.SerializeToString())
-    )
+    sent = pb.ModelInferRequest.FromString(request.SerializeToString())
+    return grpc_codec.asked_parameters(sent).preference
 
 
 EDGES = pytest.mark.parametrize("read", [over_rest, over_grpc])

@@ -27,7 +27,8 @@ def over_grpc(**parameters: Any) -> tuple[int, int]:
         parameter = request.parameters[name]
         if value is not None:
             setattr(parameter, choices[type(value)], value)
-    return grpc_codec.scheduling(pb.ModelInferRequest.FromString(request.SerializeToString()))
+    sent = pb.ModelInferRequest.FromString(request.SerializeToString())
+    return grpc_codec.asked_parameters(sent)[:2]
 
 
 EDGES = pytest.mark.parametrize("read", [over_rest, over_grpc])
@@ -74,10 +75,10 @@ def test_unsigned_parameters_of_grpc() -> None:
     request = pb.ModelInferRequest()
     request.parameters["timeout"].uint64_param = 9
     request.parameters["priority"].uint64_param = 2
-    assert grpc_codec.scheduling(request) == (9, 2)
+    assert grpc_codec.asked_parameters(request)[:2] == (9, 2)
     request.parameters["timeout"].uint64_param = 2**63
     with pytest.raises(InvalidRequestError, match="9223372036854775808"):
-        grpc_codec.scheduling(request)
+        grpc_codec.asked_parameters(request)
 
 
 def test_parameter_of_grpc_without_a_value() -> None:

@@ -21,6 +21,7 @@ from services.gateway.edges.json_bodies.numbers import MIN_COUNTED_BYTES, has_sl
 from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.edges.json_bodies.tensors import packed
 from services.gateway.scheduling_parameters import checked_scheduling
+from services.gateway.sequence_parameters import checked_sequence
 
 NOT_FAST = (msgspec.MsgspecError, UnicodeDecodeError, TensorError)
 """Exceptions of the fast parser that leave a request to the strict one.
@@ -55,6 +56,9 @@ class _RequestParameters(_Parameters, frozen=True):
     priority: int = 0
     artifact: str = ""
     accuracy: str = ""
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
 
 
 _NOTHING = _RequestParameters()
@@ -91,7 +95,7 @@ def read_fast(head: Buffer, binary: memoryview) -> RestRequest:
     Raises:
         NOT_FAST: it has another form.
         InvalidRequestError: its timeout or priority is out of range, or its artifact preference
-            is invalid.
+            or its sequence is invalid.
     """
     if len(head) >= MIN_COUNTED_BYTES and has_slow_numbers(head):
         raise TensorError("numbers that the other parser reads faster")
@@ -129,4 +133,5 @@ def _with_parameters(document: _Document, inputs: list[InputTensor]) -> RestRequ
         timeout_us=timeout_us,
         priority=priority,
         preference=checked_preference(asked.artifact, asked.accuracy),
+        sequence=checked_sequence(asked.sequence_id, asked.sequence_start, asked.sequence_end),
     )

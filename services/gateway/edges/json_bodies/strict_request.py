@@ -19,7 +19,9 @@ from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array, rese
 from services.gateway.edges.json_bodies.tensors import from_json
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling_parameters import checked_scheduling
+from services.gateway.sequence_parameters import checked_sequence
 from services.gateway.sliced_work import Slices, at_once
+from services.queueing.records import SequenceStep
 
 _A_SLICE = 64
 """Inputs or outputs in a slice; each takes some 10 µs."""
@@ -40,6 +42,8 @@ class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """1 (first) to 10 (last); 0 for the default."""
     preference: ArtifactPreference | None = None
     """The requested artifact; None for the default one."""
+    sequence: SequenceStep | None = None
+    """Place in a sequence; None for a request by itself."""
     is_simple: bool = False
     """True for a request without an id or a choice of outputs or of their form."""
 
@@ -115,6 +119,11 @@ def read_document(
         parameters.get("timeout", 0), parameters.get("priority", 0)
     )
     preference = checked_preference(parameters.get("artifact", ""), parameters.get("accuracy", ""))
+    sequence = checked_sequence(
+        parameters.get("sequence_id", 0),
+        parameters.get("sequence_start", False),
+        parameters.get("sequence_end", False),
+    )
     request_id = _text(_given(document, "id", ""), "id")
     names, choices = yield from _requested_outputs(document)
     inputs = yield from _decode_inputs(document, binary, array_of, check, reserve)
@@ -127,6 +136,7 @@ def read_document(
         timeout_us=timeout_us,
         priority=priority,
         preference=preference,
+        sequence=sequence,
     )
 
 
@@ -235,7 +245,7 @@ def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
             raise InvalidRequestError(
                 f"parameter '{key:.200}' of {what} must be a string, a number or a boolean"
             )
-    refuse_unsupported(parameters, _as_is)
+    refuse_unsupported(parameters)
     return parameters
 
 
@@ -243,10 +253,6 @@ def _given(owner: Mapping[str, Any], key: str, default: Any) -> Any:
     """Returns an optional field; null counts as absent."""
     value = owner.get(key)
     return default if value is None else value
-
-
-def _as_is(value: object) -> object:
-    return value
 
 
 def _text(value: object, what: str) -> str:

@@ -216,7 +216,7 @@ def test_a_message_is_read_in_slices_as_at_once(request: pb.ModelInferRequest) -
 
 
 def test_inputs_are_counted_before_they_are_looked_at() -> None:
-    unreadable = [pb.ModelInferRequest.InferInputTensor(parameters={"sequence_id": ID})] * 3
+    unreadable = [pb.ModelInferRequest.InferInputTensor(parameters={"classification": ID})] * 3
     request = pb.ModelInferRequest(inputs=unreadable, raw_input_contents=[b""])
     with pytest.raises(InvalidRequestError, match="1 entries for 3 inputs"):
         decode_inputs(request)
@@ -317,61 +317,7 @@ def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) ->
     request.outputs.add(name="y")
     owner: Any = {"request": request, "input": request.inputs[0], "output": request.outputs[0]}
     parameter = owner[where].parameters[name]
-    if name in ("sequence_start", "sequence_end"):
-        parameter.bool_param = True
-    else:
-        parameter.int64_param = 1
+    parameter.int64_param = 1
     with pytest.raises(UnsupportedError, match=name):
         (asked_outputs if where == "output" else decode_inputs)(request)
     assert UnsupportedError.grpc_code == "UNIMPLEMENTED"
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value", "is_none"),
-    [
-        ("sequence_id", "int64_param", 0, True),
-        ("sequence_id", "uint64_param", 0, True),
-        ("sequence_id", "string_param", "", True),
-        ("sequence_id", "int64_param", 7, False),
-        ("sequence_id", "uint64_param", 2**64 - 1, False),
-        ("sequence_id", "string_param", "0", False),
-        ("sequence_start", "bool_param", False, True),
-        ("sequence_start", "bool_param", True, False),
-        ("sequence_end", "bool_param", False, True),
-        ("sequence_end", "bool_param", True, False),
-    ],
-)
-def test_a_request_of_no_sequence_is_served(
-    name: str, field: str, value: object, is_none: bool
-) -> None:
-    request = raw_request(X)
-    setattr(request.parameters[name], field, value)
-    if is_none:
-        assert len(decode_inputs(request)) == 1
-    else:
-        with pytest.raises(UnsupportedError, match=name):
-            decode_inputs(request)
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value", "said"),
-    [
-        ("sequence_id", "bool_param", False, "a string, or a whole number .*, and is False; leave"),
-        ("sequence_id", "double_param", 0.0, "and is 0.0"),
-        ("sequence_id", "int64_param", -1, "and is -1"),
-        ("sequence_id", "", None, "and is None"),
-        ("sequence_start", "int64_param", 0, "a boolean, and is 0"),
-        ("sequence_start", "string_param", "false", "a boolean, and is 'false'"),
-        ("sequence_end", "double_param", 1.0, "a boolean, and is 1.0"),
-        ("sequence_end", "", None, "a boolean, and is None"),
-    ],
-)
-def test_parameter_of_a_sequence_of_the_wrong_type(
-    name: str, field: str, value: object, said: str
-) -> None:
-    request = raw_request(X)
-    parameter = request.parameters[name]
-    if field:
-        setattr(parameter, field, value)
-    with pytest.raises(InvalidRequestError, match=f"'{name}'.*{said}"):
-        decode_inputs(request)

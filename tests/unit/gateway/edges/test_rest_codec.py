@@ -1,6 +1,5 @@
 """The REST codec: valid requests survive it unchanged, invalid ones raise a clear ServingError."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -328,59 +327,10 @@ def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) ->
     tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
     output: dict[str, Any] = {"name": "y"}
     document: dict[str, Any] = {"inputs": [tensor], "outputs": [output]}
-    {"request": document, "input": tensor, "output": output}[where]["parameters"] = {
-        name: True if name in ("sequence_start", "sequence_end") else 1
-    }
+    {"request": document, "input": tensor, "output": output}[where]["parameters"] = {name: 1}
     with pytest.raises(UnsupportedError, match=name):
         decode(orjson.dumps(document), None, IMAGE)
     assert UnsupportedError.http_status == 501
-
-
-@pytest.mark.parametrize(
-    ("parameters", "is_none"),
-    [
-        ({"sequence_id": 0}, True),
-        ({"sequence_id": ""}, True),
-        ({"sequence_id": 0, "sequence_start": False, "sequence_end": False}, True),
-        ({"sequence_id": 1}, False),
-        ({"sequence_id": "0"}, False),
-        ({"sequence_id": 0, "sequence_start": True}, False),
-        ({"sequence_id": 2**64 - 1}, False),
-        ({"sequence_end": True}, False),
-    ],
-)
-def test_a_request_of_no_sequence_is_served(parameters: dict[str, Any], is_none: bool) -> None:
-    tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
-    body = orjson.dumps({"inputs": [tensor], "parameters": parameters})
-    if is_none:
-        assert decode(body, None, IMAGE).inputs[0].array.tolist() == [1]
-    else:
-        with pytest.raises(UnsupportedError, match="'sequence_"):
-            decode(body, None, IMAGE)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("sequence_id", False, "a string, or a whole number .*, and is False; leave it out"),
-        ("sequence_id", True, "and is True"),
-        ("sequence_id", 0.0, "and is 0.0"),
-        ("sequence_id", 1.5, "and is 1.5"),
-        ("sequence_id", -1, "and is -1"),
-        ("sequence_id", 2**64, "and is 1.844"),
-        ("sequence_id", None, "must be a string, a number or a boolean"),
-        ("sequence_id", [0], "must be a string, a number or a boolean"),
-        ("sequence_start", 0, "a boolean, and is 0"),
-        ("sequence_start", "false", "a boolean, and is 'false'"),
-        ("sequence_end", 1.0, "a boolean, and is 1.0"),
-        ("sequence_end", None, "must be a string, a number or a boolean"),
-    ],
-)
-def test_parameter_of_a_sequence_of_the_wrong_type(name: str, value: object, said: str) -> None:
-    tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
-    body = json.dumps({"inputs": [tensor], "parameters": {name: value}}).encode()
-    with pytest.raises(InvalidRequestError, match=f"'{name}'.*{said}"):
-        decode(body, None, IMAGE)
 
 
 @pytest.mark.parametrize("rows", [1, 20_000], ids=["small", "large"])
