@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from flambeau.protocol.datatypes import DATATYPE_NAMES
+from flambeau.protocol.sequence_spec import Sequences, check_sequences
 from flambeau.protocol.strict import StrictModel, nearest_name
 from flambeau.protocol.tensor_spec import MAX_RANK, TensorName, shape_text
 from flambeau.protocol.tensor_spec import SignatureError as SignatureError
@@ -152,7 +153,7 @@ class Padding(StrictModel):
         return name in (self.mask, self.lengths)
 
 
-BEYOND_TENSORS = ("dynamic", "limits", "labels", "padding")
+BEYOND_TENSORS = ("dynamic", "limits", "labels", "padding", "sequence")
 """Fields of a signature that model metadata reports as properties of the model, each as JSON."""
 TENSOR_FIELDS = ("batch_axis", "optional")
 """Fields of its tensors that model metadata reports in the property `tensors`, as JSON: by
@@ -176,6 +177,8 @@ class Signature(StrictModel):
     have no largest size. Verification tries the sizes of `dynamic`, and not these."""
     labels: Labels = Field(default={}, exclude_if=lambda labels: not labels)
     """Names of the classes along the last axis of an output."""
+    sequence: Sequences | None = Field(default=None, exclude_if=lambda given: given is None)
+    """Sequences of a model with state; None if requests are independent of each other."""
 
     @field_validator("inputs", "outputs")
     @classmethod
@@ -227,6 +230,12 @@ class Signature(StrictModel):
                     f"labels has {len(labels)} names for output '{name}', whose last axis has "
                     f"{classes if classes >= 0 else 'no fixed'} size; name each of its classes"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _sequence_fits(self) -> "Signature":
+        if self.sequence is not None:
+            check_sequences(self.sequence, self.inputs, self.outputs, self.has_batch)
         return self
 
     @property

@@ -106,6 +106,11 @@ class _Types:
     def typed(self, step: Step) -> TypedStep:
         """Checks the inputs of a step whose sources are known, and learns its outputs."""
         signature = self._signatures[step.model]
+        if signature.sequence is not None:
+            raise PipelineTypeError(
+                f"step '{step.name}': {step.model} keeps state over a sequence of requests, and a "
+                "pipeline's requests are independent; name a model without a sequence"
+            )
         given = [s for s in signature.inputs if not s.optional or s.name in step.inputs]
         odd = next((s for s in (*given, *signature.outputs) if s.batch_axis != 0), None)
         if odd is not None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flambeau.protocol.sequence_spec import for_callers
 from flambeau.protocol.signature import Signature, TensorSpec
 from model_store.manifest import Draft, PythonStep
 from model_store.pipelines.graph import Pipeline
@@ -52,7 +53,7 @@ def identity_of(version: Draft) -> Identity:
     """Returns the properties of a version or a draft that determine its answers."""
     files = {name: version.file(name) for name in WEIGHT_FILES}
     return Identity(
-        signature=version.signature,
+        signature=for_callers(version.signature),
         weights={name: entry.sha256 for name, entry in files.items() if entry is not None},
         network_sha256=version.lineage.network_sha256,
         python_step=version.python_step,
@@ -115,6 +116,8 @@ def _what_breaks(old: Signature, new: Signature) -> str:
             return text
     if new.max_batch_size < old.max_batch_size:
         return f"max_batch_size falls from {old.max_batch_size} to {new.max_batch_size}"
+    if (old.sequence is None) != (new.sequence is None):
+        return f"it {'keeps' if new.sequence else 'no longer keeps'} state over a sequence"
     for name in ("dynamic", "limits", "labels", "padding"):
         if getattr(old, name) != getattr(new, name):
             return f"{name} of the signature changes"
