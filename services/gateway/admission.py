@@ -32,6 +32,7 @@ from services.errors import (
     ServingError,
     ShuttingDownError,
     TooManyInFlightError,
+    UnsupportedError,
 )
 from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_lane
 from services.gateway.request_pacer import RequestPacer
@@ -217,7 +218,7 @@ class Admission:
             length=length,
             outputs=call.outputs,
             trace=call.trace,
-            sequence=call.sequence,
+            sequence=call.sequence and _place(call.sequence, signature),
             accuracy=call.preference.accuracy if call.preference is not None else "",
         )
         entry = self._queue.submit(request, answered, degrade_to, now)
@@ -268,6 +269,11 @@ class Admission:
             ServingError: the model is not ready, or the request breaks one of its rules.
         """
         served, signature = self.directory.resolve(call.model, call.version)
+        if signature.sequence is not None:
+            raise UnsupportedError(
+                f"model {served.lane} keeps state over a sequence of requests, and jobs run in any "
+                "order, on any worker; send the steps as requests, each after the answer before it"
+            )
         rows, length = self._check(call, served.lane, signature)
         if call.caller is not None:
             call.caller.tenant.take_rows(rows)
@@ -336,3 +342,9 @@ class Admission:
         self._known = {key: k for key, k in self._known.items() if key in live}
         known = self._known[id(signature)] = _Known(signature)
         return known
+
+
+def _place(step: SequenceStep, signature: Signature) -> SequenceStep | None:
+    """Returns a step with its model's limit; None if the model has no sequences, as in Triton."""
+    sequences = signature.sequence
+    return None if sequences is None else step._replace(idle_s=sequences.max_idle_s)

@@ -190,14 +190,31 @@ class Entry:
                 self.intake.discard(self, reason)
 
 
+class Place(Protocol):
+    """The open sequence of a step.
+
+    Attributes:
+        under_way: True until the step is answered.
+    """
+
+    under_way: bool
+
+
 class StepEntry(Entry):
     """An entry of a request that carries a sequence: its end lets the next step go on."""
 
-    __slots__ = ()
+    __slots__ = ("place",)
+
+    def __init__(self, request: InferRequest, enqueued_at: float, done: Done) -> None:
+        super().__init__(request, enqueued_at, done)
+        self.place: Place | None = None
+        """Its open sequence; set by the intake."""
 
     def finish(self, outcome: Outcome) -> None:
         """Answers the caller, if it still waits."""
         was_dead, queue = self.dead, self.queue
+        if self.place is not None and not was_dead:
+            self.place.under_way = False
         super().finish(outcome)
         if queue is not None and not was_dead:
             queue.step_is_over(self)

@@ -56,6 +56,8 @@ class SequenceStep(NamedTuple):
     """Chosen by the client; unique among the sequences of a model version."""
     is_start: bool = False
     is_end: bool = False
+    idle_s: float = 60.0
+    """Time without a step after which it ends; set by the gateway, from the model's signature."""
 
 
 class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flambeau.protocol.sequence_spec import Sequences
 from services.errors import ModelNotReadyError, QueueFullError, SequenceLostError
-from services.inference.scheduling.sequence_slots import SequenceSlots
+from services.inference.scheduling.sequence_slots import SequenceSlots, sequence_rules
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import InferRequest, SequenceStep
 from services.queueing.redis_streams import sender
@@ -33,6 +34,7 @@ from tests.fixtures.queue_ends import (
     reply,
 )
 from tests.fixtures.redis_servers import FLAVOURS, RedisProcess, running_redis, until
+from tests.fixtures.signatures import one_to_one
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -89,7 +91,8 @@ class Instances(Shelf):
 
     def __init__(self) -> None:
         super().__init__()
-        self._slots = SequenceSlots(LANE, 2, lambda: ())
+        rules = sequence_rules(one_to_one((1,), sequence=Sequences()))
+        self._slots = SequenceSlots(LANE, rules, 2, lambda: ())
         self.shelves = InstanceShelf(self._slots), InstanceShelf(self._slots)
 
     @property

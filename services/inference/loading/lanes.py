@@ -43,6 +43,7 @@ from services.inference.loading.policy import LanePolicy, ServingPolicy
 from services.inference.scheduling.batch_rules import batch_rules
 from services.inference.scheduling.device_turns import DeviceTurns
 from services.inference.scheduling.latency import LatencyModel
+from services.inference.scheduling.sequence_worker import worker_of
 from services.inference.scheduling.worker import Worker, WorkerPlan
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
@@ -413,7 +414,7 @@ class Lanes:
         device = policy.load.backend.device
         if device not in self._turns:
             self._turns[device] = DeviceTurns(self._policy.slots(device))
-        worker = Worker(plan, self._turns[device], self._metrics, self._tracer)
+        worker = worker_of(plan, self._turns[device], self._metrics, self._tracer)
         platform, facts = version.backends[0].platform, served_facts(version, lane)
         task = tasks.create_task(worker.run(), name=f"worker {lane}")
         self._loaded[lane] = LoadedLane(
@@ -451,7 +452,7 @@ class Lanes:
             ServedVersion(
                 lane=lane,
                 state="ready",
-                signature=default.manifest.signature,
+                signature=default.called_signature,
                 platform=default.platform,
                 artifact=default.facts.name,
                 artifacts=tuple(own.facts for own in self._lanes_of(lane).values()),

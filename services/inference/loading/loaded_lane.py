@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flambeau.protocol.sequence_spec import for_callers
+from flambeau.protocol.signature import Signature
 from model_store.manifest import Artifact, Manifest
 from services.inference.backends.device import Device
 from services.inference.loading.kept_artifacts import accuracy_loss
@@ -31,6 +33,11 @@ class LoadedLane:
     """True if no artifact of the version remains to be measured."""
     refused: set[str] = field(default_factory=set)
     """Names of further artifacts that could not be loaded."""
+
+    @property
+    def called_signature(self) -> Signature:
+        """Signature of its requests."""
+        return for_callers(self.manifest.signature)
 
 
 def served_facts(version: LoadedVersion, lane: Lane) -> ServedArtifact:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from flambeau.protocol.sequence_spec import state_bytes
 from flambeau.protocol.signature import Padding, Signature
 from services.inference.scheduling.latency import LatencyCurve
 from services.queueing.memory_queue import Entry
@@ -52,6 +53,8 @@ class BatchRules:
     batch_axes: Mapping[str, int | None] | None = None
     """Batch axis of each input, None for an input without one; None if all have it first and none
     is optional."""
+    state_bytes: int = 0
+    """Bytes of a row that the server adds to the inputs of a request."""
     compares_values: bool = False
     """True if requests share a batch only if inputs without a batch axis have equal values."""
 
@@ -73,6 +76,7 @@ def batch_rules(
     """Returns the batch rules of a signature and of the operator's settings."""
     tails = [spec.row_shape for spec in signature.inputs]
     is_plain = signature.is_plain
+    states = () if signature.sequence is None else signature.sequence.states
     # The values of inputs without a batch decide about batches, and so do inputs left out.
     compares_values = signature.has_batch and not is_plain
     vary = compares_values or any(-1 in tail for tail in tails)
@@ -94,5 +98,6 @@ def batch_rules(
         sizes_free=sizes_free,
         row_elements=1 if vary else sum(math.prod(tail) for tail in tails),
         batch_axes=None if is_plain else {s.name: s.batch_axis for s in signature.inputs},
+        state_bytes=sum(state_bytes(s) for s in signature.inputs if s.name in states),
         compares_values=compares_values,
     )

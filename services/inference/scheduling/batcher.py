@@ -379,7 +379,7 @@ class Batcher:
         slot = self._slot(request)
         self._slot_groups += slot is not None
         group = _Group(key, self._curve(self._key(request)), self._bucket(request), slot)
-        group.most_rows = _most_rows(request)
+        group.most_rows = _most_rows(request, self._rules.state_bytes)
         self._groups[key] = group
         if key is _FIXED and self._only is not None:
             self._fixed = group
@@ -470,9 +470,10 @@ def shared_values(
     return tuple(values)
 
 
-def _most_rows(request: InferRequest) -> int:
+def _most_rows(request: InferRequest, further_bytes: int) -> int:
     """Returns the maximum batch size for rows of a request's size, by `MAX_BATCH_BYTES`."""
     row_bytes = sum([_bytes_of(array) for array in request.inputs.values()]) // request.rows
+    row_bytes += further_bytes
     return max(1, MAX_BATCH_BYTES // max(1, row_bytes))
 
 

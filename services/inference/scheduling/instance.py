@@ -33,6 +33,7 @@ from services.errors import (
 from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_arrays import BatchArrays
 from services.inference.scheduling.batch_rules import Batch, BatchRules
+from services.inference.scheduling.stateful_arrays import StatefulArrays
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry
 from services.queueing.part_window import MAX_UNREAD, READ_WITHIN_S, PartWindow
@@ -95,7 +96,7 @@ class Instance:
         self,
         lane: Lane,
         slot: int,
-        arrays: BatchArrays,
+        arrays: BatchArrays | StatefulArrays,
         rules: BatchRules,
         backend: Backend | None,
         reopen: Callable[[], Backend],

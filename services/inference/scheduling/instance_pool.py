@@ -18,11 +18,10 @@ from typing import Protocol
 
 from flambeau.protocol.signature import Signature
 from services.inference.backends.backend import Backend
-from services.inference.scheduling.axis_arrays import AxisArrays
-from services.inference.scheduling.batch_arrays import BatchArrays
 from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.batcher import Batcher
 from services.inference.scheduling.instance import BatchPart, BatchReport, Instance
+from services.inference.scheduling.stateful_arrays import arrays_of
 from services.queueing.records import Lane
 
 logger = logging.getLogger("flambeau.worker")
@@ -86,7 +85,7 @@ class InstancePool:
         owner: PoolOwner,
     ) -> None:
         self._lane, self._rules = lane, rules
-        self._arrays = (BatchArrays if signature.is_plain else AxisArrays)(lane, signature)
+        self._arrays = arrays_of(lane, signature, rules.padded_rows)
         self._reopen = reopen
         self._timeout_s = execution_timeout_s
         self._owner = owner

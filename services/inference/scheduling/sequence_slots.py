@@ -1,34 +1,113 @@
-"""The sequences of one lane, and the slot that each is bound to: one slot for each instance.
+"""The open sequences of one lane: the state of each, and the instance that it is bound to, if any.
 
 In: steps of sequences, one at a time for each (`services/queueing/sequence_steps.py`). Out: the
-slot whose instance runs them.
+place of each step: state tensors, slot, row.
 
 Rules:
-- a sequence keeps its slot from its first step to its last, or until it is idle for too long;
-- when the instance of a slot is replaced, its sequences are lost: the state was in the instance;
-- a step of a sequence that is not bound is refused, unless it is the first.
+- a slot is one instance. A model that keeps its state itself has its sequences bound to slots, and
+  they are lost when the instance is replaced. States that the server keeps outlive instances, and
+  any of them runs the next step;
+- the strategy `direct` also binds a sequence to a row of the batches of its slot;
+- a sequence is open from its first step to its last, or until it is idle for too long;
+- a step of a sequence that is not open is refused, unless it is the first.
 """
 
+import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
-from services.errors import QueueFullError, SequenceLostError
+from flambeau.protocol.sequence_spec import Sequences, state_bytes
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensor_spec import TensorSpec
+from flambeau.protocol.tensors import DATATYPES, Array
+from services.errors import InvalidRequestError, QueueFullError, SequenceLostError
 from services.queueing.memory_queue import Entry
 from services.queueing.records import InferRequest, Lane, SequenceStep
 
-IDLE_S = 60.0
-"""Time without a step after which a sequence is forgotten. Triton's default for a sequence batcher
-(`max_sequence_idle_microseconds`) is one second, too short for a person who types."""
-MAX_SEQUENCES = 4096
-"""Sequences bound at once; more are refused (503)."""
+MAX_STATES_BYTES = 512 * 2**20
+"""Bytes of the states of all open sequences of a lane; more sequences are refused (503)."""
 
 
-class _Sequence(msgspec.Struct, gc=False):
-    slot: int
+class OpenSequence(msgspec.Struct, gc=False):
+    """One open sequence. `SequenceSlots` owns it, and the instance that runs a step its states."""
+
+    slot: int | None
+    """Its instance; None if any may run its steps."""
+    row: int
+    """Its row of the batches of that instance; -1 for any."""
     used_at: float
     """`time.monotonic()` second of its last step."""
+    states: Mapping[str, Array]
+    """By input: one row each, with the batch axis."""
+    under_way: bool = False
+    """True while it has a step here that is not answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRules:
+    """What the signature of a model with sequences says of them."""
+
+    sequences: Sequences
+    initial: Mapping[str, Array]
+    """The states of a sequence that begins."""
+    most: int
+    """Sequences that may be open at once."""
+    max_rows: int
+    id_range: tuple[int, int] | None
+    """Numbers that the model's own input for ids can be; None if it can be any text."""
+
+    @property
+    def is_direct(self) -> bool:
+        """True if a sequence has a row of its own."""
+        return self.sequences.strategy == "direct"
+
+    @property
+    def has_slots(self) -> bool:
+        """True if a sequence stays with one instance."""
+        return self.is_direct or self.model_keeps_state
+
+    @property
+    def model_keeps_state(self) -> bool:
+        """True if the server keeps no state for it."""
+        return not self.initial
+
+
+def sequence_rules(signature: Signature) -> SequenceRules:
+    """Returns the rules of a signature with sequences."""
+    sequences = signature.sequence
+    assert sequences is not None
+    specs = {spec.name: spec for spec in signature.inputs}
+    size = sum(state_bytes(specs[name]) for name in sequences.states)
+    id_range = None
+    if sequences.id is not None and (datatype := specs[sequences.id].datatype) != "BYTES":
+        limits = np.iinfo(DATATYPES[datatype].str)
+        id_range = int(limits.min), int(limits.max)
+    return SequenceRules(
+        sequences=sequences,
+        initial={
+            name: initial_row(specs[name], state.initial)
+            for name, state in sequences.states.items()
+        },
+        most=min(sequences.max_sequences, max(1, MAX_STATES_BYTES // size)) if size else
+        sequences.max_sequences,
+        max_rows=signature.max_batch_size,
+        id_range=id_range,
+    )  # fmt: skip
+
+
+def initial_row(spec: TensorSpec, initial: object) -> Array:
+    """Returns the initial value of a state, a row with its batch axis."""
+    shape = [1 if axis == spec.batch_axis else size for axis, size in enumerate(spec.shape)]
+    numbers = np.asarray(initial, np.float32 if spec.datatype == "BF16" else None)
+    if spec.datatype == "BF16":
+        numbers = numbers.view(np.uint32) >> 16
+    row = np.empty(math.prod(shape), DATATYPES[spec.datatype])
+    row[...] = numbers
+    return row.reshape(shape)
 
 
 class SequenceSlots:
@@ -36,89 +115,147 @@ class SequenceSlots:
 
     Args:
         lane: model version, for messages.
+        rules: of its signature.
         count: number of slots.
         idle: returns the slots whose instances are idle.
     """
 
-    def __init__(self, lane: Lane, count: int, idle: Callable[[], Container[int]]) -> None:
+    def __init__(
+        self, lane: Lane, rules: SequenceRules, count: int, idle: Callable[[], Container[int]]
+    ) -> None:
         self._lane = lane
+        self.rules = rules
         self._count = count
         self.idle = idle
-        self._bound: OrderedDict[str, _Sequence] = OrderedDict()
+        self._open: OrderedDict[str, OpenSequence] = OrderedDict()
         """By id; the one without a step for longest is first."""
         self._sequences: Counter[int] = Counter()
-        """Number of bound sequences by slot."""
+        """Number of open sequences by slot."""
+        self._taken: set[tuple[int, int]] = set()
+        """Slots and rows that are taken."""
 
-    def bind(self, step: SequenceStep, now: float) -> None:
-        """Binds a sequence that begins, and checks one that goes on.
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def bind(self, step: SequenceStep, now: float) -> OpenSequence:
+        """Opens a sequence that begins, and finds one that goes on.
 
         Args:
             step: step that arrives.
             now: `time.monotonic()` second.
 
         Raises:
-            SequenceLostError: it is not the first step, and its sequence is not bound.
-            QueueFullError: too many sequences are bound.
+            SequenceLostError: it is not the first step, and its sequence is not open.
+            QueueFullError: too many sequences are open.
+            InvalidRequestError: the model takes no such id.
         """
-        self._forget_idle(now)
+        self.forget_idle(now)
         if step.is_start:
-            self._unbind(step.id)  # it begins anew
-            if len(self._bound) >= MAX_SEQUENCES:
-                raise QueueFullError(
-                    f"{MAX_SEQUENCES} sequences of model {self._lane} are open, the limit; end "
-                    "some, retry later or add servers"
-                )
-            slot = min(range(self._count), key=lambda one: self._sequences[one])
-            self._bound[step.id] = _Sequence(slot, now)
-            self._sequences[slot] += 1
-            return
-        found = self._bound.get(step.id)
-        if found is None:
-            raise self.lost(step.id)
-        found.used_at = now
-        self._bound.move_to_end(step.id)
+            found = self._begin(step.id, now)
+        else:
+            known = self._open.get(step.id)
+            if known is None:
+                raise self.lost(step.id)
+            found = known
+            self._open.move_to_end(step.id)
+        found.used_at, found.under_way = now, True
+        return found
+
+    def _begin(self, name: str, now: float) -> OpenSequence:
+        rules = self.rules
+        if rules.id_range is not None:
+            _check_id(name, rules.id_range, self._lane)
+        self._unbind(name)  # it begins anew
+        most = min(rules.most, self._count * rules.max_rows) if rules.is_direct else rules.most
+        if len(self._open) >= most:
+            raise QueueFullError(
+                f"{most} sequences of model {self._lane} are open, the limit; end some, retry "
+                "later or add servers"
+            )
+        slot, row = self._free_place() if rules.has_slots else (None, -1)
+        found = self._open[name] = OpenSequence(slot, row, now, rules.initial)
+        return found
+
+    def _free_place(self) -> tuple[int, int]:
+        slot = min(range(self._count), key=lambda one: self._sequences[one])
+        self._sequences[slot] += 1
+        if not self.rules.is_direct:
+            return slot, -1
+        row = next(row for row in range(self.rules.max_rows) if (slot, row) not in self._taken)
+        self._taken.add((slot, row))
+        return slot, row
 
     def of(self, request: InferRequest) -> int | None:
-        """Returns the slot of a request's sequence; None for a request by itself."""
+        """Returns the slot of a request's sequence; None if any instance may run it."""
         if request.sequence is None:
             return None
-        found = self._bound.get(request.sequence.id)
+        found = self._open.get(request.sequence.id)
         return None if found is None else found.slot
 
-    def ran(self, entries: Iterable[Entry]) -> None:
-        """Forgets the sequences whose last steps have run."""
+    def ran(self, entries: Iterable[Entry], now: float) -> None:
+        """Closes the sequences whose last steps have run; the others are idle from now on."""
         for entry in entries:
             step = entry.request.sequence
-            if step is not None and step.is_end:
+            assert step is not None
+            if step.is_end:
                 self._unbind(step.id)
+            elif (found := self._open.get(step.id)) is not None:
+                found.used_at = now
+                self._open.move_to_end(step.id)
 
-    def lose(self, slot: int) -> None:
-        """Forgets the sequences of a slot, whose instance is replaced."""
-        for name in [name for name, one in self._bound.items() if one.slot == slot]:
+    def lose(self, slot: int) -> bool:
+        """Closes the sequences whose state was in an instance that is replaced, if any."""
+        if not self.rules.model_keeps_state:
+            return False
+        for name in [name for name, one in self._open.items() if one.slot == slot]:
             self._unbind(name)
+        return True
 
-    def begin_anew(self, count: int) -> None:
-        """Forgets all sequences: every instance is replaced, by so many."""
-        self._bound.clear()
+    def begin_anew(self, count: int) -> bool:
+        """Every instance is replaced, by so many: closes the sequences whose state was in them."""
+        if not self.rules.model_keeps_state and (count >= self._count or not self.rules.has_slots):
+            self._count = count
+            return False
+        self._open.clear()
         self._sequences.clear()
+        self._taken.clear()
         self._count = count
+        return True
 
     def lost(self, name: str) -> SequenceLostError:
-        """Returns the error of a step whose sequence is not bound."""
+        """Returns the error of a step whose sequence is not open."""
         return SequenceLostError(
             f"sequence '{name:.200}' of model {self._lane} is not open here: it was not started, "
-            f"has ended, had no step for {IDLE_S:g} s, or lost its state with its instance; start "
-            "it again"
+            f"has ended, had no step for {self.rules.sequences.max_idle_s:g} s, or lost its state "
+            "with its instance; start it again (sequence_start)"
         )
 
-    def _forget_idle(self, now: float) -> None:
-        while self._bound:
-            name, oldest = next(iter(self._bound.items()))
-            if now - oldest.used_at <= IDLE_S:
-                return
+    def forget_idle(self, now: float) -> float | None:
+        """Closes the idle sequences. Returns when the next may be idle; None if none is open."""
+        idle_s = self.rules.sequences.max_idle_s
+        while self._open:
+            name, oldest = next(iter(self._open.items()))
+            if oldest.under_way:
+                oldest.used_at = now
+                self._open.move_to_end(name)
+                return now + idle_s
+            if now - oldest.used_at <= idle_s:
+                return oldest.used_at + idle_s
             self._unbind(name)
+        return None
 
     def _unbind(self, name: str) -> None:
-        found = self._bound.pop(name, None)
-        if found is not None:
+        found = self._open.pop(name, None)
+        if found is not None and found.slot is not None:
             self._sequences[found.slot] -= 1
+            self._taken.discard((found.slot, found.row))
+
+
+def _check_id(name: str, id_range: tuple[int, int], lane: Lane) -> None:
+    low, high = id_range
+    fits = name.isascii() and name.isdigit() and low <= int(name) <= high
+    if not fits:
+        raise InvalidRequestError(
+            f"model {lane} takes numbers up to {high} as ids of sequences, and sequence_id is "
+            f"'{name:.60}'; give such a number"
+        )

@@ -77,14 +77,14 @@ class Worker:
         turns: DeviceTurns,
         metrics: Metrics,
         tracer: Tracer | None = None,
+        slots: SequenceSlots | None = None,
     ) -> None:
         # Not the plan itself: it would retain the backends of an artifact that is replaced.
         self._lane, self._latency = plan.lane, plan.latency
         self._max_rows, self._timeout_s = plan.rules.max_rows, plan.execution_timeout_s
         self._turns = turns
         self._tracer = tracer
-        self._slots = SequenceSlots(plan.lane, len(plan.backends), self._idle_slots)
-        self._batcher = Batcher(plan.rules, plan.latency, self._slots)
+        self._batcher = Batcher(plan.rules, plan.latency, slots)
         self._background = Batcher(plan.rules, plan.latency)
         """Jobs, which run while no other requests wait for the device."""
         self._datatypes = {spec.name: spec.datatype for spec in plan.signature.outputs}
@@ -155,8 +155,6 @@ class Worker:
             self._background.add(entry)
             self._loop.call_soon(self._turns.ask_background, self)
             return
-        if entry.request.sequence is not None and not self._is_bound(entry, now):
-            return
         slack = entry.request.deadline - now
         # Batches of other lanes may occupy the whole device, and for long.
         displaced = not self._turns.free and not self._busy
@@ -171,30 +169,8 @@ class Worker:
             self._asked = True
             self._loop.call_soon(self._ask)
 
-    def _is_bound(self, entry: Entry, now: float) -> bool:
-        """Binds the sequence of a step to a slot, or refuses the step."""
-        step = entry.request.sequence
-        assert step is not None
-        try:
-            self._slots.bind(step, now)
-        except ServingError as error:
-            entry.finish(error)
-            return False
-        return True
-
-    def _idle_slots(self) -> set[int]:
-        return {instance.slot for instance in self._idle}
-
     def lost(self, slot: int) -> None:
-        """An instance was replaced: the sequences of its slot are lost."""
-        self._slots.lose(slot)
-        self._fail_steps(slot)
-
-    def _fail_steps(self, slot: int) -> None:
-        for entry in self._batcher.take_slot(slot):
-            step = entry.request.sequence
-            assert step is not None
-            entry.finish(self._slots.lost(step.id))
+        """An instance was replaced; requests that are independent of each other lose nothing."""
 
     def discard(self, entry: Entry, reason: str) -> None:
         """Removes a dead entry from the queue; ignores one that is in a batch."""
@@ -270,18 +246,13 @@ class Worker:
     ) -> None:
         """Runs all later batches on new backends of the same signature; running batches finish.
 
-        Open sequences are lost: their state was in the old backends.
-
         Args:
             backends: open backends, one for each instance.
             reopen: opener of another backend of the same verified artifact.
             latency_s: seconds of one run by batch size.
             row_elements: input elements of the rows that `latency_s` was measured with.
         """
-        slots, self._instances = range(self._instances), len(backends)
-        self._slots.begin_anew(self._instances)
-        for slot in slots:
-            self._fail_steps(slot)
+        self._instances = len(backends)
         self._latency.begin_anew(latency_s, row_elements)
         self._pool.replace(backends, reopen)
         self._loop_runs.fits = self._pool.fits_loop
@@ -371,8 +342,6 @@ class Worker:
         took_s = report.seconds if report.on_loop else now - given_at - report.waited_s
         self._loop_runs.ran(batch, report, took_s, now)
         self._learn(batch, report, took_s)
-        if batch.slot is not None:
-            self._slots.ran(batch.entries)
         self._pauses_until = now + PAUSE * took_s
         self._answering += 1
         if report.on_loop:  # the next batch would run before these responses

@@ -23,9 +23,9 @@ from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import REQUESTS_LIVE_S, LaneKeys
 from services.queueing.redis_streams.scripts import Script
 
-OWNED_FOR_S = 120
-"""Seconds without a step after which a sequence has no owner; its owner forgets it after half of
-that (`sequence_slots.IDLE_S`)."""
+OWNED_FOR = 2
+"""Time without a step after which a sequence has no owner, as a multiple of that after which its
+owner forgets it."""
 LOST_AFTER_MISSES = 2
 """An outcome on its way looks like a lost step."""
 
@@ -80,7 +80,7 @@ class StepSender:
         return (keys.workers, keys.owner(step.id)), (
             keys.steps(""), most, int(step.is_start), int(step.is_end),
             random.randrange(1_000_000),  # noqa: S311
-            OWNED_FOR_S, REQUESTS_LIVE_S, left_us, address, payload,
+            max(1, round(OWNED_FOR * step.idle_s)), REQUESTS_LIVE_S, left_us, address, payload,
         )  # fmt: skip
 
     async def lost(self, redis: Commands, steps: Iterable[tuple[str, bytes]]) -> list[bool]:

@@ -3,27 +3,30 @@
 import asyncio
 import time
 from collections import defaultdict
+from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from flambeau.protocol.sequence_spec import Sequences
 from services.errors import (
     BackendError,
     DeadlineExceededError,
+    InvalidRequestError,
     ModelNotReadyError,
     QueueFullError,
     SequenceLostError,
 )
-from services.inference.scheduling import sequence_slots
-from services.inference.scheduling.sequence_slots import SequenceSlots
-from services.queueing.memory_queue import Entry
 from services.queueing.records import InferRequest, SequenceStep
 from services.queueing.sequence_steps import MAX_WAITING_STEPS
 from tests.fixtures.fake_backends import DoublingBackend
-from tests.fixtures.running_worker import LANE, Call, Running, running
+from tests.fixtures.running_worker import LANE, MAX_ROWS, Call, Running
+from tests.fixtures.running_worker import running as running_any
+from tests.fixtures.signatures import one_to_one
 
+SIGNATURE = one_to_one((1,), rows=MAX_ROWS, sequence=Sequences())
+"""Signature of a model that keeps its state itself."""
+running = partial(running_any, signature=SIGNATURE)
 CONTROL = {"start": (True, False), "end": (False, True), "": (False, False), "all": (True, True)}
 
 
@@ -48,6 +51,15 @@ def step(
     return Call(made.queue, step_request(name, value, control, timeout_s))
 
 
+async def busy_with(made: Running, value: float) -> Call:
+    """Closes the first backend's gate behind a step, so that later ones form a batch."""
+    made.backends[0].gate.clear()
+    made.backends[0].started.clear()
+    call = step(made, "busy", value, "all")
+    await asyncio.to_thread(made.backends[0].started.wait)
+    return call
+
+
 async def test_steps_run_one_at_a_time_in_order_whatever_waits() -> None:
     backend = DoublingBackend()
     async with running(backend) as made:
@@ -64,7 +76,7 @@ async def test_steps_of_different_sequences_share_a_batch() -> None:
     async with running(backend) as made:
         for name in "abc":
             await step(made, name, 0, "start").values()
-        busy = await made.busy_with(9)
+        busy = await busy_with(made, 9)
         calls = [step(made, name, n) for n, name in enumerate("abc", 1)]
         calls += [step(made, "a", 4)]
         backend.gate.set()
@@ -104,7 +116,7 @@ async def test_step_waits_for_its_instance_though_another_is_idle() -> None:
         first = step(made, "s", 2)
         await asyncio.to_thread(own.started.wait)
         second = step(made, "s", 3)
-        assert await made.infer(7).values() == [14.0]
+        assert await step(made, "other", 7, "all").values() == [14.0]
         assert other.batches[-1].ravel().tolist() == [7]
         assert not second.heard
         own.gate.set()
@@ -134,7 +146,7 @@ async def test_cancelled_and_expired_steps_let_the_next_go_on() -> None:
     backend = DoublingBackend()
     async with running(backend) as made:
         await step(made, "s", 0, "start").values()
-        busy = await made.busy_with(9)
+        busy = await busy_with(made, 9)
         cancelled, expiring = step(made, "s", 1), step(made, "s", 2, timeout_s=0.1)
         last = step(made, "s", 3)
         cancelled.entry.cancel()
@@ -150,7 +162,7 @@ async def test_steps_behind_another_are_limited() -> None:
     backend = DoublingBackend()
     async with running(backend) as made:
         await step(made, "s", 0, "start").values()
-        busy = await made.busy_with(9)
+        busy = await busy_with(made, 9)
         calls = [step(made, "s", 100 + n) for n in range(MAX_WAITING_STEPS)]
         refused = step(made, "s", 99)
         assert isinstance(await refused.error(), QueueFullError)
@@ -168,19 +180,18 @@ async def test_failed_step_is_not_run_again_and_the_sequence_goes_on() -> None:
         assert await step(made, "s", 2).values() == [4.0]
 
 
-async def test_exchange_of_the_artifact_loses_open_sequences_and_nothing_else() -> None:
+async def test_exchange_of_the_artifact_loses_open_sequences() -> None:
     backend, new = DoublingBackend(), DoublingBackend()
     async with running(backend) as made:
         await step(made, "s", 0, "start").values()
-        busy = await made.busy_with(9)
+        busy = await busy_with(made, 9)
         waiting, behind = step(made, "s", 1), step(made, "s", 2)
-        plain = made.infer(7)
         made.backends.append(new)
         made.worker.replace_backends([new], lambda: new, {}, 1)
         for call in (waiting, behind):
             assert isinstance(await call.error(), SequenceLostError)
         backend.gate.set()
-        assert (await busy.values(), await plain.values()) == ([18.0], [14.0])
+        assert await busy.values() == [18.0]
         assert await step(made, "s", 3, "start").values() == [6.0]
         assert new.batches[-1].ravel().tolist() == [3]
 
@@ -211,62 +222,10 @@ async def test_closed_lane_refuses_the_steps_behind_and_answers_the_one_under_wa
         assert await running_one.values() == [2.0]
 
 
-# Slots.
-
-
-def slots(count: int = 2) -> SequenceSlots:
-    return SequenceSlots(LANE, count, lambda: range(count))
-
-
-def slot_of(table: SequenceSlots, name: str) -> int | None:
-    return table.of(step_request(name, 0))
-
-
-def test_sequences_are_spread_over_the_slots() -> None:
-    table = slots(3)
-    for n in range(9):
-        table.bind(SequenceStep(str(n), is_start=True), 0.0)
-    found = [slot_of(table, str(n)) for n in range(9)]
-    assert sorted(one for one in found if one is not None) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-
-
-def test_idle_sequence_is_forgotten_and_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequence_slots, "MAX_SEQUENCES", 2)
-    table = slots()
-    for n, name in enumerate("ab"):
-        table.bind(SequenceStep(name, is_start=True), float(n))
-    with pytest.raises(QueueFullError, match="2 sequences"):
-        table.bind(SequenceStep("c", is_start=True), 2.0)
-    table.bind(SequenceStep("a"), 10.0)
-    table.bind(SequenceStep("c", is_start=True), sequence_slots.IDLE_S + 2)
-    with pytest.raises(SequenceLostError):
-        table.bind(SequenceStep("b"), sequence_slots.IDLE_S + 2)
-    assert slot_of(table, "a") is not None
-
-
-@settings(max_examples=200)
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([*CONTROL, "lose"]))))
-def test_every_history_keeps_a_sequence_on_its_slot(history: list[tuple[str, str]]) -> None:
-    table, expected = slots(2), dict[str, int]()
-    for now, (name, control) in enumerate(history):
-        if control == "lose":
-            slot = ord(name) % 2
-            table.lose(slot)
-            expected = {one: at for one, at in expected.items() if at != slot}
-            continue
-        request = step_request(name, 0, control)
-        assert request.sequence is not None
-        if name not in expected and not request.sequence.is_start:
-            with pytest.raises(SequenceLostError):
-                table.bind(request.sequence, now * 0.001)
-            continue
-        table.bind(request.sequence, now * 0.001)
-        slot_now = table.of(request)
-        assert slot_now is not None
-        if not request.sequence.is_start:
-            assert slot_now == expected[name]
-        expected[name] = slot_now
-        if request.sequence.is_end:
-            table.ran([Entry(request, 0.0, lambda _: None)])
-            del expected[name]
-    assert all(slot_of(table, name) == slot for name, slot in expected.items())
+async def test_request_without_a_sequence_is_refused() -> None:
+    backend = DoublingBackend()
+    async with running(backend) as made:
+        error = await made.infer(1).error()
+        assert isinstance(error, InvalidRequestError)
+        assert "give a sequence_id" in str(error)
+        assert not backend.batches
