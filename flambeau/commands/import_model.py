@@ -19,6 +19,7 @@ from model_store.safety.archive_sizes import opened_archive
 from model_store.semver.semver import Bump
 
 if TYPE_CHECKING:
+    from flambeau.protocol.sequence_spec import Sequences
     from flambeau.protocol.tensors import Array
 
 MAX_EXAMPLE_BYTES = 2**31
@@ -121,6 +122,15 @@ BatchAxes = Annotated[
         show_default="as the file names its dimensions",
     ),
 ]
+SequenceOf = Annotated[
+    str,
+    typer.Option(
+        "--sequence",
+        metavar="YAML",
+        help="States and controls of a model whose requests are steps of sequences: "
+        "{states: {state: state_out}, start: is_first}.",
+    ),
+]
 Alias = Annotated[str, typer.Option(help="Alias that moves to the version; empty for none.")]
 Labels = Annotated[
     list[str] | None,
@@ -167,6 +177,7 @@ def import_(
     max_batch_size: MaxBatchSize = None,
     dynamic: Dynamic = "",
     batch_axis: BatchAxes = None,
+    sequence: SequenceOf = "",
     alias: Alias = "production",
     labels: Labels = None,
     metadata: Metadata = None,
@@ -199,6 +210,7 @@ def import_(
         "max_batch_size": max_batch_size,
         "dynamic": _sizes(dynamic),
         "batch_axes": read_batch_axes(batch_axis or []),
+        "sequence": _sequences(sequence),
         "alias": alias or None,
         "labels": _labels(labels or []),
         "metadata": _metadata(metadata or []),
@@ -376,6 +388,21 @@ def _sizes(text: str) -> dict[str, Any]:
             "{image: {2: [8, 64]}}, or {image: {2: [16, 16]}} for one size",
             param_hint="--dynamic",
         ) from error
+
+
+def _sequences(text: str) -> "Sequences | None":
+    """Returns the declaration of states and controls; None without one."""
+    from pydantic import ValidationError
+
+    from flambeau.protocol.sequence_spec import Sequences
+    from flambeau.protocol.strict import explain
+
+    if not text:
+        return None
+    try:
+        return Sequences.model_validate(_mapping(text, "--sequence"))
+    except ValidationError as error:
+        raise typer.BadParameter(explain(error, Sequences), param_hint="--sequence") from error
 
 
 def _gates(texts: Sequence[str]) -> Any:

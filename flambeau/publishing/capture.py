@@ -29,6 +29,7 @@ from torch.jit._trace import TracerWarning
 from flambeau.protocol.available_memory import lack_of_memory
 from flambeau.protocol.heavy_imports import heavy_imports
 from flambeau.protocol.row_form import to_rows
+from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array, datatype_of
@@ -46,6 +47,7 @@ from flambeau.publishing.model_run import CalledByName, Model, check_finite, run
 from flambeau.publishing.network_outputs import OutputsInOrder
 from flambeau.publishing.recurrent_layers import whole_recurrent_layers
 from flambeau.publishing.size_trials import Place, TakenSizes, other_sizes, taken_sizes
+from flambeau.publishing.step_examples import stepped
 
 PROGRAM, SCRIPT = "program.pt2", "module.torchscript.pt"
 """Files of the captured model."""
@@ -95,6 +97,7 @@ def capture(
     labels: Labels | None = None,
     max_batch_size: int = 32,
     script: bool = False,
+    sequence: Sequences | None = None,
     say: Say = lambda _: None,
 ) -> Captured:
     """Captures a model.
@@ -107,6 +110,7 @@ def capture(
         labels: names of the classes by output, or those of the only output.
         max_batch_size: largest batch of a server, in rows.
         script: True to capture TorchScript too.
+        sequence: states and controls of a model with state.
         say: receives a line if it is done in another way than the usual one.
 
     Raises:
@@ -121,6 +125,9 @@ def capture(
         max_batch_size = 1
     dynamic = examples.sizes(axes.inputs)
     alike, others = examples.by_size(axes.inputs)
+    if sequence is not None:
+        one_step = partial(_run, call, axes, max_batch_size=1)
+        alike = [stepped(one_step, one, axes, sequence) for one in alike]
     found = _run(call, axes, alike, max_batch_size)
     flat = OutputsInOrder(call, list(axes.outputs))
     flat.training = False  # the model's own modules stay as they are

@@ -9,10 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+from pydantic import ValidationError
+
 from flambeau.local.own_process import OwnProcess, OwnProcessError
 from flambeau.local.store_url import DEFAULT_STORE, store_url
 from flambeau.protocol.names import alias_problem, artifact_problem, name_problem
-from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.sequence_spec import Sequences
+from flambeau.protocol.strict import explain, nearest_name
 from flambeau.publishing.errors import ExampleError, PublishError, RefusedError
 from flambeau.publishing.function_location import located
 from flambeau.publishing.pipeline import Pipeline, stage_pipeline
@@ -57,6 +60,10 @@ class PublishOptions(TypedDict, total=False):
             `{"state": 1, "rate": None}` (None for an input that all rows share); inputs that are
             not named are found by running the model.
         max_batch_size: largest batch of a server in rows, 32 unless given.
+        sequence: states and controls of a model whose requests are steps of sequences, such as
+            `{"states": {"state": "state_out"}, "start": "is_first"}`: the server keeps the states
+            and fills in these inputs (`help(flambeau.protocol.sequence_spec.Sequences)`). The
+            examples have all inputs; their rows are verified as the steps of one sequence.
         args: of a class: its arguments, which the version keeps.
         files: of a class: files that the version keeps for it, such as `tokenizer.json`.
         process: of a class: the process that runs it where it is served. `own`, unless given, is
@@ -77,6 +84,7 @@ class PublishOptions(TypedDict, total=False):
     dynamic: Mapping[str, Mapping[int, tuple[int, int] | tuple[int, int, int]]]
     batch_axes: Mapping[str, int | None]
     max_batch_size: int
+    sequence: Mapping[str, Any]
     args: Mapping[str, Any]
     files: Sequence[str | os.PathLike[str]]
     process: Literal["own", "shared"]
@@ -111,8 +119,8 @@ def publish(
         to: the store: a folder, or `s3://bucket/prefix`.
         progress: False to print nothing; or a function that receives the name of each step.
         options: `outputs`, `targets`, `metric`, `artifacts`, `gates`, `alias`, `labels`,
-            `metadata`, `dynamic`, `batch_axes`, `max_batch_size`, `args`, `files`, `process`,
-            `bump`; `help(flambeau.PublishOptions)` describes each.
+            `metadata`, `dynamic`, `batch_axes`, `max_batch_size`, `sequence`, `args`, `files`,
+            `process`, `bump`; `help(flambeau.PublishOptions)` describes each.
 
     Raises:
         TypeError: an option is unknown.
@@ -175,10 +183,20 @@ def _about(name: str, to: str | os.PathLike[str], options: PublishOptions) -> di
         "artifacts": artifacts,
         "gates": located(options.get("gates"), "gates"),
         "metric": options.get("metric"),
+        "sequence": _sequences(options.get("sequence")),
         "alias": alias,
         "metadata": dict(options.get("metadata", {})),
         "bump": options.get("bump"),
     }
+
+
+def _sequences(given: Any) -> Any:
+    if given is None:
+        return None
+    try:
+        return Sequences.model_validate(given).model_dump(mode="json")
+    except ValidationError as error:
+        raise PublishError(f"sequence: {explain(error, Sequences)}") from error
 
 
 def _stage_network(
@@ -203,6 +221,7 @@ def _stage_network(
         labels=options.get("labels"),
         max_batch_size=options.get("max_batch_size", DEFAULT_MAX_BATCH_SIZE),
         script=wanted != "auto" and "torchscript" in wanted,
+        sequence=None if about["sequence"] is None else Sequences(**about["sequence"]),
         say=say,
     )
     inputs, outputs = zip(*captured.rows, strict=True)

@@ -5,9 +5,9 @@ between the outputs and the checkpoint's. Training replays before it publishes, 
 loads, and `flambeau verify` for a certificate.
 
 The forms are: batches of several sizes; each row alone at its own length, and padded in a batch;
-other sizes. Training knows the checkpoint's outputs for all of them. A server knows those of the
-golden rows alone: at other sizes, and without them at other lengths, it compares a batch with its
-own rows alone.
+the steps of a sequence; other sizes. Training knows the checkpoint's outputs for all of them. A
+server knows those of the golden rows alone: at other sizes, and without them at other lengths, it
+compares a batch with its own rows alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +26,7 @@ from model_store.arrays.parity import (
     over_rows,
     without_classes,
 )
+from model_store.arrays.sequence_replay import replay_in_steps
 from model_store.arrays.sized_rows import at_other_sizes
 from model_store.gates import Gate
 from model_store.golden import GoldenRows
@@ -64,6 +65,7 @@ def replay_everything(
             knows_lengths = padding.mask is not None or padding.lengths is not None
             right = cut_back(golden.outputs, rows.lengths, padding) if knows_lengths else None
             found += replay_padded(run, rows, padding, right, gates)
+    found += replay_in_steps(run, golden, signature, gates)
     sized = sized_inputs(golden.inputs, signature)
     return found + replay_sized(run, ((inputs, None) for inputs in sized), gates)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array
@@ -63,6 +64,8 @@ class FileImport:
     batch_axes: Mapping[str, int | None] = field(default_factory=dict)
     """Batch axis of inputs where the file cannot tell it; None for an input without a batch."""
     alias: str | None = None
+    sequence: Sequences | None = None
+    """Sequences of a model with state."""
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of classes by output; the name `""` stands for the only output."""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -269,6 +272,7 @@ def _request(wanted: FileImport, original: Original) -> ImportRequest:
         signature=original.signature,
         artifacts=wanted.artifacts if wanted.artifacts == "auto" else tuple(wanted.artifacts),
         gates=wanted.gates,
+        sequence=wanted.sequence,
         alias=wanted.alias,
         metadata=dict(wanted.metadata),
         bump=wanted.bump,

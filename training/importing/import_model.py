@@ -27,7 +27,7 @@ from training.exporters.triton_config import triton_config
 from training.importing.derive import DeriveJob, derive_apart
 from training.importing.derived_entries import derived_entries, source_of
 from training.importing.original import Original
-from training.importing.recording import check_examples, record_outputs
+from training.importing.recording import check_examples, record_outputs, record_steps
 from training.importing.request import ExampleRows, ImportRequest
 from training.importing.steps import told_step
 from training.process.library_versions import library_versions
@@ -149,6 +149,7 @@ def prepare_model(
     say: Say,
 ) -> Prepared:
     """Does all of `import_model` except the publication: its arguments and errors are the same."""
+    originals = [one.with_sequences(request.sequence) for one in originals]
     first = originals[0]
     entries = _entries(originals, request, examples)
     examples = _with_outputs(first, examples, request, say)
@@ -186,6 +187,9 @@ def _with_outputs(
     inputs = check_examples(original.source, original.signature, examples.inputs)
     if examples.outputs is not None:
         return replace(examples, inputs=inputs)
+    if original.signature.sequence is not None:
+        with told_step(say, f"running {original.source} step by step", request.limits.time_s):
+            inputs = record_steps(original, inputs, request.limits)
     optional = {spec.name for spec in original.signature.inputs if spec.optional}
     fewer = {name: array for name, array in inputs.items() if name not in optional}
     given = [inputs, *([fewer] if len(fewer) < len(inputs) else [])]

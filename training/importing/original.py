@@ -1,12 +1,17 @@
 """A model as it was brought: the reference that derived artifacts are compared with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature
+from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array
 from model_store.artifact_kinds import ArtifactKind
 from model_store.manifest import Precision
+from training.errors import RecipeError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +38,17 @@ class Original:
     """Further files that travel with the version, such as a tokenizer, in the staging folder."""
     notes: tuple[str, ...] = ()
     """Facts that the user is told: what was made up, changed or not understood."""
+
+    def with_sequences(self, sequence: Sequences | None) -> "Original":
+        """Returns the model as one with state.
+
+        Raises:
+            RecipeError: a tensor does not fit the declaration.
+        """
+        if sequence is None:
+            return self
+        fields = self.signature.model_dump() | {"sequence": sequence.model_dump()}
+        try:
+            return replace(self, signature=Signature.model_validate(fields))
+        except ValidationError as error:
+            raise RecipeError(f"sequence: {explain(error, Signature)}") from error

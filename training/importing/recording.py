@@ -5,13 +5,15 @@ independent of the other rows of a batch, as servers form batches of any request
 model that takes one row at a time may differ in shape.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from flambeau.protocol.rounding import gap
+from flambeau.protocol.row_steps import in_steps
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array, TensorError, datatype_of
 from training.errors import DataError, IsolationError, TargetError
@@ -20,6 +22,8 @@ from training.network.row_dependence import ROUNDING_SHARE
 from training.process.isolated_run import run_limited
 from training.recipe.recipe import ExportLimits
 from training.verification.runners import file_runner
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,34 @@ def record_outputs(
     Raises:
         TargetError: it does not run, or its answers cannot be verified.
     """
+    return _apart(_record, original, inputs, limits)
+
+
+def record_steps(
+    original: Original, inputs: Mapping[str, Array], limits: ExportLimits
+) -> dict[str, Array]:
+    """Returns the rows as the steps of one sequence, with the states that the original has there.
+
+    Args:
+        original: a model with sequences.
+        inputs: by name, [rows, ...].
+        limits: limits of the process.
+
+    Raises:
+        TargetError: it does not run.
+    """
+    return _apart(_steps, original, inputs, limits)
+
+
+def _apart(
+    call: Callable[[Original, dict[str, Array]], T],
+    original: Original,
+    inputs: Mapping[str, Array],
+    limits: ExportLimits,
+) -> T:
     try:
         return run_limited(
-            _record,
+            call,
             original,
             dict(inputs),
             limits=limits,
@@ -96,6 +125,14 @@ def check_examples(
                 f"{spec.datatype} {spec.shape_words()}"
             )
     return {name: np.ascontiguousarray(inputs[name]) for name in wanted}
+
+
+def _steps(original: Original, inputs: dict[str, Array]) -> dict[str, Array]:
+    torch.set_num_threads(1)
+    signature = original.signature
+    assert signature.sequence is not None
+    run = file_runner(original.kind, original.precision, original.file, signature)
+    return in_steps(run, inputs, signature.sequence)
 
 
 def _record(original: Original, inputs: dict[str, Array]) -> list[Recorded]:

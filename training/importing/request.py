@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, JsonValue, ValidationError
 
 from flambeau.protocol.available_memory import GIB, free_bytes
+from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import StrictModel, explain
 from flambeau.protocol.tensors import Array, decode_bytes_elements, element_count
@@ -89,6 +90,8 @@ class ImportRequest(StrictModel):
     """Rules by which outputs match, as the caller wrote them; see `model_store.gates`."""
     metric: Literal["accuracy", "f1", "rmse"] | None = None
     """Metric of the answers, if there are targets; None to choose by their type."""
+    sequence: Sequences | None = None
+    """Sequences of a model with state; None for requests that are independent."""
     alias: Annotated[str, Field(max_length=128)] | None = PRODUCTION
     """Alias that moves to the version; None for none."""
     metadata: Metadata = Field(default={})

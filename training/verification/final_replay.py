@@ -16,6 +16,7 @@ import torch
 from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import replay_once, run_in_batches
 from model_store.arrays.parity import Parity, compare
+from model_store.arrays.sequence_replay import replay_in_steps
 from model_store.golden import GoldenRows, parse_golden
 from model_store.manifest import Artifact, Draft
 from training.errors import IsolationError, NothingProvenError
@@ -84,6 +85,9 @@ def first_failure(draft: Draft, folder: Path, golden: GoldenRows) -> str | None:
         failure = replay_once(where, run, golden, rows, tolerance.single_gates).failure(tolerance)
         if failure is not None:
             return failure
+        for steps in replay_in_steps(run, golden, signature, tolerance.single_gates):
+            if (failure := steps.failure(tolerance)) is not None:
+                return f"{artifact.name}: {failure}"
     return None
 
 

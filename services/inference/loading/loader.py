@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from flambeau.protocol.accuracies import Accuracy
 from flambeau.protocol.row_form import in_rows
 from model_store.arrays.golden_replay import replay_once
-from model_store.arrays.parity import Parity
+from model_store.arrays.parity import Parity, first_failure
+from model_store.arrays.sequence_replay import replay_in_steps
 from model_store.errors import StoreError
 from model_store.golden import MAX_GOLDEN_BYTES, GoldenRows, read_golden
 from model_store.manifest import Artifact, Manifest
@@ -408,6 +409,10 @@ def replay_golden(
     where, signature = "replaying the golden rows on this machine", manifest.signature
     run, rows = in_rows(backend.run, signature), signature.max_batch_size
     parity = replay_once(where, run, golden, rows, tolerance.single_gates).parity
-    if failure := parity.failure(tolerance):
+    failure = parity.failure(tolerance)
+    if failure is None:
+        steps = replay_in_steps(run, golden, signature, tolerance.single_gates)
+        failure = first_failure(steps, tolerance)
+    if failure is not None:
         raise LoadError(f"{where}: {failure}", 1)
     return parity
