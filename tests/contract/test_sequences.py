@@ -124,7 +124,7 @@ class InstanceShelf(Shelf):
 
     def take(self) -> Entry:
         entry = super().take()
-        self._slots.ran([entry])
+        self._slots.ran([entry], time.monotonic())
         return entry
 
 
