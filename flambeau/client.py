@@ -68,6 +68,9 @@ class Client(ServiceConnection):
         artifact: str = "",
         accuracy: str = "",
         bf16: Collection[str] = (),
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
     ) -> dict[str, Array]:
         """Runs a model on a batch. The signature is not used here; `Client.model` looks it up.
 
@@ -83,6 +86,10 @@ class Client(ServiceConnection):
             accuracy: `exact`, `balanced` or `fast`: the fastest artifact that qualifies answers;
                 empty for the server's default artifact.
             bf16: names of the bfloat16 inputs, given as bit patterns in uint16 arrays.
+            sequence_id: the sequence that this is a step of, for a model with state; 0 or empty for
+                none. Send a step when the one before is answered.
+            sequence_start: True for the first step of the sequence.
+            sequence_end: True for the last.
 
         Returns:
             Arrays by output name: BYTES as objects of type bytes, BF16 as uint16 bit patterns.
@@ -100,6 +107,9 @@ class Client(ServiceConnection):
             artifact=artifact,
             accuracy=accuracy,
             bf16=bf16,
+            sequence_id=sequence_id,
+            sequence_start=sequence_start,
+            sequence_end=sequence_end,
         )
         return self._answer(call, timeout_s)
 

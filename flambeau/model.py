@@ -188,8 +188,8 @@ class Model(CheckedModel):
 
         Args:
             inputs: values by name, or the value of the model's only input.
-            options: `outputs`, `timeout_s`, `request_id`, `artifact` and `accuracy`, as for
-                `Client.infer`.
+            options: `outputs`, `timeout_s`, `request_id`, `artifact`, `accuracy`, `sequence_id`,
+                `sequence_start` and `sequence_end`, as for `Client.infer`.
         """
         return self._client.infer(**self._request(inputs, options))
 

@@ -44,6 +44,9 @@ class RequestOptions(TypedDict, total=False):
     request_id: str
     artifact: str
     accuracy: str
+    sequence_id: int | str
+    sequence_start: bool
+    sequence_end: bool
 
 
 class InferOptions(RequestOptions, total=False):
@@ -95,6 +98,9 @@ def infer_call(
     bf16: Collection[str] = (),
     artifact: str = "",
     accuracy: str = "",
+    sequence_id: int | str = 0,
+    sequence_start: bool = False,
+    sequence_end: bool = False,
 ) -> Call[dict[str, Array]]:
     """Builds the call of an inference; the arguments are those of `Client.infer`.
 
@@ -108,6 +114,8 @@ def infer_call(
         id=text("request_id", request_id),
     )
     _prefer(request, text("artifact", artifact), text("accuracy", accuracy))
+    if sequence_id or sequence_start or sequence_end:
+        _place(request, sequence_id, sequence_start, sequence_end)
     if not isinstance(inputs, Mapping):
         raise InvalidRequestError(
             f"inputs is a {type(inputs).__name__}; give arrays by input name, {{name: array}}"
@@ -124,6 +132,20 @@ def infer_call(
     for name in names("outputs", outputs):
         request.outputs.add(name=name)
     return Call(method="ModelInfer", request=request, read=read_outputs)
+
+
+def _place(request: Any, name: int | str, start: bool, end: bool) -> None:
+    """Adds the parameters of a step of a sequence; the server checks that they fit together."""
+    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < 2**64:
+        request.parameters["sequence_id"].uint64_param = name
+    elif isinstance(name, str):
+        request.parameters["sequence_id"].string_param = text("sequence_id", name)
+    else:
+        raise InvalidRequestError(
+            f"sequence_id is {name!r:.60}; give text, or a whole number from 0 to 2^64 - 1"
+        )
+    request.parameters["sequence_start"].bool_param = bool(start)
+    request.parameters["sequence_end"].bool_param = bool(end)
 
 
 def text(name: str, value: object) -> str:
