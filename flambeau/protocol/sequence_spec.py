@@ -9,15 +9,12 @@ Source: the sequence batcher of Triton Inference Server, whose terms these are.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from flambeau.protocol.strict import StrictModel, nearest_name
 from flambeau.protocol.tensor_spec import TensorName, TensorSpec, shape_text
-
-if TYPE_CHECKING:
-    from flambeau.protocol.signature import Signature
 
 CONTROLS = ("start", "end", "ready")
 CONTROL_DATATYPES = ("BOOL", "INT32", "FP32")
@@ -96,26 +93,6 @@ class Sequences(StrictModel):
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs that callers do not get."""
         return tuple(state.output for state in self.states.values())
-
-
-def for_callers(signature: "Signature") -> "Signature":
-    """Returns the signature of requests: without the tensors that the server fills in.
-
-    Steps of sequences have one row.
-    """
-    given = signature.sequence
-    if given is None:
-        return signature
-    hidden, kept = given.inputs, given.outputs
-    rest: dict[str, Any] = {"states": {}, **dict.fromkeys((*CONTROLS, "id"))}
-    return signature.model_copy(
-        update={
-            "inputs": tuple(spec for spec in signature.inputs if spec.name not in hidden),
-            "outputs": tuple(spec for spec in signature.outputs if spec.name not in kept),
-            "max_batch_size": 1,
-            "sequence": given.model_copy(update=rest),
-        }
-    )
 
 
 def state_bytes(spec: TensorSpec) -> int:

@@ -29,7 +29,6 @@ from torch.jit._trace import TracerWarning
 from flambeau.protocol.available_memory import lack_of_memory
 from flambeau.protocol.heavy_imports import heavy_imports
 from flambeau.protocol.row_form import to_rows
-from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import explain
 from flambeau.protocol.tensors import Array, datatype_of
@@ -97,7 +96,6 @@ def capture(
     labels: Labels | None = None,
     max_batch_size: int = 32,
     script: bool = False,
-    sequence: Sequences | None = None,
     say: Say = lambda _: None,
 ) -> Captured:
     """Captures a model.
@@ -110,7 +108,6 @@ def capture(
         labels: names of the classes by output, or those of the only output.
         max_batch_size: largest batch of a server, in rows.
         script: True to capture TorchScript too.
-        sequence: states and controls of a model with state.
         say: receives a line if it is done in another way than the usual one.
 
     Raises:
@@ -124,10 +121,7 @@ def capture(
     if not axes.has_batch:
         max_batch_size = 1
     dynamic = examples.sizes(axes.inputs)
-    alike, others = examples.by_size(axes.inputs)
-    if sequence is not None:
-        one_step = partial(_run, call, axes, max_batch_size=1)
-        alike = [stepped(one_step, one, axes, sequence) for one in alike]
+    alike, others = _by_size(call, axes, examples)
     found = _run(call, axes, alike, max_batch_size)
     flat = OutputsInOrder(call, list(axes.outputs))
     flat.training = False  # the model's own modules stay as they are
@@ -200,6 +194,17 @@ def _check_tensors(model: Model, folder: Path) -> None:
             f"the model has {needed:,} bytes, and {free:,} are free in {folder.parent}, where it "
             "is captured; free space there, or set TMPDIR to another folder"
         )
+
+
+def _by_size(
+    model: Model, axes: BatchAxes, examples: Examples
+) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """Returns the examples of the first one's size, as steps of a model with states; the others."""
+    alike, others = examples.by_size(axes.inputs)
+    if examples.sequence is not None:
+        run = partial(_run, model, axes, max_batch_size=1)
+        alike = [stepped(run, one, axes, examples.sequence) for one in alike]
+    return alike, others
 
 
 def _run(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.strict import nearest_name
 from flambeau.protocol.tensors import TensorError, datatype_of
 from flambeau.publishing.errors import ExampleError
@@ -49,6 +50,8 @@ class Examples:
     """True if inputs are passed by name: an argument before a given one is left out."""
     left_out: tuple[str, ...] = ()
     """Optional arguments of the model that the examples leave out."""
+    sequence: Sequences | None = None
+    """States and controls of a model with state."""
 
     @property
     def names(self) -> list[str]:

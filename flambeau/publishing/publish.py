@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -212,6 +213,8 @@ def _stage_network(
     from flambeau.publishing.examples import read_examples
 
     given = read_examples(model, examples, options.get("dynamic"), options.get("batch_axes"))
+    if about["sequence"] is not None:
+        given = replace(given, sequence=Sequences(**about["sequence"]))
     wanted = about["artifacts"]
     captured = capture(
         model,
@@ -221,7 +224,6 @@ def _stage_network(
         labels=options.get("labels"),
         max_batch_size=options.get("max_batch_size", DEFAULT_MAX_BATCH_SIZE),
         script=wanted != "auto" and "torchscript" in wanted,
-        sequence=None if about["sequence"] is None else Sequences(**about["sequence"]),
         say=say,
     )
     inputs, outputs = zip(*captured.rows, strict=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flambeau.protocol.sequence_spec import for_callers
+from flambeau.protocol.called_signature import for_callers
 from flambeau.protocol.signature import Signature, TensorSpec
 from model_store.manifest import Draft, PythonStep
 from model_store.pipelines.graph import Pipeline

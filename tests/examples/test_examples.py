@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("found_digits", "jpeg_classifier", "scikit_classifier")
-SLOW = ("file_types", "sentence_embeddings", "voice_activity")
+SLOW = ("file_types", "sentence_embeddings", "voice_activity", "voice_sequences")
 """Scripts with models of other packages: `make test-examples`."""
 PAGES = ROOT / "docs/tutorials/examples"
 SLOW_SCRIPTS = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW]

@@ -45,7 +45,9 @@ EFFECTS = {
         message_fields.MAX_FIELDS message_fields._MAX_VARINT_BYTES onnx_runtime.MAX_TEXTS
         pipeline_run.MAX_RESTARTS
         request_pacer.MAX_WAITING
-        rest.MAX_NUMBER_DIGITS scheduling_parameters.MAX_TIMEOUT_US sequence_slots.MAX_SEQUENCES
+        rest.MAX_NUMBER_DIGITS scheduling_parameters.MAX_TIMEOUT_US
+        sequence_parameters.MAX_ID_BYTES sequence_parameters.MAX_ID_NUMBER
+        sequence_slots.MAX_STATES_BYTES
         sequence_steps.MAX_WAITING_STEPS sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES
         spans.MAX_BESIDE_MEMBERS submission_body.MAX_BESIDE_BYTES submission_body.MAX_MEMBERS
         submission_body.MAX_OVERRIDES_BYTES training_job_service.MAX_EVENT

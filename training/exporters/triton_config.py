@@ -6,7 +6,8 @@ TorchScript module are identified by position, written `NAME__0`, `NAME__1`, ...
 
 from collections.abc import Mapping, Sequence
 
-from flambeau.protocol.sequence_spec import CONTROLS, Control, Sequences, State, for_callers
+from flambeau.protocol.called_signature import for_callers
+from flambeau.protocol.sequence_spec import CONTROLS, Control, Sequences, State
 from flambeau.protocol.signature import Signature, TensorSpec
 from model_store.artifact_kinds import ArtifactKind
 from model_store.manifest import Artifact

@@ -57,8 +57,13 @@ def _served_line(served: ServedVersion) -> str:
 
 
 def _example(signature: Signature | None) -> list[dict[str, object]]:
-    """Builds one row of zeros for every input; empty if they are too large or not numbers."""
+    """Builds one row of zeros for every input; empty if they are too large or not numbers.
+
+    It is empty for steps of sequences, too: one request alone shows nothing of them.
+    """
     inputs: list[dict[str, object]] = []
+    if signature is not None and signature.sequence is not None:
+        return inputs
     for spec in signature.inputs if signature else ():
         if spec.optional:
             continue

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from flambeau.protocol.sequence_spec import for_callers
+from flambeau.protocol.called_signature import for_callers
 from flambeau.protocol.signature import Signature
 from model_store.manifest import Artifact, Manifest
 from services.inference.backends.device import Device

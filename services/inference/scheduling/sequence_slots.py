@@ -169,8 +169,9 @@ class SequenceSlots:
         most = min(rules.most, self._count * rules.max_rows) if rules.is_direct else rules.most
         if len(self._open) >= most:
             raise QueueFullError(
-                f"{most} sequences of model {self._lane} are open, the limit; end some, retry "
-                "later or add servers"
+                f"{most} sequences of model {self._lane} are open, the limit of its signature, of "
+                f"its batches or of {MAX_STATES_BYTES >> 20} MiB of states; end some, retry later "
+                "or add servers"
             )
         slot, row = self._free_place() if rules.has_slots else (None, -1)
         found = self._open[name] = OpenSequence(slot, row, now, rules.initial)

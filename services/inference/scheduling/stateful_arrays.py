@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from flambeau.protocol.sequence_spec import CONTROLS, Control, for_callers
+from flambeau.protocol.called_signature import for_callers
+from flambeau.protocol.sequence_spec import CONTROLS, Control
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import DATATYPES, Array
 from services.errors import BackendError

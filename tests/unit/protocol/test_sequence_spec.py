@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flambeau.protocol.sequence_spec import for_callers
+from flambeau.protocol.called_signature import for_callers
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import explain
 
