@@ -67,8 +67,9 @@ class SequenceWorker(Worker):
 
     def _end_idle(self) -> None:
         moment = self._slots.forget_idle(time.monotonic())
-        # A little later: a sequence is idle only after its time.
-        self._idle_timer = moment and self._loop.call_at(moment + 0.001, self._end_idle)
+        self._idle_timer = None
+        if moment is not None:  # a little later: a sequence is idle only after its time
+            self._idle_timer = self._loop.call_at(moment + 0.001, self._end_idle)
 
     def ran(self, instance: Instance, batch: Batch, report: BatchReport) -> None:
         """A batch was run, and its instance is free."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from flambeau.protocol.row_steps import in_steps
+from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import Array
 from model_store.arrays.golden_replay import replay_everything
@@ -25,11 +26,11 @@ def signature_of(**sequence: Any) -> Signature:
         inputs=rows("x", *CONTROLS),
         outputs=rows("y", "after"),
         max_batch_size=4,
-        sequence={
+        sequence=Sequences.model_validate({
             "states": {"total": {"output": "after", "initial": 10}},
             "start": "first", "end": {"input": "last", "false": -1, "true": 1}, "ready": "on",
             **sequence,
-        },
+        }),
     )  # fmt: skip
 
 
@@ -45,7 +46,8 @@ class Sum:
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self.batches.append(len(inputs["x"]))
-        after = np.asarray(inputs["total"] + inputs["x"] + np.float32(self.drift))
+        numbers: Any = inputs
+        after = numbers["total"] + numbers["x"] + np.float32(self.drift)
         return {"y": after * 2, "after": after}
 
 
@@ -101,8 +103,9 @@ def test_difference_that_grows_from_step_to_step_is_found() -> None:
 
 def test_row_whose_state_is_not_that_before_begins_another_sequence() -> None:
     one, other = golden(rows=3), golden(rows=3)
-    other.inputs["total"] += 50
-    joined = {name: np.concatenate([one.inputs[name], other.inputs[name]]) for name in one.inputs}
+    total = np.asarray(other.inputs["total"], np.float32) + 50
+    moved = {**other.inputs, "total": total}
+    joined = {name: np.concatenate([one.inputs[name], moved[name]]) for name in one.inputs}
     both = GoldenRows(joined, Sum()(joined))
     (found,) = replay_in_steps(Sum(0.001), both, SIGNATURE)
     assert found.parity.max_abs_difference == pytest.approx(0.006, rel=0.1)

@@ -10,7 +10,7 @@ from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.strict import explain
 
 STATES = {"h": "h_out", "sum": {"output": "sum_out", "initial": 7}}
-CONTROLS = {
+CONTROLS: dict[str, Any] = {
     "start": "first", "end": {"input": "last", "false": -1, "true": 1}, "ready": "on", "id": "who",
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import Array
 from services.errors import BackendError, QueueFullError, SequenceLostError, WorkerProcessDiedError
@@ -43,7 +44,7 @@ def signature_of(axis: int = 0, **sequence: Any) -> Signature:
             TensorSpec(name="after", datatype="FP32", shape=tuple(total), batch_axis=axis),
         ),
         max_batch_size=MAX_ROWS,
-        sequence={"states": {"total": "after"}, **controls, **sequence},
+        sequence=Sequences.model_validate({"states": {"total": "after"}, **controls, **sequence}),
     )
 
 
@@ -57,9 +58,10 @@ class SummingBackend(DoublingBackend):
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         super().run(inputs)
-        total = np.moveaxis(np.asarray(inputs["total"]), self.axis, 0)
+        x, total = np.asarray(inputs["x"], np.float32), np.asarray(inputs["total"], np.float32)
+        total = np.moveaxis(total, self.axis, 0)
         assert total.shape[1:] == (2, 1)
-        after = total + inputs["x"][:, None]
+        after = total + x[:, None]
         self.given.append({name: array.ravel().tolist() for name, array in inputs.items()})
         return {
             "y": np.array(after[:, 0]),

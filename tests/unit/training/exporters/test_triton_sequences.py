@@ -3,6 +3,7 @@
 import pytest
 from google.protobuf import text_format
 
+from flambeau.protocol.tensor_spec import TensorSpec
 from protos import model_config_pb2 as pb
 from tests.unit.protocol.test_sequence_spec import CONTROLS, INPUTS, STATES, declared, tensor
 from training.exporters.triton_config import config_pbtxt
@@ -67,5 +68,5 @@ def test_model_without_sequences_has_no_sequence_batching(kind: str) -> None:
     assert not parsed(text).HasField("sequence_batching")
 
 
-def _batch_first() -> tuple[object, ...]:
+def _batch_first() -> tuple[TensorSpec, ...]:
     return (INPUTS[0], tensor("h", "FP32", 2, 3), *INPUTS[2:])
