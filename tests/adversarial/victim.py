@@ -17,6 +17,7 @@ from tests.fixtures.certificates import Authority
 from tests.fixtures.peak_memory import forget_peak, major_faults, peak_bytes
 from tests.fixtures.servers import ServerProcess, running_processes, running_server
 from tests.fixtures.split_servers import SplitServer, running_split
+from tests.fixtures.stateful_models import publish_running_sum
 from tests.fixtures.trainer_processes import TrainerProcess, running_trainer
 
 MIB = 2**20
@@ -98,7 +99,7 @@ def budget_bytes(name: VictimName) -> int:
 def make_store(store: Path) -> None:
     """Creates a store of `linear`, y = 2 * x; `typed`, its own inputs; `texts`, their sizes; and
     models of unusual shapes; the pipelines `reader` and `each`; and
-    `verbose`, a Python model of long answers."""
+    `verbose`, a Python model of long answers; and `few`, a running sum over a sequence."""
     onnx_models.publish(str(store), "linear", onnx_models.linear(2.0))
     onnx_models.publish(str(store), "typed", onnx_models.echo(*TYPED))
     publish_texts(str(store))
@@ -106,6 +107,7 @@ def make_store(store: Path) -> None:
     pipelines.publish_graph(str(store))
     pipelines.publish_each(str(store))
     publish_verbose(str(store))
+    publish_running_sum(str(store), "few", max_idle_s=5)
     for name in ("scaled", "shared", "shouting"):
         shaped_models.publish(str(store), name)
 
