@@ -24,26 +24,29 @@ def checked_sequence(name: object, start: object, end: object) -> SequenceStep |
         InvalidRequestError: one has the wrong type or is out of range, or a request without a
             sequence is said to start or end one.
     """
-    for parameter, value in (("sequence_start", start), ("sequence_end", end)):
-        if not isinstance(value, bool):
-            raise _wrong(parameter, "a boolean", value)
-    is_number = type(name) is int and 0 <= name <= MAX_ID_NUMBER
-    if not is_number and not isinstance(name, str):
-        raise _wrong("sequence_id", "a string, or a whole number from 0 to 2^64 - 1", name)
-    if not name:
-        if start or end:
+    if type(start) is not bool or type(end) is not bool:
+        is_start = type(start) is not bool
+        raise _wrong(f"sequence_{'start' if is_start else 'end'}", "a boolean",
+                     start if is_start else end)  # fmt: skip
+    if type(name) is int and 0 <= name <= MAX_ID_NUMBER:
+        text = str(name) if name else ""
+    elif isinstance(name, str):
+        text = name
+        if len(text) * 4 > MAX_ID_BYTES and len(text.encode("utf-8", "replace")) > MAX_ID_BYTES:
             raise InvalidRequestError(
-                f"parameter 'sequence_{'start' if start else 'end'}' is true, and the request has "
-                "no sequence; give the 'sequence_id' too, which is neither 0 nor empty"
+                f"parameter 'sequence_id' begins with {text[:60]!r} and has more than "
+                f"{MAX_ID_BYTES} bytes of UTF-8, the limit; choose a shorter id"
             )
-        return None
-    text = str(name)
-    if len(text) * 4 > MAX_ID_BYTES and len(text.encode("utf-8", "replace")) > MAX_ID_BYTES:
+    else:
+        raise _wrong("sequence_id", "a string, or a whole number from 0 to 2^64 - 1", name)
+    if text:
+        return SequenceStep(text, start, end)
+    if start or end:
         raise InvalidRequestError(
-            f"parameter 'sequence_id' begins with {text[:60]!r} and has more than {MAX_ID_BYTES} "
-            "bytes of UTF-8, the limit; choose a shorter id"
+            f"parameter 'sequence_{'start' if start else 'end'}' is true, and the request has no "
+            "sequence; give the 'sequence_id' too, which is neither 0 nor empty"
         )
-    return SequenceStep(text, bool(start), bool(end))
+    return None
 
 
 def _wrong(parameter: str, wanted: str, value: object) -> InvalidRequestError:

@@ -120,7 +120,7 @@ class Batcher:
         # Equals `urgency`, inlined to save two calls.
         order += (request.priority - 1) * PRIORITY_STEP_S
         entry.order = order
-        if self._only is not None and not request.alone and request.sequence is None:
+        if self._only is not None and not request.alone and self._slots is None:
             key = _FIXED
         else:
             key = self._group_key(request)

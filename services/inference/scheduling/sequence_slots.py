@@ -14,7 +14,7 @@ Rules:
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -41,8 +41,8 @@ class OpenSequence(msgspec.Struct, gc=False):
     """Its row of the batches of that instance; -1 for any."""
     used_at: float
     """`time.monotonic()` second of its last step."""
-    states: Mapping[str, Array]
-    """By input: one row each, with the batch axis."""
+    states: tuple[Array, ...]
+    """In the order of the declaration: one row each, with the batch axis."""
     under_way: bool = False
     """True while it has a step here that is not answered."""
 
@@ -52,7 +52,7 @@ class SequenceRules:
     """What the signature of a model with sequences says of them."""
 
     sequences: Sequences
-    initial: Mapping[str, Array]
+    initial: tuple[Array, ...]
     """The states of a sequence that begins."""
     most: int
     """Sequences that may be open at once."""
@@ -88,10 +88,9 @@ def sequence_rules(signature: Signature) -> SequenceRules:
         id_range = int(limits.min), int(limits.max)
     return SequenceRules(
         sequences=sequences,
-        initial={
-            name: initial_row(specs[name], state.initial)
-            for name, state in sequences.states.items()
-        },
+        initial=tuple(
+            initial_row(specs[name], state.initial) for name, state in sequences.states.items()
+        ),
         most=min(sequences.max_sequences, max(1, MAX_STATES_BYTES // size)) if size else
         sequences.max_sequences,
         max_rows=signature.max_batch_size,
@@ -126,6 +125,7 @@ class SequenceSlots:
         self._lane = lane
         self.rules = rules
         self._count = count
+        self._idle_s = rules.sequences.max_idle_s
         self.idle = idle
         self._open: OrderedDict[str, OpenSequence] = OrderedDict()
         """By id; the one without a step for longest is first."""
@@ -149,20 +149,24 @@ class SequenceSlots:
             QueueFullError: too many sequences are open.
             InvalidRequestError: the model takes no such id.
         """
-        self.forget_idle(now)
+        name = step.id
         if step.is_start:
-            found = self._begin(step.id, now)
+            found = self._begin(name, now)
         else:
-            known = self._open.get(step.id)
-            if known is None:
-                raise self.lost(step.id)
+            known = self._open.get(name)
+            if known is None or self._is_idle(known, now):
+                raise self.lost(name)
             found = known
-            self._open.move_to_end(step.id)
+            self._open.move_to_end(name)
         found.used_at, found.under_way = now, True
         return found
 
+    def _is_idle(self, sequence: OpenSequence, now: float) -> bool:
+        return now - sequence.used_at > self._idle_s and not sequence.under_way
+
     def _begin(self, name: str, now: float) -> OpenSequence:
         rules = self.rules
+        self.forget_idle(now)
         if rules.id_range is not None:
             _check_id(name, rules.id_range, self._lane)
         self._unbind(name)  # it begins anew
@@ -194,7 +198,10 @@ class SequenceSlots:
         return None if found is None else found.slot
 
     def ran(self, entries: Iterable[Entry], now: float) -> None:
-        """Closes the sequences whose last steps have run; the others are idle from now on."""
+        """Closes the sequences whose last steps have run; the others are idle from now on.
+
+        They keep their order of arrival, so that others end later by the time of a run at most.
+        """
         for entry in entries:
             step = entry.request.sequence
             assert step is not None
@@ -202,7 +209,6 @@ class SequenceSlots:
                 self._unbind(step.id)
             elif (found := self._open.get(step.id)) is not None:
                 found.used_at = now
-                self._open.move_to_end(step.id)
 
     def lose(self, slot: int) -> bool:
         """Closes the sequences whose state was in an instance that is replaced, if any."""
@@ -227,20 +233,20 @@ class SequenceSlots:
         """Returns the error of a step whose sequence is not open."""
         return SequenceLostError(
             f"sequence '{name:.200}' of model {self._lane} is not open here: it was not started, "
-            f"has ended, had no step for {self.rules.sequences.max_idle_s:g} s, or lost its state "
+            f"has ended, had no step for {self._idle_s:g} s, or lost its state "
             "with its instance; start it again (sequence_start)"
         )
 
     def forget_idle(self, now: float) -> float | None:
         """Closes the idle sequences. Returns when the next may be idle; None if none is open."""
-        idle_s = self.rules.sequences.max_idle_s
+        idle_s = self._idle_s
         while self._open:
             name, oldest = next(iter(self._open.items()))
             if oldest.under_way:
                 oldest.used_at = now
                 self._open.move_to_end(name)
                 return now + idle_s
-            if now - oldest.used_at <= idle_s:
+            if not self._is_idle(oldest, now):
                 return oldest.used_at + idle_s
             self._unbind(name)
         return None

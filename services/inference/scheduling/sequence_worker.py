@@ -41,7 +41,7 @@ class SequenceWorker(Worker):
         rules = sequence_rules(plan.signature)
         self._slots = SequenceSlots(plan.lane, rules, len(plan.backends), self._idle_slots)
         self._idle_timer: asyncio.TimerHandle | None = None
-        super().__init__(plan, turns, metrics, tracer, self._slots)
+        super().__init__(plan, turns, metrics, tracer, self._slots if rules.has_slots else None)
 
     def accept(self, entry: Entry) -> None:
         """Queues a step, or refuses it: its sequence is not open, or it has none."""

@@ -8,6 +8,7 @@ waiting, since another step of its sequence may run meanwhile.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from services.inference.scheduling.axis_arrays import AxisArrays
 from services.inference.scheduling.batch_arrays import BatchArrays, Buffer
 from services.inference.scheduling.batch_rules import Batch
 from services.inference.scheduling.sequence_slots import OpenSequence
-from services.queueing.memory_queue import Entry, StepEntry
+from services.queueing.memory_queue import StepEntry
 from services.queueing.records import Lane, SequenceStep
 
 
@@ -63,28 +64,27 @@ class StatefulArrays:
 
     def join(self, batch: Batch, buffer: Buffer) -> Mapping[str, Array]:
         """Returns every input of the artifact; see `BatchArrays.join`."""
-        steps = [_step(entry) for entry in batch.entries]
+        places = _places(batch)
         inputs = dict(self._called.join(batch, buffer))
-        places: list[int] | None = None
-        size = batch.padded_rows
+        rows: Sequence[int] = range(len(places))
+        size, filling = batch.padded_rows, batch.padded_rows - len(places)
         if self._is_direct:
-            places = [place.row for _, place in steps]
-            size = self._padded_rows(max(places) + 1)
-            source = _sources(places, size)
+            rows = [place.row for place in places]
+            size, filling = self._padded_rows(max(rows) + 1), 0
+            source = _sources(rows, size)
             for name, array in inputs.items():
                 axis = self._axes[name]
                 inputs[name] = array if axis is None else array.take(source, axis)
-        else:
-            source = [*range(len(steps)), *[len(steps) - 1] * (size - len(steps))]
-        for spec, _ in self._states:
-            inputs[spec.name] = _joined(
-                [steps[number][1].states[spec.name] for number in source], spec, size, buffer
-            )
-        rows = places if places is not None else range(len(steps))
-        for name, spec, control in self._controls:
-            inputs[spec.name] = _control(name, spec, control, steps, rows, size, buffer)
-        if self._id is not None:
-            inputs[self._id.name] = _ids(self._id, steps, rows, size, buffer)
+            places = [places[number] for number in source]
+        for number, (spec, _) in enumerate(self._states):
+            parts = [place.states[number] for place in places]
+            inputs[spec.name] = _joined(parts + parts[-1:] * filling, spec, size, buffer)
+        if self._controls or self._id is not None:
+            steps = [entry.request.sequence for entry in batch.entries]
+            for name, spec, control in self._controls:
+                inputs[spec.name] = _control(name, spec, control, steps, rows, size, buffer)
+            if self._id is not None:
+                inputs[self._id.name] = _ids(self._id, steps, rows, size, buffer)
         return inputs
 
     def split(
@@ -95,11 +95,12 @@ class StatefulArrays:
         Raises:
             BackendError: an output is missing, or has another shape than the signature says.
         """
-        entries = batch.entries
-        rows: Sequence[int] = range(len(entries))
-        found = outputs
+        places = _places(batch)
+        rows: Sequence[int] = range(len(places))
+        size, found = batch.padded_rows, outputs
         if self._is_direct:
-            rows = [_step(entry)[1].row for entry in entries]
+            rows = [place.row for place in places]
+            size = self._padded_rows(max(rows) + 1)
             order = [*rows, *[rows[-1]] * (batch.padded_rows - len(rows))]
             found = {
                 name: array.take(order, axis) if _has(array, axis, max(rows)) else array
@@ -107,19 +108,22 @@ class StatefulArrays:
                 for axis in (self._axes.get(name),)
             }
         parts = self._called.split(found, batch, owned=owned)
-        size = self._padded_rows(max(rows) + 1) if self._is_direct else batch.padded_rows
-        for _, after in self._states:
-            self._check(after, outputs, size)
-        for entry, row in zip(entries, rows, strict=True):
+        wholes = [self._checked(after, outputs, size) for _, after in self._states]
+        for entry, place, row in zip(batch.entries, places, rows, strict=True):
             if not entry.dead:
-                _step(entry)[1].states = {
-                    spec.name: _row(outputs[after.name], after.batch_axis, row)
-                    for spec, after in self._states
-                }
+                place.states = tuple(
+                    # A copy: a view would keep the batch.
+                    [whole[row : row + 1].copy() if axis == 0 else _row(whole, axis, row)
+                     for whole, axis in wholes]
+                )  # fmt: skip
         return parts
 
-    def _check(self, spec: TensorSpec, outputs: Mapping[str, Array], size: int) -> None:
-        wanted = [size if axis == spec.batch_axis else n for axis, n in enumerate(spec.shape)]
+    def _checked(
+        self, spec: TensorSpec, outputs: Mapping[str, Array], size: int
+    ) -> tuple[Array, int | None]:
+        """Returns a state after a run, and its batch axis."""
+        axis = spec.batch_axis
+        wanted = [size if axis == place else n for place, n in enumerate(spec.shape)]
         array = outputs.get(spec.name)
         dtype = DATATYPES[spec.datatype]
         if array is None or [*array.shape] != wanted or array.dtype != dtype:
@@ -128,20 +132,17 @@ class StatefulArrays:
                 f"model {self._lane} returned {found} as state '{spec.name}'; its signature has "
                 f"{spec.datatype} {wanted}"
             )
+        return array, axis
 
 
-def _step(entry: Entry) -> tuple[SequenceStep, OpenSequence]:
-    assert isinstance(entry, StepEntry)
-    step, place = entry.request.sequence, entry.place
-    assert step is not None
-    assert isinstance(place, OpenSequence)
-    return step, place
+def _places(batch: Batch) -> list[OpenSequence]:
+    return [cast(StepEntry, entry).place for entry in batch.entries]  # type: ignore[misc]
 
 
-def _sources(places: Sequence[int], size: int) -> list[int]:
+def _sources(rows: Sequence[int], size: int) -> list[int]:
     """Returns for each row of a batch the number of its step; of the first one if it has none."""
     source = [0] * size
-    for number, row in enumerate(places):
+    for number, row in enumerate(rows):
         source[row] = number
     return source
 
@@ -162,7 +163,7 @@ def _joined(parts: list[Array], spec: TensorSpec, size: int, buffer: Buffer) -> 
 
 
 def _row(whole: Array, axis: int | None, row: int) -> Array:
-    """Returns a row of a state, with its batch axis. It is a copy: a view would keep the batch."""
+    """Returns a copy of a row of a state, with its batch axis."""
     if axis is None:
         return whole.copy()
     part: Array = whole[(slice(None),) * axis + (slice(row, row + 1),)]
@@ -180,14 +181,15 @@ def _control(
     name: str,
     spec: TensorSpec,
     control: Control,
-    steps: Sequence[tuple[SequenceStep, OpenSequence]],
+    steps: Sequence[SequenceStep | None],
     rows: Sequence[int],
     size: int,
     buffer: Buffer,
 ) -> Array:
     whole, flat = _empty(spec, size, buffer)
     flat[...] = control.false  # rows without a step, too
-    for (step, _), row in zip(steps, rows, strict=True):
+    for step, row in zip(steps, rows, strict=True):
+        assert step is not None
         if name == "ready" or (step.is_start if name == "start" else step.is_end):
             flat[row] = control.true
     return whole
@@ -195,7 +197,7 @@ def _control(
 
 def _ids(
     spec: TensorSpec,
-    steps: Sequence[tuple[SequenceStep, OpenSequence]],
+    steps: Sequence[SequenceStep | None],
     rows: Sequence[int],
     size: int,
     buffer: Buffer,
@@ -203,6 +205,7 @@ def _ids(
     whole, flat = _empty(spec, size, buffer)
     is_text = spec.datatype == "BYTES"
     flat[...] = b"" if is_text else 0
-    for (step, _), row in zip(steps, rows, strict=True):
+    for step, row in zip(steps, rows, strict=True):
+        assert step is not None
         flat[row] = step.id.encode() if is_text else int(step.id)
     return whole

@@ -55,7 +55,8 @@ EDGES = pytest.mark.parametrize("read", [over_rest, over_rest_in_slices, over_gr
     ],
 )  # fmt: skip
 def test_given(read: Any, parameters: dict[str, Any], step: tuple[str, bool, bool] | None) -> None:
-    assert read(**parameters) == step
+    found = read(**parameters)
+    assert (found and found[:3]) == step
 
 
 @EDGES

@@ -134,4 +134,5 @@ def _with_parameters(document: _Document, inputs: list[InputTensor]) -> RestRequ
         priority=priority,
         preference=checked_preference(asked.artifact, asked.accuracy),
         sequence=checked_sequence(asked.sequence_id, asked.sequence_start, asked.sequence_end),
+        is_simple=not (document.id or outputs or asked.binary_data_output),
     )

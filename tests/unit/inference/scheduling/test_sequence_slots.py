@@ -132,9 +132,9 @@ def test_states_of_all_sequences_have_a_limit_of_bytes() -> None:
 
 def test_sequence_that_begins_anew_has_the_initial_state() -> None:
     table = with_state()
-    begin(table, "a").states = {"h": np.ones((1, 1), np.float32)}
-    assert go_on(table, "a").states["h"].tolist() == [[1]]
-    assert begin(table, "a").states["h"].tolist() == [[0]]
+    begin(table, "a").states = (np.ones((1, 1), np.float32),)
+    assert go_on(table, "a").states[0].tolist() == [[1]]
+    assert begin(table, "a").states[0].tolist() == [[0]]
 
 
 @pytest.mark.parametrize("name", ["abc", "-1", "4294967296", "٣", "1.0", ""])
