@@ -28,7 +28,7 @@ from flambeau.server_process import ServerProcess
 
 STATEFUL, PLAIN = "with-state", "without-state"
 SEQUENCES, CLIENTS = 1_000, 64
-WIDTH, HIDDEN = 16, 128
+WIDTH, HIDDEN = 16, 256
 START_S = 3
 
 

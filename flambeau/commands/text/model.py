@@ -170,10 +170,16 @@ def _signature_lines(signature: "Signature") -> list[str]:
 
 
 def _axis_text(spec: "TensorSpec", signature: "Signature") -> str:
-    """Formats what is unusual about a tensor: its batch axis, and that it may be left out."""
+    """Formats what is unusual about a tensor: its batch axis, that the server has it, or that it
+    may be left out."""
     words = [] if spec.batch_axis == 0 or not signature.has_batch else [f"batch {spec.batch_axis}"]
     if spec.batch_axis is None and signature.has_batch:
         words = ["no batch"]
+    sequence = signature.sequence
+    if sequence is not None and spec.name in (*sequence.states, *sequence.outputs):
+        words.append("state of a sequence")
+    elif sequence is not None and spec.name in sequence.inputs:
+        words.append("control of a sequence")
     return "".join(f", {word}" for word in [*words, *["optional"] * spec.optional])
 
 

@@ -10,16 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flambeau.protocol.called_signature import for_callers
+from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Padding, Signature, SignatureError, TensorSpec
 from flambeau.protocol.tensors import DATATYPES
-from services.errors import InvalidRequestError
+from services.errors import InvalidRequestError, UnsupportedError
 from services.gateway import admission
 from services.gateway.admission import Admission, InferCall, InputTensor
 from services.queueing.memory_queue import MemoryQueue
-from services.queueing.records import Lane, ServedVersion
+from services.queueing.records import Lane, SequenceStep, ServedVersion
 from services.telemetry.metrics import Metrics
 from tests.fixtures.queue_ends import Shelf
 from tests.fixtures.served_directory import serving
+from tests.fixtures.signatures import one_to_one
 
 LANE = Lane("m", 1)
 PADDED = Signature(
@@ -142,3 +145,27 @@ async def test_a_signature_that_is_served_no_more_is_forgotten() -> None:
         directory.make_live(LANE)
         place.ask([("x", "INT64", (1, 3))])
         assert [found() for found in served] == [None] * (len(served) - 1) + [fresh]
+
+
+def step_call(**further: SequenceStep) -> InferCall:
+    x = InputTensor(name="x", datatype="FP32", array=np.zeros((1, 1), np.float32))
+    return InferCall(request_id="r", model="m", version="", inputs=[x], **further)
+
+
+async def test_step_takes_the_limit_of_its_model() -> None:
+    place = Place(for_callers(one_to_one((1,), sequence=Sequences(max_idle_s=7))))
+    step = SequenceStep("s", is_start=True)
+    entry = place.admission.infer(step_call(sequence=step), lambda _: None)
+    assert entry.request.sequence == step._replace(idle_s=7)
+
+
+async def test_step_to_a_model_without_sequences_is_a_request_by_itself() -> None:
+    place = Place(one_to_one((1,)))
+    entry = place.admission.infer(step_call(sequence=SequenceStep("s")), lambda _: None)
+    assert entry.request.sequence is None
+
+
+async def test_model_with_sequences_takes_no_jobs() -> None:
+    place = Place(for_callers(one_to_one((1,), sequence=Sequences())))
+    with pytest.raises(UnsupportedError, match="jobs run in any order"):
+        place.admission.checked(step_call())
