@@ -77,7 +77,7 @@ def measure_sequences(rounds: int, seconds: int) -> SequenceFigures:
         steps = [_ask(STATEFUL, number) for number in range(SEQUENCES)]
         starts = [_ask(STATEFUL, number, sequence_start=True) for number in range(SEQUENCES)]
         plain = [_ask(PLAIN, None)]
-        different_load(server, Form.JSON, starts, 1, START_S)  # more often than once: anew
+        different_load(server, Form.JSON, starts, CLIENTS, START_S)  # all, and many anew
         rates: dict[str, list[float]] = {STATEFUL: [], PLAIN: []}
         cpu_us: dict[str, list[float]] = {STATEFUL: [], PLAIN: []}
         failures = 0

@@ -347,4 +347,6 @@ class Admission:
 def _place(step: SequenceStep, signature: Signature) -> SequenceStep | None:
     """Returns a step with its model's limit; None if the model has no sequences, as in Triton."""
     sequences = signature.sequence
-    return None if sequences is None else step._replace(idle_s=sequences.max_idle_s)
+    if sequences is None:
+        return None
+    return SequenceStep(step.id, step.is_start, step.is_end, sequences.max_idle_s)
