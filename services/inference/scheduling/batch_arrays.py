@@ -36,7 +36,7 @@ def is_copied(part: Array, whole: Array, *, owned: bool) -> bool:
     return part.nbytes >= COPIED_BYTES and not (owned and part.size == whole.size)
 
 
-def _concatenate(parts: list[Array], whole: Array) -> None:
+def concatenate(parts: list[Array], whole: Array) -> None:
     """Copies parts behind each other into memory of their joint shape.
 
     numpy releases the GIL once for each part, and a busy event loop may take it each time: 64
@@ -91,7 +91,7 @@ class BatchArrays:
                 parts = [entry.request.inputs[spec.name] for entry in entries]
                 shape = (batch.padded_rows, *parts[0].shape[1:])
                 whole = inputs[spec.name] = buffer(spec.name, shape, dtype)
-                _concatenate(parts, whole[: batch.rows] if padded else whole)
+                concatenate(parts, whole[: batch.rows] if padded else whole)
             else:
                 whole = inputs[spec.name] = self._join_padded(batch, spec, dtype, buffer)
             if padded:

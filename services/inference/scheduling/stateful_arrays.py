@@ -18,7 +18,7 @@ from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import DATATYPES, Array
 from services.errors import BackendError
 from services.inference.scheduling.axis_arrays import AxisArrays
-from services.inference.scheduling.batch_arrays import BatchArrays, Buffer
+from services.inference.scheduling.batch_arrays import BatchArrays, Buffer, concatenate
 from services.inference.scheduling.batch_rules import Batch
 from services.inference.scheduling.sequence_slots import OpenSequence
 from services.queueing.memory_queue import StepEntry
@@ -159,7 +159,8 @@ def _joined(parts: list[Array], spec: TensorSpec, size: int, buffer: Buffer) -> 
     if axis:
         return np.concatenate(parts, axis)
     whole = buffer(spec.name, (size, *spec.shape[1:]), DATATYPES[spec.datatype])
-    return np.concatenate(parts, out=whole)
+    concatenate(parts, whole)
+    return whole
 
 
 def _row(whole: Array, axis: int | None, row: int) -> Array:

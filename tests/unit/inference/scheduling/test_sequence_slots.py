@@ -224,4 +224,5 @@ def test_every_history(
         assert len(set(places)) == len(places), "two sequences have one row"
         assert all(place[1] < rows for place in places)
         assert (strategy == "direct") == bool(places) or not model
+        table.forget_idle(now)
         assert len(table) == len(model)
