@@ -54,7 +54,8 @@ class OfInput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the output [rows, 4]."""
-        return self.cell(x, x.repeat(1, HIDDEN // WIDTH))[0]
+        output: Tensor = self.cell(x, x.repeat(1, HIDDEN // WIDTH))[0]
+        return output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,8 +170,7 @@ def _signature_lines(signature: "Signature") -> list[str]:
 
 
 def _axis_text(spec: "TensorSpec", signature: "Signature") -> str:
-    """Formats what is unusual about a tensor: its batch axis, that the server has it, or that it
-    may be left out."""
+    """Formats what is unusual about a tensor: batch axis, use in a sequence, whether optional."""
     words = [] if spec.batch_axis == 0 or not signature.has_batch else [f"batch {spec.batch_axis}"]
     if spec.batch_axis is None and signature.has_batch:
         words = ["no batch"]

@@ -147,21 +147,21 @@ async def test_a_signature_that_is_served_no_more_is_forgotten() -> None:
         assert [found() for found in served] == [None] * (len(served) - 1) + [fresh]
 
 
-def step_call(**further: SequenceStep) -> InferCall:
+def step_call(step: SequenceStep | None = None) -> InferCall:
     x = InputTensor(name="x", datatype="FP32", array=np.zeros((1, 1), np.float32))
-    return InferCall(request_id="r", model="m", version="", inputs=[x], **further)
+    return InferCall(request_id="r", model="m", version="", inputs=[x], sequence=step)
 
 
 async def test_step_takes_the_limit_of_its_model() -> None:
     place = Place(for_callers(one_to_one((1,), sequence=Sequences(max_idle_s=7))))
     step = SequenceStep("s", is_start=True)
-    entry = place.admission.infer(step_call(sequence=step), lambda _: None)
+    entry = place.admission.infer(step_call(step), lambda _: None)
     assert entry.request.sequence == step._replace(idle_s=7)
 
 
 async def test_step_to_a_model_without_sequences_is_a_request_by_itself() -> None:
     place = Place(one_to_one((1,)))
-    entry = place.admission.infer(step_call(sequence=SequenceStep("s")), lambda _: None)
+    entry = place.admission.infer(step_call(SequenceStep("s")), lambda _: None)
     assert entry.request.sequence is None
 
 
