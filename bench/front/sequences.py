@@ -75,9 +75,12 @@ class SequenceFigures:
 def measure_sequences(rounds: int, seconds: int) -> SequenceFigures:
     """Measures both loads in turns."""
     with tempfile.TemporaryDirectory(prefix="flambeau-bench-") as folder, _server(folder) as server:
-        steps = [_ask(STATEFUL, number) for number in range(SEQUENCES)]
-        starts = [_ask(STATEFUL, number, sequence_start=True) for number in range(SEQUENCES)]
-        plain = [_ask(PLAIN, None)]
+        numbers = range(1, SEQUENCES + 1)
+        steps = [_ask(STATEFUL, number, sequence_id=number) for number in numbers]
+        starts = [
+            _ask(STATEFUL, number, sequence_id=number, sequence_start=True) for number in numbers
+        ]
+        plain = [_ask(PLAIN, number) for number in numbers]
         different_load(server, Form.JSON, starts, CLIENTS, START_S)  # all, and many anew
         rates: dict[str, list[float]] = {STATEFUL: [], PLAIN: []}
         cpu_us: dict[str, list[float]] = {STATEFUL: [], PLAIN: []}
@@ -125,13 +128,12 @@ def _server(folder: str) -> Iterator[ServerProcess]:
         yield server
 
 
-def _ask(model: str, number: int | None, **control: bool) -> Ask:
-    row = np.random.default_rng(number or 0).normal(size=WIDTH).round(3).tolist()
+def _ask(model: str, seed: int, **parameters: int) -> Ask:
+    row = np.random.default_rng(seed).normal(size=WIDTH).round(3).tolist()
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, WIDTH], "data": row}
-    document: dict[str, object] = {"inputs": [tensor]}
-    if number is not None:
-        document["parameters"] = {"sequence_id": number + 1, **control}
-    body = json.dumps(document).encode()
+    body = json.dumps(
+        {"inputs": [tensor], **({"parameters": parameters} if parameters else {})}
+    ).encode()
     headers = {"Content-Type": "application/json"}
     return Ask(path=f"/v2/models/{model}/infer", body=body, read=_read, headers=headers)
 

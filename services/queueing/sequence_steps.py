@@ -32,8 +32,8 @@ class SequenceSteps(Generic[E]):
     """The steps of all sequences in one process."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[Lane, str], deque[E]] = {}
-        """By lane and sequence: the step under way, and those behind it."""
+        self._steps: dict[tuple[Lane, str], E | deque[E]] = {}
+        """By lane and sequence: the step under way; once another has come, with those behind it."""
 
     def begin(self, entry: E) -> bool:
         """Takes a step. Returns True if it may go on now.
@@ -42,10 +42,11 @@ class SequenceSteps(Generic[E]):
             QueueFullError: too many wait.
         """
         key = _key(entry)
-        steps = self._steps.get(key)
-        if steps is None:
-            self._steps[key] = deque([entry])
+        steps = self._steps.setdefault(key, entry)
+        if steps is entry:
             return True
+        if not isinstance(steps, deque):
+            steps = self._steps[key] = deque([steps])
         if len(steps) >= MAX_WAITING_STEPS:
             raise QueueFullError(
                 f"{MAX_WAITING_STEPS} steps of sequence '{key[1]:.200}' wait for model {key[0]}, "
@@ -58,6 +59,9 @@ class SequenceSteps(Generic[E]):
         """Removes a step that is over. Returns the one that may go on now, if any."""
         key = _key(entry)
         steps = self._steps[key]
+        if not isinstance(steps, deque):
+            del self._steps[key]
+            return None
         if steps[0] is not entry:
             steps.remove(entry)
             return None
@@ -70,7 +74,7 @@ class SequenceSteps(Generic[E]):
     def behind(self, lane: Lane) -> Iterator[E]:
         """Yields the steps of a lane that wait behind others."""
         for (own, _), steps in list(self._steps.items()):
-            if own == lane:
+            if own == lane and isinstance(steps, deque):
                 yield from list(steps)[1:]
 
 
