@@ -162,7 +162,7 @@ class SequenceSlots:
         return found
 
     def _is_idle(self, sequence: OpenSequence, now: float) -> bool:
-        return now - sequence.used_at > self._idle_s and not sequence.under_way
+        return now - sequence.used_at > self._idle_s
 
     def _begin(self, name: str, now: float) -> OpenSequence:
         rules = self.rules

@@ -43,6 +43,11 @@ class SequenceWorker(Worker):
         self._idle_timer: asyncio.TimerHandle | None = None
         super().__init__(plan, turns, metrics, tracer, self._slots if rules.has_slots else None)
 
+    @property
+    def open_sequences(self) -> int:
+        """Number of sequences whose state is kept."""
+        return len(self._slots)
+
     def accept(self, entry: Entry) -> None:
         """Queues a step, or refuses it: its sequence is not open, or it has none."""
         step = entry.request.sequence

@@ -2,7 +2,7 @@
 then; whichever instance runs the steps."""
 
 import asyncio
-import threading
+import math
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -17,8 +17,15 @@ from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import Array
 from services.errors import BackendError, QueueFullError, SequenceLostError, WorkerProcessDiedError
+from services.inference.scheduling.batch_rules import Batch
+from services.inference.scheduling.latency import LatencyModel
+from services.inference.scheduling.sequence_slots import SequenceSlots, sequence_rules
+from services.inference.scheduling.sequence_worker import SequenceWorker
+from services.inference.scheduling.stateful_arrays import arrays_of
+from services.queueing.memory_queue import Entry, StepEntry
 from services.queueing.records import InferReply, InferRequest, SequenceStep
 from tests.fixtures.fake_backends import POISON, DoublingBackend
+from tests.fixtures.redis_servers import until
 from tests.fixtures.running_worker import LANE, Call, Running, values_of
 from tests.fixtures.running_worker import running as running_any
 
@@ -218,11 +225,12 @@ async def test_state_of_another_shape_is_named() -> None:
 
 
 async def test_idle_sequences_end_without_a_further_step() -> None:
-    ended = threading.Event()
     async with running(SummingBackend(), signature=signature_of(max_idle_s=0.05)) as made:
+        worker = made.worker
+        assert isinstance(worker, SequenceWorker)
         await step(made, 1, 1, "start").values()
-        asyncio.get_running_loop().call_later(0.2, ended.set)
-        await asyncio.to_thread(ended.wait)
+        assert worker.open_sequences == 1
+        await until(lambda: not worker.open_sequences)
         assert isinstance(await step(made, 1, 1).error(), SequenceLostError)
 
 
@@ -265,3 +273,29 @@ def test_every_history_sums_up_as_if_each_step_ran_alone(
                     assert outcome.outputs["y"].tolist() == [[expected]]
 
     asyncio.run(history())
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_that_fill_up_a_batch_are_not_ready_and_no_step(axis: int) -> None:
+    signature = signature_of(axis)
+    arrays, rules = arrays_of(LANE, signature, lambda rows: 4), sequence_rules(signature)
+    slots = SequenceSlots(LANE, rules, 1, lambda: ())
+    entries: list[Entry] = []
+    for name in (5, 6):
+        step = SequenceStep(str(name), is_start=True, is_end=True)
+        request = InferRequest(
+            request_id="r", lane=LANE, inputs={"x": np.full((1, 1), name, np.float32)}, rows=1,
+            deadline=math.inf, sequence=step,
+        )  # fmt: skip
+        entry = StepEntry(request, 0.0, lambda _: None)
+        entry.place = slots.bind(step, 0.0)
+        entries.append(entry)
+    batch = Batch(entries, 2, 4, None, LatencyModel(4).curve((), 1))
+    backend = SummingBackend(axis=axis)
+    inputs = arrays.join(batch, backend.buffer)
+    outputs = backend.run(inputs)
+    assert [part["y"].tolist() for part in arrays.split(outputs, batch)] == [[[5]], [[6]]]
+    given = backend.given[0]
+    assert given["x"] == [5, 6, 6, 6]
+    assert (given["on"], given["who"]) == ([1, 1, 0, 0], [5, 6, 0, 0])
+    assert (given["first"], given["last"]) == ([True, True, False, False], [1, 1, 0, 0])
