@@ -12,6 +12,7 @@ import pytest
 
 from flambeau import Client
 from flambeau.protocol.tensors import Array
+from model_store.store import ModelStore
 from tests.e2e.conftest import SHAPES
 from tests.e2e.rest_calls import call
 from tests.e2e.test_processes import processes
@@ -214,3 +215,20 @@ def outcome(client: TritonClient, name: int) -> float | str:
         return step(client, name, 1)
     except TritonError as error:
         return error.message
+
+
+def test_swap_and_drain_end_sequences_by_name(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path))
+    for _ in range(2):
+        publish_running_sum(store.url)
+    store.promote("sum", 1)
+    with (
+        running_server(tmp_path, newest_versions=0) as server,
+        TritonClient("grpc", server.grpc) as client,
+    ):
+        assert step(client, 1, 1, "start") == 101
+        store.promote("sum", 2)
+        until_true(lambda: "sequence '1' of model 'sum' version 2" in str(outcome(client, 1)))
+        assert step(client, 1, 5, "start") == 105
+        server.ask_to_stop()
+        until_true(lambda: isinstance(outcome(client, 1), str))
