@@ -12,7 +12,7 @@ from services.queueing.directory import Directory
 from services.readiness import Readiness
 
 NAME = "flambeau"
-EXTENSIONS = ("binary_tensor_data", "parameters")
+EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration")
 """Only supported extensions: clients branch on these."""
 
 

@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from flambeau.protocol.signature import Signature
-from services.queueing.records import Lane, ServedArtifact, ServedVersion
+from services.queueing.records import Execution, Lane, ServedArtifact, ServedVersion
 
 State = Literal["loading", "ready", "failed", "unloaded"]
 _BY_RANK: tuple[State, ...] = ("ready", "loading", "unloaded", "failed")
@@ -59,6 +59,7 @@ class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
     """Those that are loaded."""
     semver: str = ""
     """Its semantic version, if it has one and that is known."""
+    execution: Execution | None = None
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
@@ -118,6 +119,7 @@ def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVe
             for known in served.artifacts
         ),
         served.semver,
+        served.execution,
     )
 
 
@@ -160,6 +162,7 @@ def _together(lane: Lane, said: Sequence[AnnouncedVersion]) -> ServedVersion:
         artifact=best.artifact,
         artifacts=_artifacts(lane, [version for version in said if version.state == "ready"]),
         semver=max(version.semver for version in said),
+        execution=best.execution,
     )
 
 

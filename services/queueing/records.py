@@ -127,6 +127,35 @@ class ServedArtifact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStep:
+    """One step of a pipeline, as its configuration has it."""
+
+    model: str
+    version: int
+    """-1 for the newest in a range of versions."""
+    inputs: dict[str, str]
+    """Tensor of the pipeline by input of the model."""
+    outputs: dict[str, str]
+    """Tensor of the pipeline by output of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """Facts of how a version is run, for its configuration."""
+
+    instances: int = 1
+    device: str = "cpu"
+    """`cpu`, or `cuda:N`."""
+    file: str = ""
+    """Name of the artifact's file."""
+    gives_parts: bool = False
+    """True if it may have another number of answers than one (decoupled)."""
+    batch_wait_us: int = 0
+    preferred_rows: tuple[int, ...] = ()
+    steps: tuple[PipelineStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedVersion:
     """One version, as inference announces it and a gateway knows it."""
 
@@ -144,6 +173,8 @@ class ServedVersion:
     """All loaded artifacts, the default one first."""
     semver: str = ""
     """Its semantic version, if it has one."""
+    execution: Execution | None = None
+    """Set when ready."""
 
     @property
     def is_pipeline(self) -> bool:

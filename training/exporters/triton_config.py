@@ -7,6 +7,12 @@ TorchScript module are identified by position, written `NAME__0`, `NAME__1`, ...
 from collections.abc import Sequence
 
 from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.triton_tensors import (
+    config_batch_size,
+    config_data_type,
+    config_dims,
+    has_config_batch,
+)
 from model_store.artifact_kinds import ArtifactKind
 from model_store.manifest import Artifact
 from training.recipe.kinds.export_kinds import EXPORT_KINDS
@@ -39,13 +45,12 @@ def config_pbtxt(model: str, kind: ArtifactKind, file: str, signature: Signature
         signature: names, datatypes and shapes; the batch is omitted, as Triton requires, if it is
             the first axis of every tensor.
     """
-    # Triton's batch is the first axis of every tensor; of others it takes the whole shape.
-    batches = signature.is_plain
+    batches = has_config_batch(signature)
     runtime, by_position = EXPORT_KINDS[kind].triton_runtime, EXPORT_KINDS[kind].triton_by_position
     return (
         f'name: "{model}"\n{runtime}\n'
         f'default_model_filename: "{file}"\n'
-        f"max_batch_size: {signature.max_batch_size if batches else 0}\n"
+        f"max_batch_size: {config_batch_size(signature)}\n"
         f"{_tensors('input', signature.inputs, by_position, batches)}"
         f"{_tensors('output', signature.outputs, by_position, batches)}"
     )
@@ -55,19 +60,14 @@ def _tensors(what: str, specs: Sequence[TensorSpec], by_position: bool, batches:
     optional = " optional: true"
     entries = [
         f'  {{ name: "{spec.name}{f"__{index}" if by_position else ""}" '
-        f"data_type: {_data_type(spec.datatype)} dims: [ {_dims(spec, batches)}"
+        f"data_type: {config_data_type(spec.datatype)} dims: [ {_dims(spec, batches)}"
         f"{optional * spec.optional} }}"
         for index, spec in enumerate(specs)
     ]
     return f"{what} [\n" + ",\n".join(entries) + "\n]\n"
 
 
-def _data_type(datatype: str) -> str:
-    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-
-
 def _dims(spec: TensorSpec, batches: bool) -> str:
-    # A tensor of one number per row is [rows]; Triton needs a dimension beside the batch.
-    if not batches and not spec.shape:
-        return "1 ] reshape: { shape: [ ] }"
-    return f"{', '.join(map(str, spec.shape[1:] if batches else spec.shape)) or '1'} ]"
+    dims, reshape = config_dims(spec, batches)
+    text = f"{', '.join(map(str, dims))} ]"
+    return text if reshape is None else f"{text} reshape: {{ shape: [ ] }}"

@@ -21,6 +21,8 @@ from services.access.caller import Principal
 from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission
 from services.gateway.edges import grpc_health, grpc_reflection
+from services.gateway.edges.administration.calls import AdministrationCalls
+from services.gateway.edges.administration.grpc_calls import grpc_calls
 from services.gateway.edges.grpc_health import GrpcHealth
 from services.gateway.edges.grpc_infer import GRPC, GrpcInferRoute, InferenceCall, secret_in
 from services.gateway.edges.grpc_jobs import SERVICE as JOB_SERVICE
@@ -70,6 +72,7 @@ class GrpcEdge:
         authenticator: authenticator of callers, where credentials are required.
         sampler: sampler of payloads, if configured.
         tls: TLS of the port; None for plain text.
+        administration: calls beside inference.
     """
 
     def __init__(
@@ -86,12 +89,16 @@ class GrpcEdge:
         authenticator: "Authenticator | None" = None,
         sampler: Sampler | None = None,
         tls: ssl.SSLContext | None = None,
+        administration: AdministrationCalls | None = None,
     ) -> None:
         self._path = InferencePath(GRPC, admission, accounting, sampler)
         self._facts = facts
         self._accounting = accounting
         self._authenticator = authenticator
         self._jobs = GrpcJobs(admission, accounting, service)
+        self._administration = administration or AdministrationCalls(
+            admission.directory, accounting
+        )
         self._health = GrpcHealth(SERVICES)
         self._reflection = GrpcReflection((*SERVICES, grpc_health.SERVICE, grpc_reflection.SERVICE))
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,6 +146,8 @@ class GrpcEdge:
         }
         for name, (answer, message) in self._jobs.calls().items():
             routes[f"/{JOB_SERVICE}/{name}"] = partial(self._route_slow, answer, message)
+        for name, (answer, message) in grpc_calls(self._administration).items():
+            routes[f"/{SERVICE}/{name}"] = partial(self._route_slow, answer, message)
         routes[INFER] = self._route_infer
         routes[f"/{grpc_health.SERVICE}/Check"] = _opening(partial(SimpleCall, self._health.check))
         routes[f"/{grpc_health.SERVICE}/Watch"] = _opening(self._health.watch)

@@ -22,6 +22,8 @@ from services.access.caller import Principal
 from services.access.credential import secret_of
 from services.errors import MethodNotAllowedError, ServingError, UnknownPathError
 from services.gateway.admission import Admission
+from services.gateway.edges.administration.calls import AdministrationCalls
+from services.gateway.edges.administration.rest_routes import AdministrationRoutes
 from services.gateway.edges.job_routes import JobRoutes
 from services.gateway.edges.openapi import openapi_document
 from services.gateway.edges.rest_infer import REST, InferExchange, RestInferRoute
@@ -60,11 +62,14 @@ class RestEdge:
         service: JobService | None = None,
         authenticator: "Authenticator | None" = None,
         sampler: Sampler | None = None,
+        administration: AdministrationCalls | None = None,
     ) -> None:
         self._admission = admission
         self._path = InferencePath(REST, admission, accounting, sampler)
         self._authenticator = authenticator
         self._jobs = JobRoutes(admission, accounting, service, self._principal)
+        calls = administration or AdministrationCalls(admission.directory, accounting)
+        self._administration = AdministrationRoutes(calls, self._principal)
         self._facts = facts
         self._accounting = accounting
         page = files("services.gateway.edges").joinpath("docs.html").read_bytes()
@@ -120,7 +125,12 @@ class RestEdge:
 
     def _application(self) -> Starlette:
         application = Starlette(
-            routes=[*self._server_routes(), *self._model_routes(), *self._jobs.routes()],
+            routes=[
+                *self._server_routes(),
+                *self._model_routes(),
+                *self._jobs.routes(),
+                *self._administration.routes(),
+            ],
             exception_handlers={
                 ServingError: _serving_error,
                 HTTPException: _http_error,

@@ -27,7 +27,9 @@ from services.inference.loading.load_turns import Load, LoadTurns
 from services.inference.loading.loaded_lane import (
     LoadedLane,
     close_backends,
+    execution_of,
     served_facts,
+    served_version,
     size_bytes,
 )
 from services.inference.loading.loader import (
@@ -335,6 +337,7 @@ class Lanes:
             facts=served_facts(version, lane),
             platform=version.backends[0].platform,
             taken_bytes=taken_bytes,
+            execution=execution_of(version, self._policy.lane_of(lane.model)),
         )
         self._memory[loaded.device].loaded(lane, taken_bytes)
         self._record_memory(lane)
@@ -419,6 +422,7 @@ class Lanes:
         self._loaded[lane] = LoadedLane(
             worker, device, facts, platform, version.manifest, version.row_ms,
             task, taken_bytes, version.is_chosen or bool(lane.artifact),
+            execution_of(version, policy),
         )  # fmt: skip
         task.add_done_callback(lambda _: self._forget(lane))
         labels = (lane.model, str(lane.version))
@@ -446,18 +450,7 @@ class Lanes:
 
     def _announce(self, lane: Lane) -> None:
         """Announces the loaded artifacts of a version that is ready."""
-        default = self._loaded[lane]
-        self._directory.announce(
-            ServedVersion(
-                lane=lane,
-                state="ready",
-                signature=default.manifest.signature,
-                platform=default.platform,
-                artifact=default.facts.name,
-                artifacts=tuple(own.facts for own in self._lanes_of(lane).values()),
-                semver=default.manifest.semver or "",
-            )
-        )
+        self._directory.announce(served_version(lane, self._lanes_of(lane)))
 
     def _lanes_of(self, lane: Lane) -> dict[Lane, LoadedLane]:
         """Returns the loaded lanes of a version, the default one first."""

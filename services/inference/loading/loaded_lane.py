@@ -8,9 +8,10 @@ from model_store.manifest import Artifact, Manifest
 from services.inference.backends.device import Device
 from services.inference.loading.kept_artifacts import accuracy_loss
 from services.inference.loading.loader import LoadedVersion
+from services.inference.loading.policy import LanePolicy
 from services.inference.loading.warm_up import row_ms
 from services.inference.scheduling.worker import Worker
-from services.queueing.records import Lane, ServedArtifact
+from services.queueing.records import Execution, Lane, ServedArtifact, ServedVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class LoadedLane:
     taken_bytes: int
     is_chosen: bool
     """True if no artifact of the version remains to be measured."""
+    execution: Execution
     refused: set[str] = field(default_factory=set)
     """Names of further artifacts that could not be loaded."""
 
@@ -42,6 +44,39 @@ def served_facts(version: LoadedVersion, lane: Lane) -> ServedArtifact:
         accuracy_loss=accuracy_loss(version.manifest, artifact),
         row_ms=row_ms(version.latency_s),
         lane=lane,
+    )
+
+
+def execution_of(version: LoadedVersion, policy: LanePolicy) -> Execution:
+    """Returns the facts of how a version is run."""
+    load = policy.load
+    return Execution(
+        instances=len(version.backends),
+        device=str(load.backend.device),
+        file=version.artifact.file.file,
+        gives_parts=version.backends[0].gives_parts,
+        batch_wait_us=round(policy.batch_wait_s * 1e6),
+        preferred_rows=load.backend.preferred_batch_sizes,
+    )
+
+
+def served_version(lane: Lane, lanes: Mapping[Lane, LoadedLane]) -> ServedVersion:
+    """Returns the announcement of a version that is ready.
+
+    Args:
+        lane: its default lane.
+        lanes: its loaded lanes, the default one first.
+    """
+    default = lanes[lane]
+    return ServedVersion(
+        lane=lane,
+        state="ready",
+        signature=default.manifest.signature,
+        platform=default.platform,
+        artifact=default.facts.name,
+        artifacts=tuple(own.facts for own in lanes.values()),
+        semver=default.manifest.semver or "",
+        execution=default.execution,
     )
 
 

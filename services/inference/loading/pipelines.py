@@ -21,7 +21,7 @@ from model_store.arrays.golden_replay import replay_once, run_in_batches
 from model_store.errors import StoreError
 from model_store.golden import read_golden
 from model_store.manifest import Manifest, PublishedPipeline
-from model_store.pipelines.graph import Part
+from model_store.pipelines.graph import INPUT, Part, Pipeline, refs_of
 from model_store.pipelines.parts import answers_alike, newest
 from model_store.store import ModelStore
 from services.errors import ModelNotReadyError, ServingError
@@ -37,7 +37,14 @@ from services.inference.pipelines.step_gate import StepGates
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
 from services.queueing.memory_queue import Entry, Outcome
-from services.queueing.records import PIPELINE_PLATFORM, InferRequest, Lane, ServedVersion
+from services.queueing.records import (
+    PIPELINE_PLATFORM,
+    Execution,
+    InferRequest,
+    Lane,
+    PipelineStep,
+    ServedVersion,
+)
 from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.pipelines")
@@ -243,6 +250,7 @@ class Pipelines:
                 signature=known.manifest.signature,
                 platform=PIPELINE_PLATFORM,
                 semver=known.manifest.semver or "",
+                execution=Execution(steps=_steps(known.pipeline.graph)),
             )
         )
 
@@ -288,6 +296,30 @@ class Pipelines:
             raise LoadError(f"{where}: no outputs within {REPLAY_TIMEOUT_S:g} s") from error
         if failure := found.parity.failure(pipeline.tolerance):
             raise LoadError(f"{where}: {failure}", 1)
+
+
+def _steps(graph: Pipeline) -> tuple[PipelineStep, ...]:
+    """Returns the steps by the names that the tensors have in the pipeline.
+
+    An input or output of the pipeline has its own name there, any other tensor that of its step.
+    The tensors of a join are separated by `|`.
+    """
+    names = {refs_of(source): name for name, source in graph.outputs.items()}
+    reads = graph.reads()
+
+    def name_of(*refs: str) -> str:
+        inside = (ref.removeprefix(f"{INPUT}.") for ref in refs)
+        return names.get(refs) or "|".join(inside)
+
+    return tuple(
+        PipelineStep(
+            model=step.part.model,
+            version=step.part.wanted if isinstance(step.part.wanted, int) else -1,
+            inputs={name: name_of(*refs_of(source)) for name, source in step.inputs.items()},
+            outputs={one: name_of(f"{step.name}.{one}") for one in sorted(reads[step.name])},
+        )
+        for step in graph.in_order()
+    )
 
 
 async def _ask(known: _Known, inputs: Mapping[str, Array]) -> dict[str, Array]:

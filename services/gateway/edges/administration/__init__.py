@@ -1,0 +1,1 @@
+"""Calls beside inference: configuration, statistics, the repository, logs, traces and memory."""

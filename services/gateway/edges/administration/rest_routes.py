@@ -1,0 +1,70 @@
+"""The calls over REST: their paths and their JSON.
+
+GET    /v2/models/M[/versions/V]/config      the configuration of a version
+"""
+
+from collections.abc import Awaitable, Callable
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from protos import open_inference_pb2 as pb
+from services.access.caller import Principal
+from services.gateway.edges.administration.calls import AdministrationCalls
+from services.gateway.edges.administration.message_document import document_of
+
+Endpoint = Callable[[Request, Principal], Awaitable[Response]]
+
+
+class AdministrationRoutes:
+    """The routes, for an application that turns errors into responses.
+
+    Args:
+        calls: answers the calls.
+        principal_of: identifies the caller of a request.
+    """
+
+    def __init__(
+        self, calls: AdministrationCalls, principal_of: Callable[[Request], Principal]
+    ) -> None:
+        self._calls = calls
+        self._principal_of = principal_of
+
+    def routes(self) -> list[Route]:
+        """Returns the routes."""
+        of_version = {"config": self._config}
+        return [
+            Route(f"/v2/models/{{model}}{version}/{suffix}", self._for_caller(endpoint))
+            for version in ("", "/versions/{version}")
+            for suffix, endpoint in of_version.items()
+        ]
+
+    def _for_caller(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            principal = self._principal_of(request)
+            principal.take_request()
+            return await endpoint(request, principal)
+
+        return answer
+
+    async def _config(self, request: Request, principal: Principal) -> Response:
+        asked = pb.ModelConfigRequest(name=_model(request), version=_version(request))
+        (said,) = [message async for message in self._calls.config(asked, principal)]
+        assert isinstance(said, pb.ModelConfigResponse)
+        return _json(orjson.dumps(document_of(said.config)))
+
+
+def _model(request: Request) -> str:
+    found: str = request.path_params.get("model", "")
+    return found
+
+
+def _version(request: Request) -> str:
+    found: str = request.path_params.get("version", "")
+    return found
+
+
+def _json(document: bytes) -> Response:
+    return Response(document, media_type="application/json")
