@@ -19,6 +19,7 @@ from services.access.tenants import Tenants
 from services.errors import ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.config import GatewaySettings
+from services.gateway.edges.administration.calls import AdministrationCalls, FiguresSource
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.jobs.job_service import JobService
@@ -91,6 +92,7 @@ class Front:
         sampler: sampler of payloads, if configured; writes while the ports are open.
         processes: number of fronts that share the ports; if there are several, another process
             serves the metrics.
+        figures: figures of the whole server, if other processes have some; else its own.
 
     Raises:
         ConfigError: unauthenticated clients could reach it, or the files of credentials or of TLS
@@ -110,6 +112,7 @@ class Front:
         rates: "SharedRates | LinkRates | None" = None,
         sampler: "PayloadSampler | None" = None,
         processes: int = 1,
+        figures: FiguresSource | None = None,
     ) -> None:
         check_open(config, config.host, is_opened=config.open_to_strangers)
         self._config = config
@@ -136,6 +139,7 @@ class Front:
         self._readiness = Readiness(config.readiness)
         self._facts = ServerFacts(version, directory, self._admission, self._readiness)
         self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
+        self._administration = AdministrationCalls(directory, self._accounting, figures)
         self._compression = CompressionThread()
         self._certificates = open_certificates(config, metrics.tls)
         service = open_service(self._admission) if open_service is not None else None
@@ -159,8 +163,11 @@ class Front:
             authenticator=self._authenticator,
             sampler=self._sampler,
             tls=tls.grpc_context if tls is not None else None,
+            administration=self._administration,
         )
-        route = RestEdge(*parts, service, self._authenticator, self._sampler).route
+        route = RestEdge(
+            *parts, service, self._authenticator, self._sampler, self._administration
+        ).route
         rest = HttpPort(route, limits, self._metrics, budget, turns, self._compression)
         context = tls.context if tls is not None else None
         return grpc, PortServer(rest, partial(HttpConnection, rest), context)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from services.errors import (
+    BackendError,
+    DeadlineExceededError,
     ModelNotReadyError,
     OverloadedError,
     RateLimitedError,
@@ -19,6 +21,7 @@ from services.queueing.records import Lane
 from services.telemetry.line_allowance import LineAllowance
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
 from services.telemetry.metrics import UNKNOWN, Metrics
+from services.telemetry.model_figures import BACKEND, CANCELLED, OTHER, REJECTED
 from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.request")
@@ -26,6 +29,8 @@ logger = logging.getLogger("flambeau.request")
 REQUEST_ID = "x-request-id"
 """The HTTP header and the gRPC metadata entry that carry a request's id, both ways."""
 
+_DISCONNECTED = ("499", "CANCELLED")
+"""Codes of requests whose callers have disconnected."""
 _SAFE_ID = re.compile(r"[ -~]{1,128}")
 _MAX_CACHED_LABELS = 10_000
 """Served versions times codes; beyond it (unloaded versions) the cache is cleared."""
@@ -127,6 +132,9 @@ class RequestAccounting:
         """
         charged = None if isinstance(error, RateLimitedError) else lane
         self.count(charged, protocol, code, seconds, trace_id)
+        if charged is not None:
+            figures = self.metrics.figures.of(charged.model, str(charged.version))
+            figures.failed(_reason(error, code), seconds)
         self.count_refusal(error)
 
     def log_answer(self, facts: Mapping[str, object]) -> None:
@@ -165,4 +173,16 @@ class RequestAccounting:
             self.metrics.requests.labels(*labels, protocol, code),
             self.metrics.request_seconds.labels(*labels, protocol),
         )
+        if lane is not None:
+            figures = self.metrics.figures.of(*labels)
+            figures.counters[protocol, code], figures.histograms[protocol] = children
         return children
+
+
+def _reason(error: ServingError, code: str) -> str:
+    """Returns the reason of a failure, as Triton's metrics name it."""
+    if code in _DISCONNECTED:
+        return CANCELLED
+    if isinstance(error, (*REFUSALS, DeadlineExceededError)):
+        return REJECTED
+    return BACKEND if isinstance(error, BackendError) else OTHER

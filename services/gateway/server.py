@@ -17,6 +17,7 @@ from flambeau.protocol.strict import nearest_name
 from services.access.shared_rates import SharedRates
 from services.gateway.admission import Admission
 from services.gateway.config import GatewayConfig
+from services.gateway.fleet_figures import FleetFigures
 from services.gateway.front import Front, Listening
 from services.gateway.jobs.job_service import JobService
 from services.gateway.jobs.webhooks import Webhooks, read_secret
@@ -72,8 +73,10 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     tracer = open_tracer(config, "gateway", metrics)
     rates = SharedRates(clients.open()) if config.asks_for_credentials else None
     sampler = open_sampler(config, directory, metrics)
+    figures = FleetFigures(metrics)
     front = Front(
         config, version, metrics, directory, queue, _ignore, open_service, tracer, rates, sampler,
+        figures=figures.of,
     )  # fmt: skip
 
     def unreached(why: str) -> None:
@@ -87,9 +90,11 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
         fleet.apply(view)
         front.look(_seen(config.models, directory, fleet.started, view.faults))
 
+    figures.watch = fleet_watch = FleetWatch(clients, changed, metrics)
+
     async def watch() -> None:
         await sender.reached.wait()  # not ready before a request could be sent
-        await FleetWatch(clients, changed, metrics).run()
+        await fleet_watch.run()
 
     chores: dict[str, Callable[[], Coroutine[None, None, None]]]
     chores = {"sender": sender.run, "fleet": watch, "jobs": jobs.run}

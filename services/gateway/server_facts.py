@@ -12,7 +12,7 @@ from services.queueing.directory import Directory
 from services.readiness import Readiness
 
 NAME = "flambeau"
-EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration")
+EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration", "statistics")
 """Only supported extensions: clients branch on these."""
 
 

@@ -77,7 +77,9 @@ class _Process:
         self._watch = FleetWatch(
             clients, lambda view: make_live(self._directory, view), self._metrics
         )
-        self._announcer = Announcer(clients, name, self._directory, self._receiver.serves)
+        self._announcer = Announcer(
+            clients, name, self._directory, self._receiver.serves, self._metrics.figures.encoded
+        )
         self._tracer = open_tracer(config, "inference", self._metrics)
         self._reconciler = Reconciler(
             store,

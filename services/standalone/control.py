@@ -4,10 +4,11 @@ The channel is a pair of `SOCK_SEQPACKET` sockets, so a message comes whole or n
 end notices the death of the other. What may be large lies in an anonymous file that is sent.
 
 To an edge or the model process: `link` (one end of a socket pair between the two), `drain`, `stop`
-(True to abandon runs), `collect` (the metrics; a number). From them: `link` (asks for one), `up`
-(it serves; from the model process with what it serves), `ready` (why an edge is not ready),
-`metrics` (the number, and the families), `unanswered` (a drain took too long), `failed` (it cannot
-start: the class of the error, and its words).
+(True to abandon runs), `collect` (its metrics), `count` (its figures of the statistics calls),
+`figures` (to an edge that has asked: those of all). From them: `link` (asks for one), `up` (it
+serves; from the model process with what it serves), `ready` (why an edge is not ready), `metrics`,
+`counted`, `figures` (asks for those of all), `unanswered` (a drain took too long), `failed` (it
+cannot start: the class of the error, and its words).
 """
 
 import asyncio

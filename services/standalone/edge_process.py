@@ -20,6 +20,7 @@ import prometheus_client
 import uvloop
 
 from services.access.link_rates import LinkRates
+from services.errors import QueueUnavailableError
 from services.gateway.front import Front, Listening
 from services.gateway.payload_settings import open_sampler
 from services.ports import PortError
@@ -32,17 +33,21 @@ from services.queueing.shared_memory.model_link import ModelLink
 from services.queueing.shared_memory.shared_counts import SharedCounts
 from services.readiness import Look
 from services.settings import ConfigError
+from services.shared_rounds import SharedRounds
 from services.standalone.config import ServerConfig
-from services.standalone.control import Control
+from services.standalone.control import Control, read_file
 from services.telemetry.logs import configure_logs
 from services.telemetry.merged_metrics import encode_metrics
 from services.telemetry.metrics import Metrics
+from services.telemetry.model_figures import Figures, added, decode_figures
 from services.tracing.setting import open_tracer
 
 logger = logging.getLogger("flambeau.server")
 
 LINK_AGAIN_S = 1.0
 """Pause after a link that failed or broke at once."""
+FIGURES_WITHIN_S = 5.0
+"""Time for the figures of all processes; the supervisor gives up a busy one sooner."""
 MODEL_PROCESS_ENDED = "the model process has ended, and another is being started"
 
 
@@ -72,6 +77,8 @@ class EdgeProcess:
         """Those that are not applied yet: the ports are not open."""
         self._is_listening = False
         self._attached_at = 0.0
+        self._counted: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._figures = SharedRounds(self._ask_figures, 0.0)
         self._control = Control(end, self._take, self._drain)
         rates = LinkRates(lambda spent: self._link.send(SpentMessage(spent)))
         self._link = ModelLink(
@@ -87,6 +94,7 @@ class EdgeProcess:
             rates=rates if config.asks_for_credentials else None,
             sampler=open_sampler(config, directory, self._metrics, config.store),
             processes=edges,
+            figures=self._all_figures,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -123,6 +131,12 @@ class EdgeProcess:
             self._drain()
         elif kind == "collect":
             self._control.send_file("metrics", content, encode_metrics(self._metrics.registry))
+        elif kind == "count":
+            self._control.send_file("counted", content, self._metrics.figures.encoded())
+        elif kind == "figures" and descriptor >= 0:
+            data = read_file(descriptor)
+            if not self._counted.done():
+                self._counted.set_result(data)
 
     def _is_up(self, _: Listening) -> None:
         self._control.send("up")
@@ -140,6 +154,28 @@ class EdgeProcess:
                 extra={"error": str(error), "pause_s": LINK_AGAIN_S},
             )
             asyncio.get_running_loop().call_later(LINK_AGAIN_S, self._control.send, "link")
+
+    async def _all_figures(self, model: str) -> Figures:
+        """Returns the figures of all processes: of a model, or of all for an empty name.
+
+        Raises:
+            QueueUnavailableError: the supervisor does not answer.
+        """
+        try:
+            async with asyncio.timeout(FIGURES_WITHIN_S):
+                figures = decode_figures(await self._figures.answer())
+        except TimeoutError:
+            raise QueueUnavailableError(
+                f"the processes of this server gave no statistics within {FIGURES_WITHIN_S:g} s; "
+                "try again"
+            ) from None
+        return added([[one for one in figures if not model or one.model == model]])
+
+    async def _ask_figures(self) -> bytes:
+        self._counted = asyncio.get_running_loop().create_future()
+        self._control.send("figures")
+        async with asyncio.timeout(FIGURES_WITHIN_S):
+            return await self._counted
 
     def _drain(self) -> None:
         self._asked.set()

@@ -78,6 +78,8 @@ class ModelProcess:
                 self._links.attach(socket.socket(fileno=descriptor))
         elif kind == "collect":
             self._control.send_file("metrics", content, encode_metrics(self._metrics.registry))
+        elif kind == "count":
+            self._control.send_file("counted", content, self._metrics.figures.encoded())
         elif kind == "stop":
             self._end(abandon=content)
 

@@ -31,6 +31,7 @@ from services.queueing.fleet import fleet_view
 from services.queueing.shared_memory.messages import View, decode_view
 from services.queueing.shared_memory.shared_counts import SharedCounts, make_counts
 from services.settings import ConfigError
+from services.shared_rounds import SharedRounds
 from services.standalone.config import ServerConfig
 from services.standalone.control import Control, make_file, read_file
 from services.telemetry.merged_metrics import (
@@ -42,6 +43,7 @@ from services.telemetry.merged_metrics import (
     merged,
 )
 from services.telemetry.metrics import PROCESS_KINDS, SupervisorMetrics
+from services.telemetry.model_figures import VersionFigures, added, decode_figures, encode_figures
 
 logger = logging.getLogger("flambeau.server")
 
@@ -49,6 +51,8 @@ MODEL, EDGE = PROCESS_KINDS
 SETTLED_AFTER_S = 5.0
 """Age at which a process counts as one that works: an older one is replaced without a pause."""
 PAUSES_S = (0.1, 0.5, 2.0, 5.0)
+COUNT_PAUSE_S = 0.1
+"""Pause between two rounds for the figures of the statistics calls, however many are made."""
 COLLECT_WITHIN_S = 2.0
 """Time for a process to give its metrics; those of a busy one are as of the last scrape."""
 _ERRORS = {error.__name__: error for error in (ConfigError, PortError, StoreError)}
@@ -66,6 +70,7 @@ class Child:
         why_not_ready: why an edge should get no requests; empty if it should.
         wants_link: True while an edge waits for a link.
         families: its metrics as of the last scrape.
+        figures: its figures of the statistics calls, as of the last one.
     """
 
     def __init__(self, kind: str, slot: int) -> None:
@@ -75,6 +80,7 @@ class Child:
         self.is_up = self.is_open = self.wants_link = False
         self.why_not_ready = "starting"
         self.families: list[MetricFamily] = []
+        self.figures: list[VersionFigures] = []
         self.started_at = 0.0
         self.failures = 0
         self.ended = asyncio.Event()
@@ -99,7 +105,11 @@ class Supervisor:
         self._metrics = SupervisorMetrics()
         self._past: list[MetricFamily] = []
         """Sums of processes that have ended."""
-        self._collected: dict[Child, asyncio.Future[None]] = {}
+        self._past_figures: list[VersionFigures] = []
+        self._collected: dict[tuple[Child, str], asyncio.Future[None]] = {}
+        """Processes that are to give their metrics or figures, by what they were asked."""
+        self._figures = SharedRounds(self._count, COUNT_PAUSE_S)
+        self._answers: set[asyncio.Task[None]] = set()
         self._view: tuple[dict[str, str], View] | None = None
         self._ports: dict[str, int] = {}
         self._has_started = self._draining = self._abandons = False
@@ -235,9 +245,10 @@ class Supervisor:
         if child.kind == EDGE:
             self._counts.set(child.slot, 0)
         self._past = merged([self._past, lasting(child.families)])
-        child.families = []
-        if (waiting := self._collected.pop(child, None)) is not None and not waiting.done():
-            waiting.cancel()
+        self._past_figures = list(added([self._past_figures, child.figures]).values())
+        child.families, child.figures = [], []
+        for asked in ("collect", "count"):
+            self._was_given(child, asked)
         child.ended.set()
         if self._draining or self._failed.done():
             return
@@ -286,11 +297,16 @@ class Supervisor:
                 self._view = content, decode_view(read_file(descriptor))
             self._look_whether_started()
         elif kind == "metrics":
-            waiting = self._collected.pop(child, None)
             # At once: if the process has ended meanwhile, these are the counters that stay.
             child.families = decode_metrics(read_file(descriptor))
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
+            self._was_given(child, "collect")
+        elif kind == "counted":
+            child.figures = decode_figures(read_file(descriptor))
+            self._was_given(child, "count")
+        elif kind == "figures":
+            answer = asyncio.get_running_loop().create_task(self._tell_figures(child))
+            self._answers.add(answer)
+            answer.add_done_callback(self._answers.discard)
         elif kind == "unanswered":
             self._abandons = True
         elif kind == "failed" and not self._has_started:
@@ -352,19 +368,39 @@ class Supervisor:
         return families
 
     async def _collect(self) -> list[MetricFamily]:
-        running = [child for child in self._children if child.control is not None]
-        for child in running:
-            if child not in self._collected:
-                self._collected[child] = asyncio.get_running_loop().create_future()
-                assert child.control is not None
-                child.control.send("collect")
-        if waited := dict(self._collected):
-            await asyncio.wait(waited.values(), timeout=COLLECT_WITHIN_S)
-        for child, future in waited.items():  # the next scrape asks those again that are silent
-            if self._collected.get(child) is future and not future.done():
-                del self._collected[child]
+        await self._ask_all("collect")
         own = decode_metrics(encode_metrics(self._metrics.registry))
         return merged([*(child.families for child in self._children), own, self._past])
+
+    async def _count(self) -> bytes:
+        """Returns the figures of all processes together."""
+        await self._ask_all("count")
+        each = [*(child.figures for child in self._children), self._past_figures]
+        return encode_figures(added(each).values())
+
+    async def _tell_figures(self, edge: Child) -> None:
+        figures = await self._figures.answer()
+        if edge.control is not None:
+            edge.control.send_file("figures", None, figures)
+
+    async def _ask_all(self, what: str) -> None:
+        """Asks all processes for their metrics or figures, and waits a while for them."""
+        for child in self._children:
+            if child.control is not None and (child, what) not in self._collected:
+                self._collected[child, what] = asyncio.get_running_loop().create_future()
+                child.control.send(what)
+        waited = {key: one for key, one in self._collected.items() if key[1] == what}
+        if waited:
+            await asyncio.wait(waited.values(), timeout=COLLECT_WITHIN_S)
+        for key, future in waited.items():  # the next scrape asks those again that are silent
+            if self._collected.get(key) is future and not future.done():
+                del self._collected[key]
+
+    def _was_given(self, child: Child, what: str) -> None:
+        """A process has given what it was asked for, or has ended."""
+        waiting = self._collected.pop((child, what), None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
 
 def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None:

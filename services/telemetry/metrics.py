@@ -14,6 +14,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from services.telemetry.access_metrics import AccessMetrics
 from services.telemetry.loop_metrics import LoopCounter, LoopHistogram
+from services.telemetry.model_figures import ModelFigures
 
 SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
@@ -54,6 +55,7 @@ class Metrics:
         self.tls = TlsMetrics(self.registry)
         self._make_failure_metrics(self.registry)
         self.access = AccessMetrics(self.registry)
+        self.figures = ModelFigures()
 
     def _make_request_metrics(self, registry: CollectorRegistry) -> None:
         self.requests = LoopCounter(

@@ -126,10 +126,10 @@ class RestEdge:
     def _application(self) -> Starlette:
         application = Starlette(
             routes=[
+                *self._administration.routes(),  # `/v2/models/stats` is no model
                 *self._server_routes(),
                 *self._model_routes(),
                 *self._jobs.routes(),
-                *self._administration.routes(),
             ],
             exception_handlers={
                 ServingError: _serving_error,

@@ -61,6 +61,10 @@ class BatchReport(msgspec.Struct, frozen=True, eq=False):
     """CPU time that the calling thread took for it."""
     on_loop: bool = False
     """True if the event loop ran it."""
+    input_s: float = 0.0
+    """Seconds of it in which the inputs were joined."""
+    output_s: float = 0.0
+    """Seconds of it in which the outputs were split."""
 
 
 class BatchPart(msgspec.Struct, frozen=True, eq=False):
@@ -73,6 +77,8 @@ class BatchPart(msgspec.Struct, frozen=True, eq=False):
     started_at: float
     seconds: float
     """Duration from `started_at` to this part."""
+    own_s: float = 0.0
+    """Duration from the part before, or from `started_at`, to this part."""
 
 
 class Instance:
@@ -124,6 +130,7 @@ class Instance:
         self.abandoned = False
         self.retired = False
         """True if the instance ends after its current batch; set by the event loop."""
+        self._input_s = self._ran_at = 0.0
         self._opening = False
         self._is_down = False
         self._has_given, self._waited_s = False, 0.0
@@ -217,7 +224,10 @@ class Instance:
         except Exception:  # its thread reruns it, and deals with the failure
             return False
         cpu_s, seconds = time.thread_time() - cpu_s, time.monotonic() - started_at
-        report = BatchReport(results, started_at, seconds, together, cpu_s=cpu_s, on_loop=True)
+        report = BatchReport(
+            results, started_at, seconds, together, 0.0, cpu_s, True, self._input_s,
+            started_at + seconds - self._ran_at,
+        )  # fmt: skip
         self._loop.call_soon(self._finished, self, batch, report)
         return True
 
@@ -231,17 +241,25 @@ class Instance:
         except BaseException as error:  # any exception is answered, even a model's SystemExit
             results, together = self._after_failure(batch, error), False
         cpu_s, seconds = time.thread_time() - cpu_s, time.monotonic() - started_at
-        return BatchReport(results, started_at, seconds, together, self._waited_s, cpu_s)
+        return BatchReport(
+            results, started_at, seconds, together, self._waited_s, cpu_s, False, self._input_s,
+            started_at + seconds - self._ran_at,
+        )  # fmt: skip
 
     def _run(self, batch: Batch) -> Sequence[Result]:
         backend = self._backend
         assert backend is not None
         self.started_at = time.monotonic()
         inputs = self._arrays.join(batch, backend.buffer)
+        joined_at = time.monotonic()
+        self._input_s = joined_at - self.started_at
         if not backend.gives_parts:
-            return self._arrays.split(backend.run(inputs), batch, owned=backend.owns_outputs)
+            outputs = backend.run(inputs)
+            self._ran_at = time.monotonic()
+            return self._arrays.split(outputs, batch, owned=backend.owns_outputs)
         with contextlib.closing(backend.run_in_parts(inputs)) as parts:
             windows = self._give_parts(parts, batch, backend.owns_outputs)
+        self._ran_at = time.monotonic()
         return [self._ending(window) for window in windows]
 
     def _ending(self, window: PartWindow) -> Result:
@@ -269,6 +287,7 @@ class Instance:
         for number, outputs in enumerate(parts):
             split = self._arrays.split(outputs, batch, owned=owned)
             now = time.monotonic()
+            own_s = now - self.started_at
             self._awaits_reader = True
             give_up_at = now + READ_WITHIN_S  # for all: one reader's time is every reader's
             wanted = [window.give(give_up_at - time.monotonic()) for window in windows]
@@ -281,7 +300,7 @@ class Instance:
                 one if is_wanted else self._ending(window)
                 for one, is_wanted, window in zip(split, wanted, windows, strict=True)
             ]
-            part = BatchPart(batch, results, number, started_at, now - started_at)
+            part = BatchPart(batch, results, number, started_at, now - started_at, own_s)
             self._has_given = True
             with contextlib.suppress(RuntimeError):  # the event loop has closed: the process exits
                 self._loop.call_soon_threadsafe(self._gave, part)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from flambeau.protocol.signature import Signature
 from services.errors import BackendError, ServingError, WouldMissDeadlineError
 from services.inference.backends.backend import Backend
+from services.inference.scheduling.batch_counts import BatchCounts
 from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.batch_traces import trace_batch
 from services.inference.scheduling.batcher import Batcher
@@ -114,12 +115,7 @@ class Worker:
         """Time of the last decay of an estimate; a `time.monotonic()` second."""
         self.last_used_at = time.monotonic()
         """Arrival of the last request; a `time.monotonic()` second."""
-        labels = (plan.lane.model, str(plan.lane.version))
-        self._metrics, self._labels = metrics, labels
-        self._queue_seconds = metrics.queue_seconds.labels(*labels)
-        self._execution_seconds = metrics.execution_seconds.labels(*labels)
-        self._batch_rows = metrics.batch_rows.labels(*labels)
-        self._loop_batches = metrics.loop_batches.labels(*labels)
+        self._counts = BatchCounts(plan.lane, metrics)
 
     @property
     def waiting(self) -> int:
@@ -199,7 +195,7 @@ class Worker:
     def discard(self, entry: Entry, reason: str) -> None:
         """Removes a dead entry from the queue; ignores one that is in a batch."""
         if self._remove(entry):
-            self._count_dropped(reason, entry)
+            self._counts.dropped(reason, entry)
             self._look_whether_emptied()
 
     def release(self, entry: Entry) -> bool:
@@ -255,9 +251,7 @@ class Worker:
     def _begin(self, batch: Batch, now: float) -> float:
         """Starts a batch on an idle instance. Returns the expected seconds of its run."""
         expected_s = batch.curve.expected_s(batch.padded_rows) * self._run_share
-        self._queue_seconds.observe_all(
-            [now - e.enqueued_at for e in batch.entries for _ in range(e.request.merged)]
-        )
+        self._counts.began(batch, now)
         self._pool.begin(batch, expected_s, on_loop=self._loop_runs.takes(batch, now))
         return expected_s
 
@@ -370,7 +364,7 @@ class Worker:
         given_at = instance.given_at
         took_s = report.seconds if report.on_loop else now - given_at - report.waited_s
         self._loop_runs.ran(batch, report, took_s, now)
-        self._learn(batch, report, took_s)
+        self._learn(batch, report, took_s, now)
         if batch.slot is not None:
             self._slots.ran(batch.entries)
         self._pauses_until = now + PAUSE * took_s
@@ -387,6 +381,7 @@ class Worker:
     def gave(self, part: BatchPart) -> None:
         """Hands over one of several answers to the requests of a batch."""
         batch = part.batch
+        self._counts.gave(part)
         for entry, outputs in zip(batch.entries, part.results, strict=True):
             if isinstance(outputs, ServingError):
                 entry.finish(outputs)
@@ -421,7 +416,7 @@ class Worker:
                         batch_rows=batch.rows if report.together else entry.request.rows,
                         queue_s=report.started_at - entry.enqueued_at,
                         execution_s=report.seconds,
-                        number=0 if entry.window is None else entry.window.given,
+                        number=0 if entry.window is None else self._counts.ended(entry.window),
                     )
                 )
         if stop < len(batch.entries):
@@ -437,27 +432,19 @@ class Worker:
         else:
             self._turns.done(self, instance.expected_s, seconds)
 
-    def _learn(self, batch: Batch, report: BatchReport, took_s: float) -> None:
+    def _learn(self, batch: Batch, report: BatchReport, took_s: float, now: float) -> None:
         """Counts a batch, and learns its latency, including the time to and from the thread."""
+        self._counts.ran(batch, report, now)
         if not report.together:
-            for entry in batch.entries:
-                self._batch_rows.observe(entry.request.rows)
             return
-        self._batch_rows.observe(batch.rows)
-        self._execution_seconds.observe(report.seconds)
-        if report.on_loop:
-            self._loop_batches.inc()
         batch.curve.observe(batch.padded_rows, took_s)
         if took_s:  # 0 with a coarse clock
             self._run_share += RUN_SHARE_RATE * (report.seconds / took_s - self._run_share)
 
     def _refuse_hopeless(self) -> None:
         for entry in (*self._batcher.take_hopeless(), *self._background.take_hopeless()):
-            self._count_dropped("infeasible", entry)
+            self._counts.dropped("infeasible", entry)
             entry.finish(deadline_exceeded(entry.request))
-
-    def _count_dropped(self, reason: str, entry: Entry) -> None:
-        self._metrics.dropped.labels(*self._labels, reason).inc(entry.request.merged)
 
     def _look_whether_emptied(self) -> None:
         if self._closing and self.idle:
@@ -478,6 +465,7 @@ class Worker:
     def blocked(self, instance: Instance, batch: Batch) -> None:
         """An instance was abandoned, with its batch, because it did not finish in time."""
         limit_s = self._timeout_s
+        self._counts.abandoned(batch)
         for entry in batch.entries:
             entry.finish(
                 BackendError(
@@ -490,7 +478,7 @@ class Worker:
 
     def count_restart(self, reason: str) -> None:
         """Counts a backend that is opened again."""
-        self._metrics.worker_restarts.labels(*self._labels, reason).inc()
+        self._counts.restarted(reason)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -15,6 +15,13 @@ HANDED_BACK = "handed-back"
 FLEET_KEYS = (f"{ROOT}:{{fleet}}:workers", f"{ROOT}:{{fleet}}:announcements")
 """Sorted set of the workers, each with the microsecond until which it counts; and a hash of what
 each of them serves."""
+
+
+def figures_key(worker: str) -> str:
+    """Returns the key of a worker's figures for the statistics calls."""
+    return f"{ROOT}:{{fleet}}:figures:{worker}"
+
+
 REQUESTS_LIVE_S = 86_400
 JOBS_LIVE_S = 30 * 86_400
 """Expiry of a lane's waiting requests when no worker serves it."""

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -23,9 +24,10 @@ from services.queueing.directory import Directory
 from services.queueing.fleet import Announcement, FleetView, announced, fleet_view
 from services.queueing.records import Lane, ServedVersion
 from services.queueing.redis_streams.clients import RedisClients
-from services.queueing.redis_streams.keys import FLEET_KEYS
+from services.queueing.redis_streams.keys import FLEET_KEYS, figures_key
 from services.queueing.redis_streams.scripts import Script
 from services.telemetry.metrics import Metrics
+from services.telemetry.model_figures import VersionFigures, decode_figures
 
 logger = logging.getLogger("flambeau.fleet")
 
@@ -55,6 +57,7 @@ class FleetWatch:
         self._script = Script("fleet")
         self._known = b"?"
         """The last change there was; nothing says so at first."""
+        self._workers: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Polls until cancelled; survives any fault of Redis."""
@@ -86,7 +89,21 @@ class FleetWatch:
                 announcements.append(announcement)
             except (msgspec.MsgspecError, ValueError) as error:  # it may be newer than this
                 logger.error("an announcement of a worker is invalid", extra={"reason": str(error)})
+        self._workers = tuple(announcement.worker for announcement in announcements)
         self._changed(fleet_view(announcements))
+
+    async def figures(self) -> list[list[VersionFigures]]:
+        """Returns the figures of each worker, as of half a second ago at most.
+
+        Raises:
+            RedisError: Redis is out of reach.
+        """
+        found: list[list[VersionFigures]] = []
+        if self._workers:
+            for data in await self._redis.send("MGET", *map(figures_key, self._workers)):
+                with contextlib.suppress(msgspec.MsgspecError):  # none, or of a newer worker
+                    found.append(decode_figures(data or b"\x90"))
+        return found
 
 
 class Announcer:
@@ -97,6 +114,7 @@ class Announcer:
         worker: its name.
         directory: versions that it serves.
         serves: function that returns True if requests for a lane would reach it.
+        figures: returns the figures of its versions, encoded.
 
     Attributes:
         started: True once the whole store has been read.
@@ -111,6 +129,7 @@ class Announcer:
         worker: str,
         directory: Directory,
         serves: Callable[[Lane], bool],
+        figures: Callable[[], bytes] = lambda: b"",
     ) -> None:
         self._redis = clients.open()
         self._outage = clients.outage
@@ -118,6 +137,9 @@ class Announcer:
         self._directory = directory
         self._serves = serves
         self._script = Script("announce")
+        self._figures = figures
+        self._figures_told = (b"", 0.0)
+        """The figures that Redis has, and the `time.monotonic()` second since which."""
         self._live: dict[str, tuple[int, int]] = {}
         self._soon = asyncio.Event()
         self.started = False
@@ -137,6 +159,7 @@ class Announcer:
             while True:
                 try:
                     await self._announce(COUNTS_FOR_S * 1_000_000, _encode(self._announcement()))
+                    await self._tell_figures()
                     self.is_stored = True
                     self._outage.answered()
                 except RedisError as error:
@@ -153,6 +176,15 @@ class Announcer:
 
     async def _announce(self, microseconds: int, what: bytes) -> None:
         await self._script(self._redis, FLEET_KEYS, self._worker, microseconds, what)
+
+    async def _tell_figures(self) -> None:
+        """Stores the figures for the statistics calls of gateways, if they are new or expire."""
+        figures, now = self._figures(), time.monotonic()
+        told, at = self._figures_told
+        if figures != told or now - at > COUNTS_FOR_S / 2:
+            self._figures_told = figures, now
+            key = figures_key(self._worker)
+            await self._redis.send("SET", key, figures, "EX", COUNTS_FOR_S)
 
     def _announcement(self) -> Announcement:
         versions = []

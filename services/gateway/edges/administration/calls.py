@@ -4,17 +4,26 @@ In: a request message and its caller. Out: response messages, which together are
 parts of a long one, each made in some 0.1 ms.
 """
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from google.protobuf.message import Message
 
 from protos import open_inference_pb2 as pb
 from services.access.caller import Principal
+from services.errors import ModelNotReadyError
 from services.gateway.edges.administration.model_config import config_message
+from services.gateway.edges.administration.statistics import statistics_message
 from services.gateway.request_accounting import RequestAccounting
 from services.queueing.directory import Directory
+from services.queueing.records import ServedVersion
+from services.telemetry.model_figures import Figures, VersionFigures, added
 
+FiguresSource = Callable[[str], Awaitable[Figures]]
+"""Returns the figures of the whole server: of a model, or of all for an empty name."""
+SEEN_AT_ONCE = 256
+"""Models whose visibility is looked up in one turn of the event loop."""
 Call = Callable[[Any, Principal], AsyncIterator[Message]]
 
 
@@ -24,16 +33,24 @@ class AdministrationCalls:
     Args:
         directory: versions that are served.
         accounting: counts refusals.
+        figures: figures of the server; None for those of this process.
     """
 
-    def __init__(self, directory: Directory, accounting: RequestAccounting) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        accounting: RequestAccounting,
+        figures: FiguresSource | None = None,
+    ) -> None:
         self._directory = directory
         self._accounting = accounting
+        self._figures = figures or self._own_figures
 
     def calls(self) -> dict[str, tuple[Call, type[Message]]]:
         """Returns the function and the request message of each call, by the call's name."""
         return {
             "ModelConfig": (self.config, pb.ModelConfigRequest),
+            "ModelStatistics": (self.statistics, pb.ModelStatisticsRequest),
         }
 
     async def config(
@@ -45,3 +62,46 @@ class AdministrationCalls:
             served, signature = self._directory.resolve(request.name, request.version)
         versions = self._directory.versions(request.name)
         yield pb.ModelConfigResponse(config=config_message(served, signature, versions))
+
+    async def statistics(
+        self, request: pb.ModelStatisticsRequest, principal: Principal
+    ) -> AsyncIterator[Message]:
+        """Yields the statistics of a version, of all versions of a model, or of all models."""
+        if request.name:
+            principal.require_seen(request.name)
+            counted = self._counted(request.name, request.version)
+        else:
+            counted = [one for one in self._directory.all_versions() if _counts(one)]
+        figures = await self._figures(request.name)
+        for number, served in enumerate(counted):
+            model, version = served.lane.model, str(served.lane.version)
+            if principal.sees(model):
+                found = figures.get((model, version)) or VersionFigures(model, version)
+                yield pb.ModelStatisticsResponse(model_stats=[statistics_message(found)])
+            elif number % SEEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _counted(self, model: str, version: str) -> list[ServedVersion]:
+        """Returns the versions that statistics are asked for.
+
+        Raises:
+            UnknownModelError, UnknownVersionError: there is none.
+            ModelNotReadyError: none is loaded.
+        """
+        found = [self._directory.find(model, version)] if version else None
+        if found is None:
+            self._directory.versions(model)  # unknown models are NOT_FOUND
+            found = sorted(self._directory.of_model(model), key=lambda served: served.lane)
+        counted = [served for served in found if _counts(served)]
+        if not counted:
+            reasons = "; ".join(served.reason or served.state for served in found)
+            raise ModelNotReadyError(f"model '{model}' is not ready: {reasons}")
+        return counted
+
+    async def _own_figures(self, model: str) -> Figures:
+        return added([self._accounting.metrics.figures.all(model)])
+
+
+def _counts(served: ServedVersion) -> bool:
+    """Returns True if a version has, or had, requests: also one that was unloaded as idle."""
+    return served.state in ("ready", "unloaded")

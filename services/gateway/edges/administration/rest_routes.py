@@ -1,8 +1,11 @@
 """The calls over REST: their paths and their JSON.
 
 GET    /v2/models/M[/versions/V]/config      the configuration of a version
+GET    /v2/models/M[/versions/V]/stats       the statistics of a version, or of all of a model
+GET    /v2/models/stats                      the statistics of all models
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import orjson
@@ -34,11 +37,14 @@ class AdministrationRoutes:
 
     def routes(self) -> list[Route]:
         """Returns the routes."""
-        of_version = {"config": self._config}
+        of_version = {"config": self._config, "stats": self._statistics}
         return [
-            Route(f"/v2/models/{{model}}{version}/{suffix}", self._for_caller(endpoint))
-            for version in ("", "/versions/{version}")
-            for suffix, endpoint in of_version.items()
+            Route("/v2/models/stats", self._for_caller(self._statistics)),
+            *(
+                Route(f"/v2/models/{{model}}{version}/{suffix}", self._for_caller(endpoint))
+                for version in ("", "/versions/{version}")
+                for suffix, endpoint in of_version.items()
+            ),
         ]
 
     def _for_caller(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -54,6 +60,15 @@ class AdministrationRoutes:
         (said,) = [message async for message in self._calls.config(asked, principal)]
         assert isinstance(said, pb.ModelConfigResponse)
         return _json(orjson.dumps(document_of(said.config)))
+
+    async def _statistics(self, request: Request, principal: Principal) -> Response:
+        asked = pb.ModelStatisticsRequest(name=_model(request), version=_version(request))
+        found = []
+        async for said in self._calls.statistics(asked, principal):
+            assert isinstance(said, pb.ModelStatisticsResponse)
+            found += [orjson.dumps(document_of(one)) for one in said.model_stats]
+            await asyncio.sleep(0)
+        return _json(b'{"model_stats":[%b]}' % b",".join(found))
 
 
 def _model(request: Request) -> str:
