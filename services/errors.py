@@ -21,6 +21,7 @@ ServingError
 ├── MethodNotAllowedError       405 UNIMPLEMENTED
 ├── UnsupportedError            501 UNIMPLEMENTED       an extension this server does not offer
 ├── ModelNotReadyError          503 UNAVAILABLE         loading, or refused at load
+├── ControlModeError            503 UNAVAILABLE         callers do not load models here
 ├── ShuttingDownError           503 UNAVAILABLE         retry on another server
 ├── QueueUnavailableError       503 UNAVAILABLE         retry later
 ├── OverloadedError             503 RESOURCE_EXHAUSTED  retry later
@@ -198,6 +199,13 @@ class ModelNotReadyError(ServingError):
     http_status = 503
     grpc_code = "UNAVAILABLE"
     retryable = True
+
+
+class ControlModeError(ServingError):
+    """The server does not serve the models that callers load; the status is Triton's."""
+
+    http_status = 503
+    grpc_code = "UNAVAILABLE"
 
 
 class ShuttingDownError(ServingError):

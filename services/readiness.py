@@ -40,6 +40,8 @@ class Look:
     """Reason why the store itself cannot be served; empty if it can."""
     loading: tuple[str, ...] = ()
     """Models that are read, verified or loaded for the first time."""
+    unloaded: tuple[str, ...] = ()
+    """Models of the store that should not be served, in order."""
 
     def store_fault(self) -> str:
         """Returns the reasons why the store lacks models; empty if none, or not yet scanned."""

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.access.config import check_open
+from services.access.config import check_open, is_loopback
 from services.access.tenants import Tenants
 from services.errors import ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.config import GatewaySettings
 from services.gateway.edges.administration.calls import AdministrationCalls, FiguresSource
+from services.gateway.edges.administration.repository import ActOnModel, Repository
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.jobs.job_service import JobService
@@ -93,6 +94,7 @@ class Front:
         processes: number of fronts that share the ports; if there are several, another process
             serves the metrics.
         figures: figures of the whole server, if other processes have some; else its own.
+        control: loads and unloads models, where callers may.
 
     Raises:
         ConfigError: unauthenticated clients could reach it, or the files of credentials or of TLS
@@ -113,6 +115,7 @@ class Front:
         sampler: "PayloadSampler | None" = None,
         processes: int = 1,
         figures: FiguresSource | None = None,
+        control: ActOnModel | None = None,
     ) -> None:
         check_open(config, config.host, is_opened=config.open_to_strangers)
         self._config = config
@@ -139,7 +142,18 @@ class Front:
         self._readiness = Readiness(config.readiness)
         self._facts = ServerFacts(version, directory, self._admission, self._readiness)
         self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
-        self._administration = AdministrationCalls(directory, self._accounting, figures)
+        self._administration = AdministrationCalls(
+            directory,
+            self._accounting,
+            figures,
+            Repository(
+                directory,
+                self._readiness,
+                control,
+                timeout_s=config.request_timeout_s,
+                is_closed=not config.asks_for_credentials and not is_loopback(config.host),
+            ),
+        )
         self._compression = CompressionThread()
         self._certificates = open_certificates(config, metrics.tls)
         service = open_service(self._admission) if open_service is not None else None

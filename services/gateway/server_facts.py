@@ -12,7 +12,14 @@ from services.queueing.directory import Directory
 from services.readiness import Readiness
 
 NAME = "flambeau"
-EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration", "statistics")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "parameters",
+    "model_configuration",
+    "statistics",
+    "model_repository",
+    "model_repository(unload_dependents)",
+)
 """Only supported extensions: clients branch on these."""
 
 

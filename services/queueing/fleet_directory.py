@@ -18,14 +18,22 @@ class FleetDirectory:
         directory: directory of the gateway.
         queue: queue with the open lanes.
         intake_of: function that returns the intake of a lane.
+        forgets: True if a model that no worker announces is not to be served, as with the one model
+            process of a machine; else it may come back, and its requests are told so.
 
     Attributes:
         started: True once any worker has read its whole store.
     """
 
     def __init__(
-        self, directory: Directory, queue: MemoryQueue, intake_of: Callable[[Lane], Intake]
+        self,
+        directory: Directory,
+        queue: MemoryQueue,
+        intake_of: Callable[[Lane], Intake],
+        *,
+        forgets: bool = False,
     ) -> None:
+        self._forgets = forgets
         self._directory = directory
         self._queue = queue
         self._intake_of = intake_of
@@ -45,7 +53,7 @@ class FleetDirectory:
         for lane, served in known.items():
             if lane in view.versions:
                 continue
-            if lane.model in models:
+            if lane.model in models or (self._forgets and view.started):
                 directory.withdraw(lane)
                 self._change_lanes(served, None)
             else:

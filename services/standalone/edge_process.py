@@ -85,7 +85,9 @@ class EdgeProcess:
             config.buffer_limit_bytes, self._look, self._lost, rates.learn, self._count
         )
         self._metrics.link_bytes.set_function(lambda: self._link.used_bytes)
-        self._link.fleet = FleetDirectory(directory, self._queue, lambda _: self._link)
+        self._link.fleet = FleetDirectory(
+            directory, self._queue, lambda _: self._link, forgets=True
+        )
         directory.missing = lambda lane: self._link.send(MissedMessage(lane))
         self._front = Front(
             config, version, self._metrics, directory, self._queue,
@@ -95,6 +97,7 @@ class EdgeProcess:
             sampler=open_sampler(config, directory, self._metrics, config.store),
             processes=edges,
             figures=self._all_figures,
+            control=self._link.act if config.model_control == "explicit" else None,
         )  # fmt: skip
 
     async def run(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import signal
 import socket
 import sys
+from dataclasses import replace
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -21,6 +22,7 @@ from services.access.link_rates import SpentRates
 from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.reconciler import Reconciler
+from services.inference.model_control import ModelControl
 from services.inference.start_checks import check_machine
 from services.process import STOPPING, end_past_held_threads, freeze_garbage, take_signals
 from services.queueing.directory import Directory
@@ -43,12 +45,16 @@ class ModelProcess:
         self._store = store
         self._metrics, directory = Metrics(installed_version("flambeau")), Directory()
         queue = MemoryQueue(config.max_queue_depth)
-        self._links = EdgeLinks(queue, directory, SpentRates().spend, self._look_for_edges)
+        control = ModelControl(policy.control, policy.models)
+        self._links = EdgeLinks(
+            queue, directory, SpentRates().spend, self._look_for_edges, control.act
+        )
         self._metrics.link_bytes.set_function(lambda: self._links.used_bytes)
         self._tracer = open_tracer(config, "inference", self._metrics)
         self._reconciler = Reconciler(
-            store, self._links, directory, self._metrics, policy, tracer=self._tracer
-        )
+            store, self._links, directory, self._metrics, policy,
+            tracer=self._tracer, control=control,
+        )  # fmt: skip
         self._stop = asyncio.Event()
         self._is_orphan = self._is_started = False
         self._control: Control
@@ -102,7 +108,8 @@ class ModelProcess:
 async def _serve(config: ServerConfig, end: socket.socket) -> int:
     try:
         check_machine(config)
-        process = ModelProcess(config, ModelStore(config.store), serving_policy(config))
+        policy = replace(serving_policy(config), control=config.model_control)
+        process = ModelProcess(config, ModelStore(config.store), policy)
     except (ConfigError, StoreError) as error:
         kind = "ConfigError" if isinstance(error, ConfigError) else "StoreError"
         Control(end, lambda *_: None, lambda: None).send("failed", [kind, str(error)])

@@ -20,6 +20,7 @@ from services.gateway.payload_settings import open_sampler
 from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.reconciler import Reconciler
+from services.inference.model_control import ModelControl
 from services.inference.start_checks import check_machine
 from services.process import raise_descriptor_limit, stop_on_signals
 from services.queueing.directory import Directory
@@ -61,7 +62,7 @@ def serve(
     check_machine(config)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     store = ModelStore(config.store)
-    policy = replace(serving_policy(config), pinned=pinned or {})
+    policy = replace(serving_policy(config), pinned=pinned or {}, control=config.model_control)
     uvloop.run(_serve(config, store, policy, on_started))
 
 
@@ -76,6 +77,7 @@ async def _serve(
     queue = MemoryQueue(config.max_queue_depth)
     tracer = open_tracer(config, "server", metrics)
     sampler = open_sampler(config, directory, metrics, store.url)
+    control = ModelControl(policy.control, policy.models)
     front = Front(
         config, version, metrics, directory, queue,
         lambda listening: on_started(
@@ -88,9 +90,11 @@ async def _serve(
                 else "",
             )
         ),
-        tracer=tracer, sampler=sampler,
+        tracer=tracer, sampler=sampler, control=control.act if control.is_explicit else None,
     )  # fmt: skip
-    reconciler = Reconciler(store, queue, directory, metrics, policy, tracer=tracer)
+    reconciler = Reconciler(
+        store, queue, directory, metrics, policy, tracer=tracer, control=control
+    )
     asked, drained = asyncio.Event(), asyncio.Event()
     async with front.listening():
         stop_on_signals(asked)

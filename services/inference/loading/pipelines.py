@@ -132,6 +132,11 @@ class Pipelines:
         """Returns the models that the pipelines need."""
         return list(dict.fromkeys(part.model for part in self._parts()))
 
+    def parts_of(self, model: str) -> list[str]:
+        """Returns the models that the pipelines of a name run."""
+        graphs = [k.pipeline.graph for lane, k in self._known.items() if lane.model == model]
+        return list(dict.fromkeys(step.part.model for graph in graphs for step in graph.steps))
+
     def _parts(self) -> list[Part]:
         """Returns the parts of all pipelines that are served, or still have requests."""
         self._draining = [k for k in self._draining if not k.is_closed or k.lane.waiting]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from services.inference.backends.device import Device
 from services.inference.loading.loader import LoadOptions
+from services.inference.model_control import ControlMode
 
 RUNS_OF_GPU = 2
 """One batch is joined and copied while the GPU runs another (docs/adr/0065)."""
@@ -43,6 +44,9 @@ class ServingPolicy:
     """Memory limit of a device; 0 for nine tenths of its memory."""
     unload_idle: bool = False
     """True if a version that does not fit may evict the least recently used idle one."""
+    control: ControlMode = "poll"
+    """`poll` follows the store, `none` serves what was there at the start, and with `explicit`
+    callers load and unload models."""
     max_concurrent_runs: int = 0
     """Maximum number of concurrent batches on a device; 0 for a default by its cores."""
 

@@ -19,7 +19,6 @@ type, affects only that model: its files are untrusted.
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
 import time
@@ -30,6 +29,7 @@ from model_store.errors import StorageError
 from model_store.listing import ModelListing
 from model_store.pointers import PRODUCTION, Pointers
 from model_store.store import ModelStore
+from services.errors import BackendError, ServingError, UnknownModelError
 from services.inference.loading.background_choice import BackgroundChoice
 from services.inference.loading.lanes import Lanes
 from services.inference.loading.loader import LoadError
@@ -37,6 +37,7 @@ from services.inference.loading.model_failure import in_thread, is_expected, rea
 from services.inference.loading.pipelines import Pipelines
 from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.unserved_models import missing_models, refusal
+from services.inference.model_control import ModelControl
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
 from services.queueing.records import Lane, ServedVersion
@@ -73,10 +74,13 @@ class Reconciler:
         policy: ServingPolicy,
         go_live: Callable[[Lane, int], None] | None = None,
         tracer: Tracer | None = None,
+        control: ModelControl | None = None,
     ) -> None:
         self._store = store
+        self._control = control or ModelControl(policy.control, policy.models)
         self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
         self._pipelines = Pipelines(store, queue, directory, metrics, policy, self._lanes.worker_of)
+        self._control.parts_of = self._pipelines.parts_of
         self._background_choice = BackgroundChoice(store, self._lanes)
         self._choosing: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -90,6 +94,8 @@ class Reconciler:
         self._models: dict[str, _Model] = {}
         self._converging: dict[str, asyncio.Task[None]] = {}
         self._complaints: dict[str, str] = {}
+        self._fault = ""
+        """Why the last pass could not follow the store; empty if it did."""
         self.converged_once = False
         """True if one pass has finished, including further artifacts: a request that asks for one
         of them must find it. Before that the server is not ready, unless any model suffices."""
@@ -110,12 +116,12 @@ class Reconciler:
             logger.warning("store created", extra={"reason": message})
         async with asyncio.TaskGroup() as workers:
             while not stop.is_set():
-                await self._pass(workers)
+                self._control.begin_pass()
+                self._fault = await self._pass(workers)
                 after_pass()
+                self._control.end_pass(self._settled)
                 self._choose(workers)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._policy.poll_interval_s):
-                        await stop.wait()
+                await self._control.pause(stop, self._policy.poll_interval_s)
             for task in (*self._converging.values(), self._choosing, self._keeping):
                 if task is not None:
                     task.cancel()
@@ -130,23 +136,31 @@ class Reconciler:
         """Returns by lane the seconds by which each waiting row delays the next; 0 if unknown."""
         return self._lanes.row_s()
 
-    async def _pass(self, tasks: asyncio.TaskGroup) -> None:
-        """Lists the store and converges every model that is not converging already."""
+    async def _pass(self, tasks: asyncio.TaskGroup) -> str:
+        """Lists the store and converges every model that is not converging already.
+
+        Returns:
+            Why the store could not be followed; empty if it was.
+        """
+        is_fixed = self._policy.control == "none" and self.converged_once
         try:
-            listings = await in_thread(self._store.listing)
+            listings = self._listings if is_fixed else await in_thread(self._store.listing)
         except Exception as error:
             self._complain("store", "is unreachable; serving the loaded versions", reason_of(error))
             if not self.converged_once:
                 self.look = Look(started=False, fault=reason_of(error))
-            return
+            return reason_of(error)
         if self._served() and not listings:
             # An unmounted folder looks like an empty one, and a store is not emptied on purpose.
             self._complain(
                 "store", "is empty or deleted; serving the loaded versions", self._store.url
             )
-            return
+            return f"the store {self._store.url} is empty or deleted"
         self._complaints.pop("store", None)
         self._listings = listings
+        for name in self._control.take_anew():
+            if name in self._models:
+                self._models[name].failed_at.clear()
         self._log_unknown(listings)
         await self._converge_all(tasks)
         for lane in self._served():
@@ -155,6 +169,21 @@ class Reconciler:
         await self._settle_pipelines(tasks)
         await self._keep(tasks)
         self.look = await self._look()
+        return ""
+
+    def _settled(self, model: str) -> ServingError | bool:
+        """Returns whether a model that a caller has loaded is served, or why not; see `Settled`."""
+        if self._fault:
+            return BackendError(f"failed to load '{model}': {self._fault}")
+        if missing := missing_models((model,), self._listings, self._store.url):
+            self._control.forget(model)
+            return UnknownModelError(f"failed to load '{model}': {missing[model]}")
+        if model in self._converging:
+            return False
+        if self._directory.live_version(model) is not None:
+            return True
+        why = self.look.refused.get(model, "")
+        return BackendError(f"failed to load '{model}': {why}") if why else False
 
     async def _converge_all(self, tasks: asyncio.TaskGroup) -> None:
         """Converges every model that is not converging already, and waits a while for them."""
@@ -163,10 +192,14 @@ class Reconciler:
             if name in listings and name not in self._converging:
                 task = tasks.create_task(self._converge_alone(name, listings[name], tasks))
                 self._converging[name] = task
-                task.add_done_callback(functools.partial(self._converging.pop, name))
+                task.add_done_callback(functools.partial(self._has_converged, name))
         if self._converging:
             # A model that loads for minutes must not delay the others, nor the next pass.
             await asyncio.wait(self._converging.values(), timeout=self._policy.poll_interval_s)
+
+    def _has_converged(self, model: str, _: asyncio.Task[None]) -> None:
+        del self._converging[model]
+        self._control.nudge()
 
     async def _settle_pipelines(self, tasks: asyncio.TaskGroup) -> None:
         """Opens pipelines whose parts are loaded; loads the versions that others need."""
@@ -257,11 +290,24 @@ class Reconciler:
         return Look(
             started=self.converged_once,
             served=served,
-            missing=missing_models(self._policy.models, listings, self._store.url),
+            missing=missing_models(self._named(), listings, self._store.url),
             refused=refused,
             fault="" if published else await self._foreign_layout(),
             loading=() if self.converged_once else tuple(sorted(self._converging)),
+            unloaded=self._unloaded(),
         )
+
+    def _unloaded(self) -> tuple[str, ...]:
+        """Returns the models of the store that should not be served."""
+        if not self._control.is_explicit and not self._policy.models:
+            return ()
+        wanted = set(self._wanted_models(self._listings))
+        there = (name for name, one in self._listings.items() if one.versions)
+        return tuple(sorted(name for name in there if name not in wanted))
+
+    def _named(self) -> tuple[str, ...]:
+        """Returns the only models to serve, besides parts of pipelines; none if all are."""
+        return tuple(self._control.asked) if self._control.is_explicit else self._policy.models
 
     async def _foreign_layout(self) -> str:
         """Describes what a store without a version contains instead."""
@@ -277,8 +323,8 @@ class Reconciler:
             self._choosing = tasks.create_task(self._background_choice.run(tasks), name="choice")
 
     def _wanted_models(self, listings: dict[str, ModelListing]) -> Iterable[str]:
-        if self._policy.models:
-            return dict.fromkeys([*self._policy.models, *self._pipelines.models()])
+        if self._control.is_explicit or self._policy.models:
+            return dict.fromkeys([*self._named(), *self._pipelines.models()])
         return [name for name, one in listings.items() if one.versions or one.unreadable]
 
     def _models_here(self) -> list[str]:
@@ -287,7 +333,8 @@ class Reconciler:
         return [name for name in self._wanted_models(listings) if name in listings]
 
     def _is_wanted(self, model: str) -> bool:
-        return not self._policy.models or model in self._wanted_models(self._listings)
+        is_all = not self._control.is_explicit and not self._policy.models
+        return is_all or model in self._wanted_models(self._listings)
 
     async def _converge_alone(
         self, name: str, listing: ModelListing, workers: asyncio.TaskGroup

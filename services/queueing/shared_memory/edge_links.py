@@ -17,13 +17,13 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
 
 from flambeau.protocol.tensors import Array, TensorError
-from services.errors import BackendError, ServingError
+from services.errors import BackendError, ServingError, UnsupportedError
 from services.queueing.directory import Directory
 from services.queueing.fleet import Announcement, announced
 from services.queueing.lane_queue import WorkerIntake
@@ -33,6 +33,8 @@ from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.shared_memory.link import Link, Steps
 from services.queueing.shared_memory.link_memory import LinkMemory, receive_memory
 from services.queueing.shared_memory.messages import (
+    ActedMessage,
+    ActMessage,
     CancelMessage,
     FailureMessage,
     FreedMessage,
@@ -61,6 +63,10 @@ from services.queueing.shared_memory.tensor_blocks import (
 from services.readiness import Look
 
 
+async def _no_act(act: str, model: str, dependents: bool) -> None:
+    raise UnsupportedError(f"this process does not {act} models")
+
+
 class EdgeLinks:
     """The links of the model process to all edges; the queue of its lanes.
 
@@ -69,6 +75,7 @@ class EdgeLinks:
         directory: what it serves.
         spend: takes tokens of shared rates that an edge has spent, and returns those that are left.
         gone: called when an edge has ended.
+        act: loads or unloads a model for a caller of an edge; as `ModelControl.act`.
     """
 
     def __init__(
@@ -77,8 +84,13 @@ class EdgeLinks:
         directory: Directory,
         spend: Callable[[str, float, float], float] = lambda *_: 0.0,
         gone: Callable[[], None] = lambda: None,
+        act: Callable[[str, str, bool], Awaitable[None]] = _no_act,
     ) -> None:
         self._gone = gone
+        self._act = act
+        self._acting: set[asyncio.Task[None]] = set()
+        self._seen_by_all: list[tuple[Callable[[], None], int]] = []
+        """Called once all edges have seen the view of a number."""
         self.queue, self.directory, self.spend = queue, directory, spend
         self._links: set[EdgeLink] = set()
         self._look = Look(started=False)
@@ -186,6 +198,26 @@ class EdgeLinks:
                 del self._closing[lane]
                 self.queue.close(lane, closed)
 
+        for told, number in list(self._seen_by_all):
+            if seen >= number:
+                self._seen_by_all.remove((told, number))
+                told()
+
+    def act(self, link: "EdgeLink", message: ActMessage) -> None:
+        """Loads or unloads a model; tells the edge once all edges know what is served then."""
+        task = asyncio.get_running_loop().create_task(self._acted(link, message))
+        self._acting.add(task)
+        task.add_done_callback(self._acting.discard)
+
+    async def _acted(self, link: "EdgeLink", message: ActMessage) -> None:
+        answer = ActedMessage(message.number)
+        try:
+            await self._act(message.act, message.model, message.dependents)
+        except ServingError as error:
+            answer = ActedMessage(message.number, type(error).__name__, str(error))
+        self._seen_by_all.append((partial(link.link.send, answer), self._number + 1))
+        self._publish_soon()
+
     def end(self) -> None:
         """Closes all links; what they hold is cancelled."""
         for link in list(self._links):
@@ -269,6 +301,8 @@ class EdgeLink:
             spend = self._links.spend
             left = [(name, rate, spend(name, rate, spent)) for name, rate, spent in message.spent]
             self.link.send(LeftMessage(left))
+        elif type(message) is ActMessage:
+            self._links.act(self, message)
 
     def _read(self, message: RequestMessage) -> None:
         """Reads inputs that have blocks, or are texts."""

@@ -96,6 +96,15 @@ class SpentMessage(Message, tag=7, frozen=True):
     spent: list[tuple[str, float, float]]
 
 
+class ActMessage(Message, tag=8, frozen=True):
+    """A caller loads or unloads a model."""
+
+    number: int
+    act: str
+    model: str
+    dependents: bool
+
+
 class ReplyMessage(Message, tag=0, frozen=True):
     """A reply, without its lane: it is that of the request."""
 
@@ -135,6 +144,14 @@ class LeftMessage(Message, tag=5, frozen=True):
     left: list[tuple[str, float, float]]
 
 
+class ActedMessage(Message, tag=6, frozen=True):
+    """The outcome of an act: the error, or no kind if it was done."""
+
+    number: int
+    kind: str = ""
+    text: str = ""
+
+
 class View(msgspec.Struct, array_like=True, frozen=True):
     """Versions that are served, and what is missing."""
 
@@ -152,8 +169,9 @@ ToModel = (
     | SeenMessage
     | MissedMessage
     | SpentMessage
+    | ActMessage
 )
-ToEdge = ReplyMessage | FailureMessage | ReleasedMessage | ViewMessage | LeftMessage
+ToEdge = ReplyMessage | FailureMessage | ReleasedMessage | ViewMessage | LeftMessage | ActedMessage
 
 FRAME_MESSAGES = 32
 """Requests of one frame, and answers, until it ends: so many take some 0.5 ms."""

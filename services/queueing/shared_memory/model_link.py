@@ -11,6 +11,7 @@ Rules:
   in both.
 """
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -41,6 +42,8 @@ from services.queueing.shared_memory.link import Link
 from services.queueing.shared_memory.link_memory import LinkMemory, make_memory, send_memory
 from services.queueing.shared_memory.merged_requests import MergedRequests, merged_inputs, replies
 from services.queueing.shared_memory.messages import (
+    ActedMessage,
+    ActMessage,
     CancelMessage,
     FailureMessage,
     LaneMessage,
@@ -109,6 +112,25 @@ class ModelLink:
         self._lanes: dict[Lane, int] = {}
         """Numbers of lanes on this link."""
         self._next = 1
+        self._acts: dict[int, asyncio.Future[None]] = {}
+        """Acts of callers that load and unload models, until they are done."""
+
+    async def act(self, act: str, model: str, dependents: bool = False) -> None:
+        """Has the model process load or unload a model; as `ModelControl.act`.
+
+        Raises:
+            ServingError: it cannot be loaded, or there is no model process.
+        """
+        if self._link is None:
+            raise QueueUnavailableError("the model process is being started; retry the call soon")
+        number = self._next
+        self._next += 1
+        done = self._acts[number] = asyncio.get_running_loop().create_future()
+        self.send(ActMessage(number, act, model, dependents))
+        try:
+            await done
+        finally:
+            del self._acts[number]
 
     def attach(self, end: socket.socket) -> None:
         """Begins with a new model process, at the other end of a socket pair.
@@ -147,6 +169,13 @@ class ModelLink:
         self._was_lost()
 
     def _fail_all(self) -> None:
+        for done in self._acts.values():
+            if not done.done():
+                done.set_exception(
+                    WorkerProcessDiedError(
+                        "the model process ended meanwhile; another is being started: call again"
+                    )
+                )
         entries, self._entries = self._entries, {}
         self._merged.clear()
         self._merging = MergedRequests()
@@ -303,7 +332,18 @@ class ModelLink:
             self._link.work(self._apply(self._link, message))
         elif type(message) is LeftMessage:
             self._left(message.left)
+        elif type(message) is ActedMessage:
+            self._acted(message)
         return 1
+
+    def _acted(self, message: ActedMessage) -> None:
+        done = self._acts.get(message.number)
+        if done is None or done.done():  # its caller has gone
+            return
+        if message.kind:
+            done.set_exception(error_of_kind(message.kind, message.text))
+        else:
+            done.set_result(None)
 
     def _answer_merged(self, merged: list[Entry], message: ReplyMessage) -> None:
         assert self._link is not None

@@ -14,6 +14,7 @@ from protos import open_inference_pb2 as pb
 from services.access.caller import Principal
 from services.errors import ModelNotReadyError
 from services.gateway.edges.administration.model_config import config_message
+from services.gateway.edges.administration.repository import Repository
 from services.gateway.edges.administration.statistics import statistics_message
 from services.gateway.request_accounting import RequestAccounting
 from services.queueing.directory import Directory
@@ -34,6 +35,7 @@ class AdministrationCalls:
         directory: versions that are served.
         accounting: counts refusals.
         figures: figures of the server; None for those of this process.
+        repository: the models of the store; None for those of the directory alone.
     """
 
     def __init__(
@@ -41,16 +43,22 @@ class AdministrationCalls:
         directory: Directory,
         accounting: RequestAccounting,
         figures: FiguresSource | None = None,
+        repository: Repository | None = None,
     ) -> None:
         self._directory = directory
         self._accounting = accounting
         self._figures = figures or self._own_figures
+        self.repository = repository or Repository(directory)
 
     def calls(self) -> dict[str, tuple[Call, type[Message]]]:
         """Returns the function and the request message of each call, by the call's name."""
+        repository = self.repository
         return {
             "ModelConfig": (self.config, pb.ModelConfigRequest),
             "ModelStatistics": (self.statistics, pb.ModelStatisticsRequest),
+            "RepositoryIndex": (repository.index, pb.RepositoryIndexRequest),
+            "RepositoryModelLoad": (repository.load, pb.RepositoryModelLoadRequest),
+            "RepositoryModelUnload": (repository.unload, pb.RepositoryModelUnloadRequest),
         }
 
     async def config(

@@ -3,12 +3,16 @@
 GET    /v2/models/M[/versions/V]/config      the configuration of a version
 GET    /v2/models/M[/versions/V]/stats       the statistics of a version, or of all of a model
 GET    /v2/models/stats                      the statistics of all models
+POST   /v2/repository/index                  the models of the store and their states
+POST   /v2/repository/models/M/load          loads a model, where callers may
+POST   /v2/repository/models/M/unload        unloads it
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import orjson
+from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,6 +20,11 @@ from starlette.routing import Route
 from protos import open_inference_pb2 as pb
 from services.access.caller import Principal
 from services.gateway.edges.administration.calls import AdministrationCalls
+from services.gateway.edges.administration.json_bodies import (
+    boolean_of,
+    members,
+    repository_parameters,
+)
 from services.gateway.edges.administration.message_document import document_of
 
 Endpoint = Callable[[Request, Principal], Awaitable[Response]]
@@ -40,6 +49,14 @@ class AdministrationRoutes:
         of_version = {"config": self._config, "stats": self._statistics}
         return [
             Route("/v2/models/stats", self._for_caller(self._statistics)),
+            *(
+                Route(f"/v2/repository/{path}", self._for_caller(endpoint), methods=["POST"])
+                for path, endpoint in (
+                    ("index", self._index),
+                    ("models/{model}/load", self._load),
+                    ("models/{model}/unload", self._unload),
+                )
+            ),
             *(
                 Route(f"/v2/models/{{model}}{version}/{suffix}", self._for_caller(endpoint))
                 for version in ("", "/versions/{version}")
@@ -69,6 +86,43 @@ class AdministrationRoutes:
             found += [orjson.dumps(document_of(one)) for one in said.model_stats]
             await asyncio.sleep(0)
         return _json(b'{"model_stats":[%b]}' % b",".join(found))
+
+    async def _index(self, request: Request, principal: Principal) -> Response:
+        ready = boolean_of(members(await _body(request)), "ready")
+        found: list[bytes] = []
+        asked = pb.RepositoryIndexRequest(ready=ready)
+        async for said in self._calls.repository.index(asked, principal):
+            found += [_entry(one) for one in said.models]
+            await asyncio.sleep(0)
+        return _json(b"[%b]" % b",".join(found))
+
+    async def _load(self, request: Request, principal: Principal) -> Response:
+        parameters = repository_parameters(members(await _body(request)))
+        asked = pb.RepositoryModelLoadRequest(model_name=_model(request), parameters=parameters)
+        return await _done(self._calls.repository.load(asked, principal))
+
+    async def _unload(self, request: Request, principal: Principal) -> Response:
+        parameters = repository_parameters(members(await _body(request)))
+        asked = pb.RepositoryModelUnloadRequest(model_name=_model(request), parameters=parameters)
+        return await _done(self._calls.repository.unload(asked, principal))
+
+
+def _entry(model: pb.RepositoryIndexResponse.ModelIndex) -> bytes:
+    """Formats an entry of the index; what is empty is left out, as by Triton."""
+    return orjson.dumps({name: text for name, text in document_of(model).items() if text})
+
+
+async def _done(call: AsyncIterator[Message]) -> Response:
+    """Carries out a call whose response is empty."""
+    async for _ in call:
+        pass
+    return Response()
+
+
+async def _body(request: Request) -> bytes:
+    """Returns the body, which has come already."""
+    found: bytes = (await request.receive())["body"]
+    return found
 
 
 def _model(request: Request) -> str:

@@ -1,0 +1,119 @@
+"""Which models of the store a process serves, where callers load and unload them.
+
+In: the acts of callers, and the passes of the reconciler. Out: the names of the models to serve;
+the outcome of each act, once a pass that began after it has carried it out.
+
+Source of the modes: Triton's `--model-control-mode`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+from services.errors import ServingError, TooManyInFlightError
+
+ControlMode = Literal["none", "poll", "explicit"]
+MAX_ACTS = 64
+"""Models that callers may load and unload at once. A further act is refused."""
+
+Settled = Callable[[str], ServingError | bool]
+"""Returns why a model cannot be served, or True if it is, or False if that is not decided yet."""
+
+
+class ModelControl:
+    """The models that callers have loaded; on the event loop.
+
+    Args:
+        mode: mode of the server; callers may act if it is `explicit`.
+        models: models to serve at first.
+        parts_of: returns the models that the pipelines of a model run.
+
+    Attributes:
+        asked: models to serve, in the order in which they were asked for.
+    """
+
+    def __init__(self, mode: ControlMode = "poll", models: tuple[str, ...] = ()) -> None:
+        self.mode = mode
+        self.asked = dict.fromkeys(models)
+        self.parts_of: Callable[[str], list[str]] = lambda _: []
+        self._nudged = asyncio.Event()
+        self._passes = 0
+        self._anew: set[str] = set()
+        self._acts: dict[tuple[str, str], tuple[asyncio.Future[None], int]] = {}
+        """By act and model: its outcome, and the pass at which it was asked for."""
+
+    @property
+    def is_explicit(self) -> bool:
+        """True if callers choose the models."""
+        return self.mode == "explicit"
+
+    async def act(self, act: str, model: str, dependents: bool = False) -> None:
+        """Loads or unloads a model, and waits until that is done.
+
+        Args:
+            act: `load` or `unload`.
+            model: its name.
+            dependents: True to unload the models that its pipeline runs, too.
+
+        Raises:
+            ServingError: it cannot be loaded, or too many acts are under way.
+        """
+        known = self._acts.get((act, model))
+        if known is None and len(self._acts) >= MAX_ACTS:
+            raise TooManyInFlightError(
+                f"{len(self._acts)} models are being loaded or unloaded, the limit; retry later"
+            )
+        if act == "load":
+            self.asked.setdefault(model)
+            self._anew.add(model)
+        else:
+            for name in [model, *(self.parts_of(model) if dependents else ())]:
+                self.asked.pop(name, None)
+        outcome = known[0] if known else asyncio.get_running_loop().create_future()
+        self._acts[act, model] = outcome, self._passes
+        self._nudged.set()
+        await asyncio.shield(outcome)
+
+    def take_anew(self) -> set[str]:
+        """Returns the models that callers have loaded since: what failed before is tried again."""
+        anew, self._anew = self._anew, set()
+        return anew
+
+    def nudge(self) -> None:
+        """Has the next pass begin at once, if an act waits for it."""
+        if self._acts:
+            self._nudged.set()
+
+    async def pause(self, stop: asyncio.Event, seconds: float) -> None:
+        """Waits for the time of the next pass, an act, or the end."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self._nudged)]
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    def begin_pass(self) -> None:
+        """Notes that a pass begins, which sees all acts so far."""
+        self._nudged.clear()
+        self._passes += 1
+
+    def end_pass(self, settled: Settled) -> None:
+        """Ends the acts that a pass has carried out."""
+        for (act, model), (outcome, at) in list(self._acts.items()):
+            if at >= self._passes:  # the pass had begun before
+                continue
+            is_wanted = model in self.asked
+            found = settled(model) if act == "load" and is_wanted else True
+            if found is False:
+                continue
+            del self._acts[act, model]
+            if outcome.done():
+                continue
+            if isinstance(found, ServingError):
+                outcome.set_exception(found)
+                outcome.exception()  # its callers may have gone
+            else:
+                outcome.set_result(None)
+
+    def forget(self, model: str) -> None:
+        """Stops serving a model that does not exist."""
+        self.asked.pop(model, None)
