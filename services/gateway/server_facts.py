@@ -85,6 +85,7 @@ class ServerFacts:
             NotFoundError, ModelNotReadyError: as `Directory.resolve`.
         """
         served, signature = self._directory.resolve(model, version)
+        aliases = dict(self._directory.aliases(model))
         inputs, outputs = (
             [TensorFacts(spec.name, spec.datatype, spec.shape) for spec in specs]
             for specs in (signature.inputs, signature.outputs)
@@ -102,6 +103,7 @@ class ServerFacts:
                 "max_batch_size": str(signature.max_batch_size),
                 "version": str(served.lane.version),
                 **({"semver": served.semver} if served.semver else {}),
+                **({"aliases": json.dumps(aliases, sort_keys=True)} if aliases else {}),
                 **_signature_properties(signature),
             },
         )

@@ -6,15 +6,19 @@ never reach a lane that has been withdrawn.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import nearest_name
 from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
 from services.queueing.records import Lane, ServedVersion
 
+LIVE_ALIAS = "production"
+"""The alias of the live version: its pointer may have moved to one that is not loaded yet."""
 FEW_MODELS = 32
 """Models up to which an unknown name always gets a suggestion: comparing takes 0.2 ms."""
+MAX_SHOWN = 200
+"""Characters of a version's name in a message."""
 HINT_PART = 50
 """With more models, a suggestion is followed by a pause of so many times its own duration: 5 ms
 each, for 1,000 models, would let unauthenticated clients block the event loop."""
@@ -26,6 +30,7 @@ class Directory:
     def __init__(self) -> None:
         self._served: dict[str, dict[int, ServedVersion]] = {}
         self._live: dict[str, int] = {}
+        self._aliases: dict[str, dict[str, int]] = {}
         self.complete = True
         """True once all served versions have been announced: until then no name is unknown. A
         starting process sets it to False."""
@@ -61,6 +66,7 @@ class Directory:
             del self._live[lane.model]
         if not versions:
             self._served.pop(lane.model, None)
+            self._aliases.pop(lane.model, None)
 
     def is_missed(self, lane: Lane) -> bool:
         """Returns True if a version should load: it never was, or was requested since unloading."""
@@ -80,6 +86,16 @@ class Directory:
         """Makes a version the target of requests without a version."""
         self._live[lane.model] = lane.version
         self._changed()
+
+    def set_aliases(self, model: str, aliases: Mapping[str, int]) -> None:
+        """Sets the version that each alias of a model names."""
+        if self._aliases.get(model, {}) != aliases:
+            self._aliases[model] = dict(aliases)
+            self._changed()
+
+    def aliases(self, model: str) -> Mapping[str, int]:
+        """Returns the version that each alias of a model names."""
+        return self._aliases.get(model, {})
 
     def live_version(self, model: str) -> int | None:
         """Returns the live version, or None while there is none."""
@@ -124,19 +140,25 @@ class Directory:
 
     def served_lane(self, model: str, version: str = "") -> Lane | None:
         """Returns the lane of a served version, or None where `find` would raise."""
-        versions = self._served.get(model, {})
-        if not version:
-            served = versions.get(self._live.get(model, 0))
-        else:
-            served = next((s for number, s in versions.items() if str(number) == version), None)
+        served = self._named(model, version, self._served.get(model, {}))
         return served.lane if served is not None else None
+
+    def _named(
+        self, model: str, version: str, versions: Mapping[int, ServedVersion]
+    ) -> ServedVersion | None:
+        """Returns the version of a name, if there is one."""
+        aliases = self._aliases.get(model, {})
+        if not version or (version == LIVE_ALIAS and version in aliases):
+            return versions.get(self._live.get(model, 0))
+        served = next((s for number, s in versions.items() if str(number) == version), None)
+        return versions.get(aliases.get(version, 0)) if served is None else served
 
     def find(self, model: str, version: str = "") -> ServedVersion:
         """Returns the version of a name, in any state.
 
         Args:
             model: the model's name.
-            version: a whole number as text, or empty for the live one.
+            version: a whole number as text, an alias, or empty for the live one.
 
         Raises:
             UnknownModelError: no such model.
@@ -144,18 +166,18 @@ class Directory:
             ModelNotReadyError: no version was named and none is live.
         """
         versions = self._of(model)
-        if not version:
-            live = self._live.get(model)
-            if live is None:
-                raise ModelNotReadyError(f"model '{model}' is not ready: {_reasons(versions)}")
-            return versions[live]
-        served = next((s for number, s in versions.items() if str(number) == version), None)
-        if served is None:
-            raise UnknownVersionError(
-                f"model '{model}' has no served version '{version}'; "
-                f"served: {', '.join(map(str, sorted(versions)))}"
-            )
-        return served
+        served = self._named(model, version, versions)
+        if served is not None:
+            return served
+        known = self._aliases.get(model, {})
+        if not version or (version == LIVE_ALIAS and version in known):
+            raise ModelNotReadyError(f"model '{model}' is not ready: {_reasons(versions)}")
+        aliases = ", ".join(sorted(known))
+        raise UnknownVersionError(
+            f"model '{model}' has no served version '{version[:MAX_SHOWN]}'; "
+            f"served: {', '.join(map(str, sorted(versions)))}"
+            f"{f'; aliases: {aliases}' if aliases else ''}"
+        )
 
     def resolve(self, model: str, version: str = "") -> tuple[ServedVersion, Signature]:
         """Returns the ready version of a name, and its signature.

@@ -73,6 +73,8 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     """By model: the pointers' generation, and the version it has ready as that generation wants."""
     fault: str = ""
     """Reason for which it cannot serve its store or lacks a model; empty if neither."""
+    aliases: dict[str, dict[str, int]] = {}
+    """By model, the version that each of its aliases names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class FleetView:
     faults: tuple[str, ...] = ()
     """Faults of workers' stores, each once."""
     workers: dict[Lane, frozenset[str]] = field(default_factory=dict)
+    aliases: dict[str, dict[str, int]] = field(default_factory=dict)
     """Names of the workers that may take requests of a version, by its default lane."""
 
 
@@ -133,14 +136,35 @@ def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
             by_lane[lane].append(version)
             workers[lane].add(announcement.worker)
     models = {model for announcement in announcements for model in announcement.live}
+    versions = {lane: _together(lane, said) for lane, said in by_lane.items()}
     return FleetView(
-        versions={lane: _together(lane, said) for lane, said in by_lane.items()},
+        versions=versions,
         live={model: _live(model, announcements) for model in models},
         row_s=_row_s_by_lane(by_lane),
         started=any(announcement.started for announcement in announcements),
         faults=tuple(dict.fromkeys(said.fault for said in announcements if said.fault)),
         workers={lane: frozenset(names) for lane, names in workers.items()},
+        aliases=_aliases(announcements, versions),
     )
+
+
+def _aliases(
+    announcements: Sequence[Announcement], versions: Mapping[Lane, ServedVersion]
+) -> dict[str, dict[str, int]]:
+    """Returns the aliases by model: of several versions a ready one, of the newest pointers."""
+    found: dict[str, dict[str, tuple[bool, int, int]]] = defaultdict(dict)
+    for announcement in announcements:
+        for model, aliases in announcement.aliases.items():
+            generation, _ = announcement.live.get(model, (0, 0))
+            for alias, version in aliases.items():
+                served = versions.get(Lane(model, version))
+                is_ready = served is not None and served.state == "ready"
+                known = found[model].get(alias, (False, -1, 0))
+                found[model][alias] = max(known, (is_ready, generation, version))
+    return {
+        model: {alias: version for alias, (_, _, version) in aliases.items()}
+        for model, aliases in found.items()
+    }
 
 
 @lru_cache(maxsize=1024)

@@ -50,6 +50,8 @@ class FleetDirectory:
                 directory.announce(served)
                 self._change_lanes(known.get(lane), served)
         make_live(directory, view)
+        for model in models:
+            directory.set_aliases(model, view.aliases.get(model, {}))
         for lane, served in known.items():
             if lane in view.versions:
                 continue

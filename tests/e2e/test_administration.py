@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_store.store import ModelStore
+from tests.e2e.conftest import SHAPES
 from tests.e2e.rest_calls import call
 from tests.fixtures import onnx_models
 from tests.fixtures.servers import ServerProcess, running_processes, running_server
@@ -339,3 +341,45 @@ def test_bodies(explicit: ServerProcess, path: str, body: bytes, status: int, wo
     reply = call(explicit, "POST", f"/v2/repository/{path}", body)
     assert reply.status == status, reply.body
     assert words in (reply.error() if status >= 400 else "")
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def aliased(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServerProcess, ModelStore]]:
+    """Runs a server of a model whose versions have aliases."""
+    folder = tmp_path_factory.mktemp("aliased")
+    store = ModelStore(str(folder))
+    for scale in (1.0, 2.0, 3.0):
+        onnx_models.publish(str(folder), "linear", onnx_models.linear(scale))
+    store.promote("linear", 1)
+    store.promote("linear", 2, "canary")
+    with SHAPES[request.param](folder) as server:
+        server.wait_until_read_through()
+        yield server, store
+
+
+def test_a_request_may_name_an_alias(kind: str, aliased: tuple[ServerProcess, ModelStore]) -> None:
+    server, store = aliased
+    x = np.ones((1, 4), np.float32)
+    with TritonClient(kind, server.http if kind == "http" else server.grpc) as client:
+
+        def version(alias: str) -> int:
+            answer = client.infer("linear", {"x": x}, model_version=alias)
+            assert answer.outputs["y"][0, 0] == float(answer.model_version)
+            return int(answer.model_version)
+
+        assert [version(name) for name in ("", "production", "canary", "3")] == [1, 1, 2, 3]
+        assert client.call("is_model_ready", "linear", "canary")
+        assert not client.call("is_model_ready", "linear", "staging")
+        client.call("get_model_metadata", "linear", "canary")
+        found = config_of(client, "linear", "canary")
+        assert found["name"] == "linear"
+        (told,) = statistics(client, "linear", "canary")
+        assert told["version"] == "2"
+        with pytest.raises(TritonError, match="no served version 'staging'"):
+            client.infer("linear", {"x": x}, model_version="staging")
+        for target in (3, 2):
+            store.promote("linear", target, "canary")
+            until(lambda target=target: version("canary") == target)  # type: ignore[misc]
+        assert version("production") == 1

@@ -22,7 +22,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from model_store.errors import StorageError
@@ -361,7 +361,8 @@ class Reconciler:
         for served in list(self._directory.all_versions()):
             lane = served.lane
             live = self._directory.live_version(name)
-            if lane.model == name and lane.version not in (*wanted, live):
+            named = self._directory.aliases(name).values()
+            if lane.model == name and lane.version not in (*wanted, *named, live):
                 self._unload(lane)
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
@@ -447,11 +448,23 @@ class Reconciler:
     def _switch(self, model: _Model, name: str) -> None:
         """Makes production's version live, or the newest if no pointer names production."""
         ready = [lane.version for lane in self._served() if lane.model == name]
-        target = model.pointers.aliases.get(PRODUCTION) if model.pointers else None
+        pointed = model.pointers.aliases if model.pointers else {}
+        self._directory.set_aliases(name, self._switched(name, pointed, ready))
+        target = pointed.get(PRODUCTION)
         if target is None and ready:
             target = max(ready)
         if target is not None and target in ready:
             self._go_live(Lane(name, target), model.pointers.generation if model.pointers else 0)
+
+    def _switched(
+        self, name: str, pointed: Mapping[str, int], ready: Collection[int]
+    ) -> dict[str, int]:
+        """Returns the version of each alias; the one before, while that of the pointer loads."""
+        before = self._directory.aliases(name)
+        return {
+            alias: before[alias] if target not in ready and before.get(alias) in ready else target
+            for alias, target in pointed.items()
+        }
 
     def _go_live_at_once(self, lane: Lane, generation: int) -> None:
         """Makes a version live at once: the default in a process without a fleet."""

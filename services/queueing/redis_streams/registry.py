@@ -194,7 +194,11 @@ class Announcer:
                 versions.append(announced(self._open_part(served), row_s))
         ready = {(v.model, v.version) for v in versions if v.state == "ready"}
         live = {m: found for m, found in self._live.items() if (m, found[1]) in ready}
-        return Announcement(self._worker, self.started, tuple(versions), live, self.fault)
+        aliases = {v.model: dict(self._directory.aliases(v.model)) for v in versions}
+        return Announcement(
+            self._worker, self.started, tuple(versions), live, self.fault,
+            {model: found for model, found in aliases.items() if found},
+        )  # fmt: skip
 
     def _open_part(self, served: ServedVersion) -> ServedVersion:
         """A version with those of its artifacts that requests would reach here."""

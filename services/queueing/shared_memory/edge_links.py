@@ -186,9 +186,10 @@ class EdgeLinks:
         versions = tuple(announced(served, {}) for served in directory.all_versions())
         models = {version.model for version in versions}
         live = {m: (0, v) for m in models if (v := directory.live_version(m)) is not None}
-        return encode(
-            View(self._number, Announcement("", self._look.started, versions, live), self._look)
-        )
+        aliases = {m: dict(found) for m in models if (found := directory.aliases(m))}
+        started = self._look.started
+        announcement = Announcement("", started, versions, live, aliases=aliases)
+        return encode(View(self._number, announcement, self._look))
 
     def settle(self) -> None:
         """Closes the lanes that no edge sends to any more."""

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
-from services.errors import ServingError, UnknownModelError
+from services.errors import ServingError, UnknownModelError, UnknownVersionError
 from services.queueing.directory import FEW_MODELS, HINT_PART, Directory
 from services.queueing.records import Lane, ServedVersion
+from tests.fixtures.signatures import one_to_one
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,57 @@ def test_lane_of_a_name_is_that_which_is_found(comparison: Comparison) -> None:
         comparison.names.clear()
         assert directory.served_lane(name, version) == found
         assert comparison.names == []
+
+
+def aliased() -> Directory:
+    directory = Directory()
+    for version in (1, 2, 3):
+        directory.announce(ServedVersion(lane=Lane("m", version), state="ready"))
+    directory.make_live(Lane("m", 1))
+    directory.set_aliases("m", {"production": 2, "canary": 3, "gone": 9})
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("", 1), ("production", 1), ("canary", 3), ("2", 2), ("3", 3)]
+)
+def test_a_request_names_a_version_an_alias_or_nothing(name: str, version: int) -> None:
+    """The pointer of production names a version that is not live yet."""
+    directory = aliased()
+    assert directory.find("m", name).lane == Lane("m", version)
+    assert directory.served_lane("m", name) == Lane("m", version)
+
+
+@pytest.mark.parametrize("name", ["gone", "unknown", "03", "x" * 5000])
+def test_what_is_neither_a_version_nor_an_alias(name: str) -> None:
+    directory = aliased()
+    with pytest.raises(UnknownVersionError, match="aliases: canary, gone, production") as caught:
+        directory.find("m", name)
+    assert len(str(caught.value)) < 500
+    assert directory.served_lane("m", name) is None
+
+
+def test_an_alias_moves_and_ends() -> None:
+    directory = aliased()
+    signature = one_to_one((1,))
+    for version in (2, 3):
+        directory.announce(
+            ServedVersion(lane=Lane("m", version), state="ready", signature=signature)
+        )
+    assert directory.resolve("m", "canary")[0].lane.version == 3
+    changes = directory.changes
+    directory.set_aliases("m", {"production": 2, "canary": 3, "gone": 9})
+    assert directory.changes == changes
+    directory.set_aliases("m", {"canary": 2})
+    assert directory.resolve("m", "canary")[0].lane.version == 2
+    directory.set_aliases("m", {})
+    for alias in ("canary", "production"):
+        with pytest.raises(ServingError):
+            directory.resolve("m", alias)
+
+
+def test_aliases_end_with_their_model() -> None:
+    directory = aliased()
+    for version in (1, 2, 3):
+        directory.withdraw(Lane("m", version))
+    assert directory.aliases("m") == {}

@@ -145,3 +145,15 @@ def test_what_is_announced_is_what_is_heard() -> None:
 def test_the_workers_of_a_version_are_known_by_name() -> None:
     view = fleet_view([worker(version(ONE), version(TWO), name="a"), worker(version(TWO))])
     assert view.workers == {ONE: {"a"}, TWO: {"a", "w"}}
+
+
+def test_aliases_are_those_of_the_newest_pointers_whose_version_is_ready() -> None:
+    def said(generation: int, aliases: dict[str, int], *versions: AnnouncedVersion) -> Announcement:
+        return Announcement("w", True, versions, {"m": (generation, 1)}, "", {"m": aliases})
+
+    old = said(4, {"canary": 1, "old": 1}, version(ONE))
+    loads = said(5, {"canary": 2}, version(ONE), version(TWO, "loading"))
+    ready = said(5, {"canary": 2}, version(ONE), version(TWO))
+    assert fleet_view([old, loads]).aliases == {"m": {"canary": 1, "old": 1}}
+    assert fleet_view([ready, old]).aliases == {"m": {"canary": 2, "old": 1}}
+    assert fleet_view([ready]).aliases == {"m": {"canary": 2}}

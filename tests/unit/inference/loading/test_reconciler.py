@@ -24,6 +24,7 @@ from services.inference.loading.policy import LanePolicy, ServingPolicy
 from services.inference.loading.reconciler import Reconciler
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
+from services.queueing.records import Lane
 from services.readiness import Look
 from services.telemetry.metrics import Metrics
 from tests.fixtures.onnx_models import linear, publish
@@ -392,3 +393,26 @@ async def test_settings_of_a_model_that_the_store_does_not_have_are_named_once(
     assert reason == (
         f"model_settings: the store {tmp_path} has no such model (did you mean 'digits'?)"
     )
+
+
+async def test_an_alias_moves_once_its_version_is_ready(tmp_path: Path, start: Start) -> None:
+    """A request that names an alias does not fail while the alias moves."""
+    store = ModelStore(str(tmp_path))
+    publish(str(tmp_path), "m", linear(1))
+    store.promote("m", 1)
+    store.promote("m", 1, "canary")
+    running = await start(newest_versions=0)
+    directory = running.directory
+    assert directory.aliases("m") == {"production": 1, "canary": 1}
+    wrong = {"y": np.full((8, 4), 1000, np.float32)}
+    publish(str(tmp_path), "m", linear(2), golden_outputs=wrong)
+    store.promote("m", 2, "canary")
+    refused = Lane("m", 2)
+    await running.until(lambda: any(one.lane == refused and one.state == "failed"
+                                    for one in directory.all_versions()))  # fmt: skip
+    assert directory.resolve("m", "canary")[0].lane.version == 1
+    publish(str(tmp_path), "m", linear(3))
+    store.promote("m", 3, "canary")
+    await running.until(lambda: directory.aliases("m")["canary"] == 3)
+    assert directory.resolve("m", "canary")[0].lane.version == 3
+    assert directory.resolve("m", "production")[0].lane.version == 1
