@@ -93,7 +93,15 @@ def until(is_so: Callable[[], bool]) -> None:
 def test_statistics_agree_with_requests_and_metrics(
     client: TritonClient, server: ServerProcess
 ) -> None:
-    (before,) = statistics(client, "pair")
+    before: dict[str, Any] = {}
+
+    def is_settled() -> bool:
+        (found,) = statistics(client, "pair")
+        before.update(found)
+        counts = (number(found, "inference_stats", part, "count") for part in ("success", "queue"))
+        return len({*counts}) == 1
+
+    until(is_settled)
     x = np.ones((3, 4), np.float32)
     for _ in range(4):
         client.infer("pair", {"a": x, "b": x})
@@ -383,3 +391,13 @@ def test_a_request_may_name_an_alias(kind: str, aliased: tuple[ServerProcess, Mo
             store.promote("linear", target, "canary")
             until(lambda target=target: version("canary") == target)  # type: ignore[misc]
         assert version("production") == 1
+
+
+def test_a_label_is_an_alias(aliased: tuple[ServerProcess, ModelStore]) -> None:
+    server, _ = aliased
+    body = b'{"instances":[[1,1,1,1]]}'
+    for label, scale in (("canary", 2), ("production", 1)):
+        reply = call(server, "POST", f"/v1/models/linear/labels/{label}:predict", body)
+        assert reply.json() == {"predictions": [[scale] * 4]}
+        status = call(server, "GET", f"/v1/models/linear/labels/{label}").json()
+        assert [one["version"] for one in status["model_version_status"]] == [str(scale)]

@@ -26,6 +26,8 @@ from services.gateway.edges.administration.calls import AdministrationCalls
 from services.gateway.edges.administration.rest_routes import AdministrationRoutes
 from services.gateway.edges.job_routes import JobRoutes
 from services.gateway.edges.openapi import openapi_document
+from services.gateway.edges.predict.model_status import ModelStatusRoutes
+from services.gateway.edges.predict.predict_exchange import PREDICT, V1, predict_opener
 from services.gateway.edges.rest_infer import REST, InferExchange, RestInferRoute
 from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
@@ -66,6 +68,8 @@ class RestEdge:
     ) -> None:
         self._admission = admission
         self._path = InferencePath(REST, admission, accounting, sampler)
+        self._predict_path = InferencePath(V1, admission, accounting, sampler)
+        self._status = ModelStatusRoutes(admission.directory, self._principal)
         self._authenticator = authenticator
         self._jobs = JobRoutes(admission, accounting, service, self._principal)
         calls = administration or AdministrationCalls(admission.directory, accounting)
@@ -103,6 +107,10 @@ class RestEdge:
             self._authenticator.admit(secret)
             authorization = self._authenticator.authorization(secret, "infer")
         if found is None:
+            if (predicts := PREDICT.fullmatch(head.path)) is not None:
+                if head.method != "POST":
+                    return partial(_NotAllowed, "POST")
+                return predict_opener(self._predict_path, head, predicts, authorization)
             is_job = head.method == "POST" and _JOBS.fullmatch(head.path)
             return self._open_job if is_job else self._open_other
         if head.method != "POST":
@@ -130,6 +138,7 @@ class RestEdge:
                 *self._server_routes(),
                 *self._model_routes(),
                 *self._jobs.routes(),
+                *self._status.routes(),
             ],
             exception_handlers={
                 ServingError: _serving_error,

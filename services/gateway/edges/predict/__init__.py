@@ -1,0 +1,1 @@
+"""The REST protocol of TensorFlow Serving and KServe's version 1."""
