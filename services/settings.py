@@ -60,6 +60,9 @@ class ProcessSettings(ServiceSettings):
     all are served now, as Triton's `--strict-readiness`; set it if a server with one broken model
     should get no traffic. `any_model`: at least one is served; set it if one broken model among
     many must not keep new processes from traffic."""
+    triton_metrics: bool = False
+    """The metrics of models under Triton's names (`nv_inference_count` and others), too; set it for
+    dashboards that were made for Triton."""
     trace_endpoint: Annotated[str, Matching(r"^(https?://.+)?$", _COLLECTOR)] = ""
     """URL of the collector for spans over OTLP/HTTP, such as `http://collector:4318/v1/traces`;
     set it to trace requests. Empty disables tracing."""

@@ -21,6 +21,7 @@ from services.gateway.admission import Admission
 from services.gateway.config import GatewaySettings
 from services.gateway.edges.administration.calls import AdministrationCalls, FiguresSource
 from services.gateway.edges.administration.repository import ActOnModel, Repository
+from services.gateway.edges.administration.running_settings import RunningSettings, Tell
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.jobs.job_service import JobService
@@ -95,6 +96,7 @@ class Front:
             serves the metrics.
         figures: figures of the whole server, if other processes have some; else its own.
         control: loads and unloads models, where callers may.
+        tell: changes settings of all processes of the server, if there are several.
 
     Raises:
         ConfigError: unauthenticated clients could reach it, or the files of credentials or of TLS
@@ -116,6 +118,7 @@ class Front:
         processes: int = 1,
         figures: FiguresSource | None = None,
         control: ActOnModel | None = None,
+        tell: Tell | None = None,
     ) -> None:
         check_open(config, config.host, is_opened=config.open_to_strangers)
         self._config = config
@@ -142,6 +145,7 @@ class Front:
         self._readiness = Readiness(config.readiness)
         self._facts = ServerFacts(version, directory, self._admission, self._readiness)
         self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
+        is_closed = not config.asks_for_credentials and not is_loopback(config.host)
         self._administration = AdministrationCalls(
             directory,
             self._accounting,
@@ -151,8 +155,9 @@ class Front:
                 self._readiness,
                 control,
                 timeout_s=config.request_timeout_s,
-                is_closed=not config.asks_for_credentials and not is_loopback(config.host),
+                is_closed=is_closed,
             ),
+            RunningSettings(tracer, tell, is_closed=is_closed),
         )
         self._compression = CompressionThread()
         self._certificates = open_certificates(config, metrics.tls)

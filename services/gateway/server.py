@@ -57,7 +57,8 @@ def serve(config: GatewayConfig) -> None:
 
 async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     version, name = installed_version("flambeau"), process_name("gateway")
-    metrics, directory = Metrics(version), Directory()
+    metrics = Metrics(version, with_triton_names=config.triton_metrics)
+    directory = Directory()
     clients.report_certificates(metrics.tls)
     queue = MemoryQueue(config.max_queue_depth)
     jobs = Jobs(clients, JobLimits(config.max_waiting_jobs, config.job_result_ttl_s))

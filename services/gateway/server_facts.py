@@ -19,6 +19,9 @@ EXTENSIONS = (
     "statistics",
     "model_repository",
     "model_repository(unload_dependents)",
+    "schedule_policy",
+    "trace",
+    "logging",
 )
 """Only supported extensions: clients branch on these."""
 

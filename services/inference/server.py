@@ -64,7 +64,8 @@ def serve(config: InferenceConfig) -> None:
 class _Process:
     def __init__(self, config: InferenceConfig, store: ModelStore, clients: RedisClients) -> None:
         self._config = config
-        self._metrics = Metrics(installed_version("flambeau"))
+        version = installed_version("flambeau")
+        self._metrics = Metrics(version, with_triton_names=config.triton_metrics)
         clients.report_certificates(self._metrics.tls)
         self._outage = clients.outage
         self._directory = Directory()

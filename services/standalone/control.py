@@ -7,7 +7,8 @@ To an edge or the model process: `link` (one end of a socket pair between the tw
 (True to abandon runs), `collect` (its metrics), `count` (its figures of the statistics calls),
 `figures` (to an edge that has asked: those of all). From them: `link` (asks for one), `up` (it
 serves; from the model process with what it serves), `ready` (why an edge is not ready), `metrics`,
-`counted`, `figures` (asks for those of all), `unanswered` (a drain took too long), `failed` (it
+`counted`, `figures` (asks for those of all), `settings` (of logs and traces, to all processes, and
+from an edge that a caller has told), `unanswered` (a drain took too long), `failed` (it
 cannot start: the class of the error, and its words).
 """
 

@@ -40,7 +40,7 @@ from services.telemetry.logs import configure_logs
 from services.telemetry.merged_metrics import encode_metrics
 from services.telemetry.metrics import Metrics
 from services.telemetry.model_figures import Figures, added, decode_figures
-from services.tracing.setting import open_tracer
+from services.tracing.setting import Change, apply_change, open_tracer
 
 logger = logging.getLogger("flambeau.server")
 
@@ -70,7 +70,8 @@ class EdgeProcess:
     ) -> None:
         version = installed_version("flambeau")
         self._counts, self._slot = counts, slot
-        self._metrics, directory = Metrics(version), Directory()
+        self._metrics = Metrics(version, with_triton_names=config.triton_metrics)
+        directory = Directory()
         self._queue = MemoryQueue(config.max_queue_depth)
         self._asked, self._changed = asyncio.Event(), asyncio.Event()
         self._looks: list[Look] = []
@@ -89,14 +90,17 @@ class EdgeProcess:
             directory, self._queue, lambda _: self._link, forgets=True
         )
         directory.missing = lambda lane: self._link.send(MissedMessage(lane))
+        self._tracer = open_tracer(config, "gateway", self._metrics)
+        self._settings_waits: list[asyncio.Event] = []
         self._front = Front(
             config, version, self._metrics, directory, self._queue,
             self._is_up,
-            tracer=open_tracer(config, "gateway", self._metrics),
+            tracer=self._tracer,
             rates=rates if config.asks_for_credentials else None,
             sampler=open_sampler(config, directory, self._metrics, config.store),
             processes=edges,
             figures=self._all_figures,
+            tell=self._tell_settings,
             control=self._link.act if config.model_control == "explicit" else None,
         )  # fmt: skip
 
@@ -136,6 +140,10 @@ class EdgeProcess:
             self._control.send_file("metrics", content, encode_metrics(self._metrics.registry))
         elif kind == "count":
             self._control.send_file("counted", content, self._metrics.figures.encoded())
+        elif kind == "settings":
+            apply_change(content, self._tracer)
+            while self._settings_waits:
+                self._settings_waits.pop().set()
         elif kind == "figures" and descriptor >= 0:
             data = read_file(descriptor)
             if not self._counted.done():
@@ -179,6 +187,23 @@ class EdgeProcess:
         self._control.send("figures")
         async with asyncio.timeout(FIGURES_WITHIN_S):
             return await self._counted
+
+    async def _tell_settings(self, change: Change) -> None:
+        """Changes settings of all processes, this one included.
+
+        Raises:
+            QueueUnavailableError: the supervisor does not answer.
+        """
+        applied = asyncio.Event()
+        self._settings_waits.append(applied)
+        self._control.send("settings", change)
+        try:
+            async with asyncio.timeout(FIGURES_WITHIN_S):
+                await applied.wait()
+        except TimeoutError:
+            raise QueueUnavailableError(
+                "the processes of this server did not take the settings in time; try again"
+            ) from None
 
     def _drain(self) -> None:
         self._asked.set()

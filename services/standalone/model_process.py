@@ -35,7 +35,7 @@ from services.telemetry.logs import configure_logs
 from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.merged_metrics import encode_metrics
 from services.telemetry.metrics import Metrics
-from services.tracing.setting import open_tracer
+from services.tracing.setting import apply_change, open_tracer
 
 
 class ModelProcess:
@@ -43,7 +43,8 @@ class ModelProcess:
 
     def __init__(self, config: ServerConfig, store: ModelStore, policy: ServingPolicy) -> None:
         self._store = store
-        self._metrics, directory = Metrics(installed_version("flambeau")), Directory()
+        version, directory = installed_version("flambeau"), Directory()
+        self._metrics = Metrics(version, with_triton_names=config.triton_metrics)
         queue = MemoryQueue(config.max_queue_depth)
         control = ModelControl(policy.control, policy.models)
         self._links = EdgeLinks(
@@ -86,6 +87,8 @@ class ModelProcess:
             self._control.send_file("metrics", content, encode_metrics(self._metrics.registry))
         elif kind == "count":
             self._control.send_file("counted", content, self._metrics.figures.encoded())
+        elif kind == "settings":
+            apply_change(content, self._tracer)
         elif kind == "stop":
             self._end(abandon=content)
 

@@ -73,7 +73,8 @@ async def _serve(
     on_started: Callable[[Listening], None],
 ) -> None:
     version = installed_version("flambeau")
-    metrics, directory = Metrics(version), Directory()
+    metrics = Metrics(version, with_triton_names=config.triton_metrics)
+    directory = Directory()
     queue = MemoryQueue(config.max_queue_depth)
     tracer = open_tracer(config, "server", metrics)
     sampler = open_sampler(config, directory, metrics, store.url)

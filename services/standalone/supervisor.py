@@ -44,6 +44,7 @@ from services.telemetry.merged_metrics import (
 )
 from services.telemetry.metrics import PROCESS_KINDS, SupervisorMetrics
 from services.telemetry.model_figures import VersionFigures, added, decode_figures, encode_figures
+from services.tracing.setting import apply_change
 
 logger = logging.getLogger("flambeau.server")
 
@@ -307,10 +308,22 @@ class Supervisor:
             answer = asyncio.get_running_loop().create_task(self._tell_figures(child))
             self._answers.add(answer)
             answer.add_done_callback(self._answers.discard)
+        elif kind == "settings":
+            self._change_settings(content)
         elif kind == "unanswered":
             self._abandons = True
         elif kind == "failed" and not self._has_started:
             self._fail(*content)
+
+    def _change_settings(self, change: dict[str, Any]) -> None:
+        """Changes settings of all processes, and of those that replace them."""
+        apply_change(change, None)
+        changed = {"log_level": str(change["log_level"]).lower()} if "log_level" in change else {}
+        ratio = {"trace_ratio": change["trace_ratio"]} if "trace_ratio" in change else {}
+        self._config = self._config.model_copy(update={**changed, **ratio})
+        for child in self._children:
+            if child.control is not None:
+                child.control.send("settings", change)
 
     def _fail(self, kind: str, words: str) -> None:
         if not self._failed.done():

@@ -23,7 +23,8 @@ _SMALLEST = (
     "flambeau_tls_certificate_not_after_timestamp_seconds",
 )
 _LARGEST = ("python_info", "flambeau_access_source_stale")
-_LASTING_TYPES = ("counter", "histogram")
+_LASTING_TYPES = ("counter", "histogram", "unknown")
+"""Counters of Triton's names have no type (`triton_metrics.py`)."""
 
 Labels = tuple[tuple[str, str], ...]
 

@@ -15,6 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from services.telemetry.access_metrics import AccessMetrics
 from services.telemetry.loop_metrics import LoopCounter, LoopHistogram
 from services.telemetry.model_figures import ModelFigures
+from services.telemetry.triton_metrics import TritonMetrics
 
 SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
@@ -37,9 +38,14 @@ UNKNOWN = "unknown"
 
 
 class Metrics:
-    """All metrics of one process, in a separate registry."""
+    """All metrics of one process, in a separate registry.
 
-    def __init__(self, version: str) -> None:
+    Args:
+        version: version of this software.
+        with_triton_names: True for the metrics of models under Triton's names, too.
+    """
+
+    def __init__(self, version: str, *, with_triton_names: bool = False) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -56,6 +62,8 @@ class Metrics:
         self._make_failure_metrics(self.registry)
         self.access = AccessMetrics(self.registry)
         self.figures = ModelFigures()
+        if with_triton_names:
+            TritonMetrics(self.figures, self.queue_depth, self.registry)
 
     def _make_request_metrics(self, registry: CollectorRegistry) -> None:
         self.requests = LoopCounter(

@@ -1,5 +1,10 @@
-"""Creates a process's tracer from its settings; imports OTLP only if tracing is enabled."""
+"""Creates a process's tracer from its settings; imports OTLP only if tracing is enabled.
 
+Callers may change the settings of logs and traces while the server runs.
+"""
+
+import logging
+from collections.abc import Mapping
 from importlib.metadata import version as installed_version
 
 from model_store.host.install_advice import install_command
@@ -7,6 +12,17 @@ from services.process import process_name
 from services.settings import ConfigError, ProcessSettings
 from services.telemetry.metrics import Metrics
 from services.tracing.tracer import Tracer
+
+Change = Mapping[str, str | float]
+"""`log_level`, a name; `trace_ratio`, from 0 to 1."""
+
+
+def apply_change(change: Change, tracer: Tracer | None) -> None:
+    """Changes settings of this process."""
+    if "log_level" in change:
+        logging.getLogger().setLevel(str(change["log_level"]))
+    if "trace_ratio" in change and tracer is not None:
+        tracer.ratio = float(change["trace_ratio"])
 
 
 def open_tracer(settings: ProcessSettings, kind: str, metrics: Metrics) -> Tracer | None:

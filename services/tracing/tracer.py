@@ -98,10 +98,13 @@ class Tracer:
         ratio: share of requests to trace among those without a sampling decision; 0 to 1.
         exporter: exporter of the facts.
         spans: counter of spans, by `outcome`.
+
+    Attributes:
+        ratio: that share, which may change.
     """
 
     def __init__(self, ratio: float, exporter: SpanExporter, spans: Counter) -> None:
-        self._ratio = ratio
+        self.ratio = ratio
         self._exporter = exporter
         self._exported, self._dropped = spans.labels("exported"), spans.labels("dropped")
         self._facts: deque[Facts] = deque()
@@ -119,7 +122,7 @@ class Tracer:
         """
         parent = read_traceparent(traceparent) if traceparent else None
         if parent is None:
-            if random.random() >= self._ratio:  # noqa: S311
+            if random.random() >= self.ratio:  # noqa: S311
                 return None, ""
             trace_id, parent_id = secrets.token_bytes(16), b""
         elif parent.is_sampled:

@@ -6,10 +6,12 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2 as health
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha import reflection_pb2 as reflection
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
@@ -104,11 +106,46 @@ def test_reflection_lists_the_services(reflected: ProtoReflectionDescriptorDatab
 
 def test_reflection_describes_the_calls(reflected: ProtoReflectionDescriptorDatabase) -> None:
     service = DescriptorPool(reflected).FindServiceByName(SERVICE)
-    assert [method.name for method in service.methods] == [
+    names = [method.name for method in service.methods]
+    assert names[:6] == [
         "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"
     ]  # fmt: skip
+    assert {"ModelConfig", "ModelStatistics", "RepositoryIndex", "LogSettings"} <= set(names)
+    config = service.methods_by_name["ModelConfig"].output_type.fields_by_name["config"]
+    assert config.message_type.file.name == "protos/model_config.proto"
+    assert "max_batch_size" in config.message_type.fields_by_name
     request = service.methods_by_name["ModelInfer"].input_type
     assert request.fields_by_name["raw_input_contents"].number == 7
+
+
+def test_reflection_under_its_newer_name(channel: grpc.Channel) -> None:
+    """Version 1 has the messages of v1alpha; grpcurl asks for it first."""
+    ask = channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        reflection.ServerReflectionRequest.SerializeToString,
+        reflection.ServerReflectionResponse.FromString,
+    )
+    newer = "grpc.reflection.v1.ServerReflection"
+    questions = [
+        reflection.ServerReflectionRequest(list_services=""),
+        reflection.ServerReflectionRequest(file_containing_symbol=newer),
+        reflection.ServerReflectionRequest(file_containing_symbol=SERVICE),
+    ]
+    services, own, protocol = ask(iter(questions), timeout=TIMEOUT_S)
+    names = {one.name for one in services.list_services_response.service}
+    assert {SERVICE, newer, newer.replace("v1", "v1alpha"), "grpc.health.v1.Health"} <= names
+    file = descriptor_pb2.FileDescriptorProto.FromString(
+        own.file_descriptor_response.file_descriptor_proto[0]
+    )
+    assert file.package == "grpc.reflection.v1"
+    assert "v1alpha" not in str(file)
+    assert protocol.file_descriptor_response.file_descriptor_proto
+
+
+def test_list_of_health(health_stub: Any) -> None:
+    found = health_stub.List(health.HealthListRequest()).statuses
+    assert {"", SERVICE} <= set(found)
+    assert {one.status for one in found.values()} == {SERVING}
 
 
 def test_metrics_are_named_by_prometheus_rules(server: ServerProcess) -> None:

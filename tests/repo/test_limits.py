@@ -21,16 +21,20 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 121, 388
+SETTINGS, RECIPE_KEYS = 122, 388
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
 `processes` cannot be found out: how many cores the models need is the operator's to say. Nor can
-`model_control`: who chooses the models, their pointers or callers.
+`model_control`: who chooses the models, their pointers or callers; or `triton_metrics`: whose
+dashboards there are.
 Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
 """
 
 EFFECTS = {
     "refuses with an error": """
+        model_control.MAX_ACTS json_bodies.MAX_MEMBERS running_settings.MAX_TRACE_RATE
+        predict_codec.MAX_PARSED_BYTES predict_codec.MAX_PLAIN_BYTES predict_codec.MAX_DEPTH
+        predict_codec.MAX_PARSED_MEMBERS
         api_keys.MAX_FILE_BYTES api_keys.MAX_KEYS binary_texts.MAX_TEXTS body._MAX_LINE_BYTES
         certificate_files.MAX_PEM_BYTES channel.MAX_MESSAGE_BYTES
         choice_memory.MAX_ARTIFACTS control.MAX_MESSAGE_BYTES
@@ -74,6 +78,7 @@ EFFECTS = {
         dead_letters.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """
+        model_figures.MAX_PLACES model_figures.MAX_SIZES repository.MAX_NAME directory.MAX_SHOWN
         executor.MAX_METRICS grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS
         onnx_runtime.MAX_SHOWN
         model_failure.MAX_REASON probe_host._MAX_ERROR_CHARACTERS readiness.MAX_REASONS

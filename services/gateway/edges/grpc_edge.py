@@ -51,6 +51,7 @@ logger = logging.getLogger("flambeau.grpc")
 
 SERVICE = "inference.GRPCInferenceService"
 SERVICES = (SERVICE, JOB_SERVICE)
+REFLECTION_SERVICES = (grpc_reflection.SERVICE, grpc_reflection.SERVICE_V1)
 INFER = f"/{SERVICE}/ModelInfer"
 
 Answer = Callable[[Any, Principal], Message]
@@ -100,7 +101,7 @@ class GrpcEdge:
             admission.directory, accounting
         )
         self._health = GrpcHealth(SERVICES)
-        self._reflection = GrpcReflection((*SERVICES, grpc_health.SERVICE, grpc_reflection.SERVICE))
+        self._reflection = GrpcReflection((*SERVICES, grpc_health.SERVICE, *REFLECTION_SERVICES))
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks of calls whose handlers await."""
         self._routes = self._all_routes()
@@ -150,8 +151,10 @@ class GrpcEdge:
             routes[f"/{SERVICE}/{name}"] = partial(self._route_slow, answer, message)
         routes[INFER] = self._route_infer
         routes[f"/{grpc_health.SERVICE}/Check"] = _opening(partial(SimpleCall, self._health.check))
+        routes[f"/{grpc_health.SERVICE}/List"] = _opening(partial(SimpleCall, self._health.list))
         routes[f"/{grpc_health.SERVICE}/Watch"] = _opening(self._health.watch)
-        routes[f"/{grpc_reflection.SERVICE}/ServerReflectionInfo"] = _opening(self._reflection.open)
+        for service in REFLECTION_SERVICES:
+            routes[f"/{service}/ServerReflectionInfo"] = _opening(self._reflection.open)
         return routes
 
     def _route_infer(self, head: GrpcHead) -> None:

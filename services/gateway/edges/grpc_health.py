@@ -58,6 +58,18 @@ class GrpcHealth:
             raise NotFoundError(f"unknown service '{service[:128]}'")
         call.reply(self._status(service))
 
+    def list(self, _: Body, call: SimpleCall) -> None:
+        """Answers with the status of every service."""
+        call.reply(b"".join(map(self._entry, sorted(self._services))))
+
+    def _entry(self, service: str) -> bytes:
+        """Returns an entry of `HealthListResponse.statuses`, which older packages do not have.
+
+        Source: Protocol Buffers, encoding: a map is a list of messages with a key and a value.
+        """
+        fields = _field(1, service.encode()) + _field(2, self._status(service))
+        return _field(1, fields)
+
     def watch(self, connection: CallConnection, head: GrpcHead, stream: int) -> "_Watch":
         """Opens a call that receives every change."""
         return _Watch(self, connection, head, stream)
@@ -93,6 +105,12 @@ class GrpcHealth:
             status = _UNKNOWN
         told: bytes = pb.HealthCheckResponse(status=status).SerializeToString()
         return told
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Returns a field of under 128 bytes with its length."""
+    assert len(content) < 128, "the names of services are short"
+    return bytes((number << 3 | 2, len(content))) + content
 
 
 class _Watch(UnaryCall):

@@ -4,11 +4,13 @@ Source: https://github.com/grpc/grpc/blob/master/doc/server-reflection.md
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from services.errors import InvalidRequestError, UnreadAnswersError
@@ -22,6 +24,9 @@ from services.wire.http2.simple_call import failure
 logger = logging.getLogger("flambeau.grpc")
 
 SERVICE = "grpc.reflection.v1alpha.ServerReflection"
+SERVICE_V1 = "grpc.reflection.v1.ServerReflection"
+"""The same messages under another name, for which there is no package of Python."""
+V1_FILE = "grpc/reflection/v1/reflection.proto"
 MAX_WAITING = 64
 """Requests of one call that may wait for responses, and responses for their caller."""
 QUESTION_BYTES = 64
@@ -89,7 +94,27 @@ class GrpcReflection:
     def _open(self) -> Any:
         from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
+        _add_v1()
         return ReflectionServicer(self._services)
+
+
+def _add_v1() -> None:
+    """Adds the descriptors of the newer name to those of this process."""
+    pool = descriptor_pool.Default()
+    with contextlib.suppress(KeyError):
+        pool.FindFileByName(V1_FILE)
+        return
+    file = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(file)
+    file.ClearField("options")  # for the code of other languages
+    file.name, file.package = V1_FILE, "grpc.reflection.v1"
+    for message in file.message_type:
+        for field in (one for one in message.field if one.type_name):
+            field.type_name = field.type_name.replace(".v1alpha.", ".v1.")
+    for method in file.service[0].method:
+        method.input_type = method.input_type.replace(".v1alpha.", ".v1.")
+        method.output_type = method.output_type.replace(".v1alpha.", ".v1.")
+    pool.Add(file)
 
 
 class _Questions(Call):

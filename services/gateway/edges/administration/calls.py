@@ -13,8 +13,10 @@ from google.protobuf.message import Message
 from protos import open_inference_pb2 as pb
 from services.access.caller import Principal
 from services.errors import ModelNotReadyError
+from services.gateway.edges.administration import shared_memory
 from services.gateway.edges.administration.model_config import config_message
 from services.gateway.edges.administration.repository import Repository
+from services.gateway.edges.administration.running_settings import RunningSettings
 from services.gateway.edges.administration.statistics import statistics_message
 from services.gateway.request_accounting import RequestAccounting
 from services.queueing.directory import Directory
@@ -27,6 +29,23 @@ SEEN_AT_ONCE = 256
 """Models whose visibility is looked up in one turn of the event loop."""
 Call = Callable[[Any, Principal], AsyncIterator[Message]]
 
+SHARED_MEMORY_CALLS: dict[str, tuple[Call, type[Message]]] = {
+    "SystemSharedMemoryStatus": (
+        shared_memory.system_status, pb.SystemSharedMemoryStatusRequest,
+    ),
+    "SystemSharedMemoryRegister": (
+        shared_memory.system_register, pb.SystemSharedMemoryRegisterRequest,
+    ),
+    "SystemSharedMemoryUnregister": (
+        shared_memory.system_unregister, pb.SystemSharedMemoryUnregisterRequest,
+    ),
+    "CudaSharedMemoryStatus": (shared_memory.cuda_status, pb.CudaSharedMemoryStatusRequest),
+    "CudaSharedMemoryRegister": (shared_memory.cuda_register, pb.CudaSharedMemoryRegisterRequest),
+    "CudaSharedMemoryUnregister": (
+        shared_memory.cuda_unregister, pb.CudaSharedMemoryUnregisterRequest,
+    ),
+}  # fmt: skip
+
 
 class AdministrationCalls:
     """Answers the calls.
@@ -36,6 +55,7 @@ class AdministrationCalls:
         accounting: counts refusals.
         figures: figures of the server; None for those of this process.
         repository: the models of the store; None for those of the directory alone.
+        settings: settings of logs and traces; None for those of a server without traces.
     """
 
     def __init__(
@@ -44,11 +64,13 @@ class AdministrationCalls:
         accounting: RequestAccounting,
         figures: FiguresSource | None = None,
         repository: Repository | None = None,
+        settings: RunningSettings | None = None,
     ) -> None:
         self._directory = directory
         self._accounting = accounting
         self._figures = figures or self._own_figures
         self.repository = repository or Repository(directory)
+        self.settings = settings or RunningSettings()
 
     def calls(self) -> dict[str, tuple[Call, type[Message]]]:
         """Returns the function and the request message of each call, by the call's name."""
@@ -59,6 +81,9 @@ class AdministrationCalls:
             "RepositoryIndex": (repository.index, pb.RepositoryIndexRequest),
             "RepositoryModelLoad": (repository.load, pb.RepositoryModelLoadRequest),
             "RepositoryModelUnload": (repository.unload, pb.RepositoryModelUnloadRequest),
+            "LogSettings": (self.log_settings, pb.LogSettingsRequest),
+            "TraceSetting": (self.trace_settings, pb.TraceSettingRequest),
+            **SHARED_MEMORY_CALLS,
         }
 
     async def config(
@@ -88,6 +113,42 @@ class AdministrationCalls:
                 yield pb.ModelStatisticsResponse(model_stats=[statistics_message(found)])
             elif number % SEEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
+
+    async def log_settings(
+        self, request: pb.LogSettingsRequest, principal: Principal
+    ) -> AsyncIterator[Message]:
+        """Changes the settings that are given, and yields all."""
+        given = {}
+        for name, value in request.settings.items():
+            kind = value.WhichOneof("parameter_choice")
+            given[name] = getattr(value, kind) if kind else ""
+        if given:
+            await self.settings.set_logs(given, principal)
+        response = pb.LogSettingsResponse()
+        for name, setting in self.settings.logs().items():
+            value = response.settings[name]
+            if isinstance(setting, bool):
+                value.bool_param = setting
+            elif isinstance(setting, int):
+                value.uint32_param = setting
+            else:
+                value.string_param = setting
+        yield response
+
+    async def trace_settings(
+        self, request: pb.TraceSettingRequest, principal: Principal
+    ) -> AsyncIterator[Message]:
+        """Changes the settings that are given, and yields all."""
+        if request.model_name:
+            principal.require_seen(request.model_name)
+            self._directory.versions(request.model_name)  # unknown models are NOT_FOUND
+        given = {name: list(setting.value) for name, setting in request.settings.items()}
+        if given:
+            await self.settings.set_traces(given, request.model_name, principal)
+        response = pb.TraceSettingResponse()
+        for name, values in self.settings.traces().items():
+            response.settings[name].value.extend(values)
+        yield response
 
     def _counted(self, model: str, version: str) -> list[ServedVersion]:
         """Returns the versions that statistics are asked for.

@@ -83,6 +83,23 @@ def _parameter(name: str, value: Any) -> pb.ModelRepositoryParameter:
     )
 
 
+def trace_values(found: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns the values of each setting of a body: a text, a list of texts, or none for null.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    values: dict[str, list[str]] = {}
+    for name, value in found.items():
+        listed = [] if value is None else value if isinstance(value, list) else [value]
+        if len(listed) > MAX_MEMBERS or not all(isinstance(one, str) for one in listed):
+            raise InvalidRequestError(
+                f"the setting '{name[:_SHOWN]}' is {shown(value)}; give text or a list of texts"
+            )
+        values[name] = listed
+    return values
+
+
 def shown(value: Any) -> str:
     """Returns the beginning of a value, for a message."""
     text = orjson.dumps(value).decode()

@@ -6,10 +6,16 @@ GET    /v2/models/stats                      the statistics of all models
 POST   /v2/repository/index                  the models of the store and their states
 POST   /v2/repository/models/M/load          loads a model, where callers may
 POST   /v2/repository/models/M/unload        unloads it
+GET    /v2/logging, POST                     settings of logs; changes some
+GET    /v2/trace/setting, POST               settings of traces; changes some
+GET    /v2/models/M/trace/setting            the same, for a model
+GET    /v2/KINDsharedmemory[/region/R]/status          regions of memory; KIND is system or cuda
+POST   /v2/KINDsharedmemory/region/R/register, /v2/KINDsharedmemory[/region/R]/unregister
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import orjson
 from google.protobuf.message import Message
@@ -24,8 +30,10 @@ from services.gateway.edges.administration.json_bodies import (
     boolean_of,
     members,
     repository_parameters,
+    trace_values,
 )
 from services.gateway.edges.administration.message_document import document_of
+from services.gateway.edges.administration.shared_memory import CUDA, SYSTEM
 
 Endpoint = Callable[[Request, Principal], Awaitable[Response]]
 
@@ -58,11 +66,36 @@ class AdministrationRoutes:
                 )
             ),
             *(
+                Route(f"/v2/{path}", self._for_caller(endpoint), methods=["GET", "POST"])
+                for path, endpoint in (
+                    ("logging", self._logs),
+                    ("trace/setting", self._traces),
+                    ("models/{model}/trace/setting", self._traces),
+                )
+            ),
+            *self._shared_memory_routes(),
+            *(
                 Route(f"/v2/models/{{model}}{version}/{suffix}", self._for_caller(endpoint))
                 for version in ("", "/versions/{version}")
                 for suffix, endpoint in of_version.items()
             ),
         ]
+
+    def _shared_memory_routes(self) -> list[Route]:
+        found = []
+        for kind in (SYSTEM, CUDA):
+            for act, region, method in (
+                ("status", "", "GET"),
+                ("status", "/region/{name}", "GET"),
+                ("unregister", "", "POST"),
+                ("unregister", "/region/{name}", "POST"),
+                ("register", "/region/{name}", "POST"),
+            ):
+                call = f"{kind.capitalize()}SharedMemory{act.capitalize()}"
+                endpoint = partial(self._shared_memory, call)
+                path = f"/v2/{kind}sharedmemory{region}/{act}"
+                found.append(Route(path, self._for_caller(endpoint), methods=[method]))
+        return found
 
     def _for_caller(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -105,6 +138,33 @@ class AdministrationRoutes:
         parameters = repository_parameters(members(await _body(request)))
         asked = pb.RepositoryModelUnloadRequest(model_name=_model(request), parameters=parameters)
         return await _done(self._calls.repository.unload(asked, principal))
+
+    async def _logs(self, request: Request, principal: Principal) -> Response:
+        settings = self._calls.settings
+        if request.method == "POST" and (given := members(await _body(request))):
+            await settings.set_logs(given, principal)
+        return _json(orjson.dumps(settings.logs()))
+
+    async def _traces(self, request: Request, principal: Principal) -> Response:
+        given = {}
+        if request.method == "POST":
+            given = trace_values(members(await _body(request)))
+        asked = pb.TraceSettingRequest(model_name=_model(request))
+        for name, values in given.items():
+            asked.settings[name].value.extend(values)
+        (said,) = [message async for message in self._calls.trace_settings(asked, principal)]
+        assert isinstance(said, pb.TraceSettingResponse)
+        levels = {name: list(setting.value) for name, setting in said.settings.items()}
+        found = {n: v if n == "trace_level" else v[0] for n, v in sorted(levels.items())}
+        return _json(orjson.dumps(found))
+
+    async def _shared_memory(self, name: str, request: Request, principal: Principal) -> Response:
+        """Answers one of the calls; regions are a list, which is empty."""
+        call, kind = self._calls.calls()[name]
+        asked = kind(name=request.path_params.get("name", ""))
+        async for _ in call(asked, principal):
+            pass
+        return _json(b"[]") if name.endswith("Status") else Response()
 
 
 def _entry(model: pb.RepositoryIndexResponse.ModelIndex) -> bytes:
