@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from flambeau.protocol.strict import nearest_name
 
 Scope = Literal["infer", "manage", "train"]
-"""`infer`: requests and jobs; `manage`: metadata and readiness alone; `train`: training jobs."""
+"""`infer`: requests and jobs; `manage`: metadata, loading, settings; `train`: training jobs."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 _MODELS = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}")
 

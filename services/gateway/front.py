@@ -145,25 +145,27 @@ class Front:
         self._readiness = Readiness(config.readiness)
         self._facts = ServerFacts(version, directory, self._admission, self._readiness)
         self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
-        is_closed = not config.asks_for_credentials and not is_loopback(config.host)
-        self._administration = AdministrationCalls(
-            directory,
-            self._accounting,
-            figures,
-            Repository(
-                directory,
-                self._readiness,
-                control,
-                timeout_s=config.request_timeout_s,
-                is_closed=is_closed,
-            ),
-            RunningSettings(tracer, tell, is_closed=is_closed),
-        )
+        self._administration = self._make_administration(figures, control, tell)
         self._compression = CompressionThread()
         self._certificates = open_certificates(config, metrics.tls)
         service = open_service(self._admission) if open_service is not None else None
         self._grpc, self._rest = self._make_edges(service)
         self._ports = (0, 0, 0)
+
+    def _make_administration(
+        self, figures: FiguresSource | None, control: ActOnModel | None, tell: Tell | None
+    ) -> AdministrationCalls:
+        config = self._config
+        is_closed = not config.asks_for_credentials and not is_loopback(config.host)
+        repository = Repository(
+            self._directory,
+            self._readiness,
+            control,
+            timeout_s=config.request_timeout_s,
+            is_closed=is_closed,
+        )
+        settings = RunningSettings(self._tracer, tell, is_closed=is_closed)
+        return AdministrationCalls(self._directory, self._accounting, figures, repository, settings)
 
     def _make_edges(self, service: JobService | None) -> tuple[GrpcEdge, PortServer]:
         """Makes both edges, which share one byte budget and the turns of the event loop."""

@@ -112,6 +112,7 @@ def test_reflection_describes_the_calls(reflected: ProtoReflectionDescriptorData
     ]  # fmt: skip
     assert {"ModelConfig", "ModelStatistics", "RepositoryIndex", "LogSettings"} <= set(names)
     config = service.methods_by_name["ModelConfig"].output_type.fields_by_name["config"]
+    assert config.message_type is not None
     assert config.message_type.file.name == "protos/model_config.proto"
     assert "max_batch_size" in config.message_type.fields_by_name
     request = service.methods_by_name["ModelInfer"].input_type

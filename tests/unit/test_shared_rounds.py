@@ -1,6 +1,7 @@
 """Rounds of a question whose answer many callers share."""
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
@@ -28,13 +29,13 @@ async def test_callers_share_a_round_that_began_after_they_asked() -> None:
 
 
 async def test_a_failed_round_fails_its_callers_alone() -> None:
-    answers = iter([ValueError("away"), 7])
+    answers: Iterator[ValueError | int] = iter([ValueError("away"), 7])
 
     async def ask() -> int:
         answer = next(answers)
-        if isinstance(answer, ValueError):
-            raise answer
-        return answer
+        if isinstance(answer, int):
+            return answer
+        raise answer
 
     rounds = SharedRounds(ask, 0.0)
     with pytest.raises(ValueError, match="away"):

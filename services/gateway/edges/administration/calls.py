@@ -126,13 +126,13 @@ class AdministrationCalls:
             await self.settings.set_logs(given, principal)
         response = pb.LogSettingsResponse()
         for name, setting in self.settings.logs().items():
-            value = response.settings[name]
+            told = response.settings[name]
             if isinstance(setting, bool):
-                value.bool_param = setting
+                told.bool_param = setting
             elif isinstance(setting, int):
-                value.uint32_param = setting
+                told.uint32_param = setting
             else:
-                value.string_param = setting
+                told.string_param = setting
         yield response
 
     async def trace_settings(

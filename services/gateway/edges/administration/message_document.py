@@ -4,10 +4,9 @@ Integers of 64 bits stay numbers, unlike in the JSON mapping of Protocol Buffers
 no value is there, with its default, unless it is a message or one of alternatives.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 _PLAIN = (str, int, float)
@@ -18,17 +17,22 @@ def document_of(message: Message) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         if not field.has_presence or message.HasField(field.name):
-            found[field.name] = _value(field, getattr(message, field.name))
+            names = None if field.enum_type is None else field.enum_type.values_by_number
+            found[field.name] = _value(getattr(message, field.name), names)
     return found
 
 
-def _value(field: FieldDescriptor, value: Any) -> Any:
+def _value(value: Any, names: Any) -> Any:
+    """Converts the value of a field.
+
+    Args:
+        value: the value.
+        names: descriptors of the values of an enumeration by their numbers; None for other fields.
+    """
+    if isinstance(value, Message):
+        return document_of(value)
     if isinstance(value, _PLAIN):
-        return value if field.enum_type is None else field.enum_type.values_by_number[value].name
+        return value if names is None else names[value].name
     if isinstance(value, Mapping):
-        return {str(key): _one(one) for key, one in value.items()}
-    return [_value(field, one) for one in value] if isinstance(value, Sequence) else _one(value)
-
-
-def _one(value: Any) -> Any:
-    return document_of(value) if isinstance(value, Message) else value
+        return {str(key): _value(one, names) for key, one in value.items()}
+    return [_value(one, names) for one in value]

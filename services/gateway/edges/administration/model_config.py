@@ -8,6 +8,7 @@ that requests use.
 from collections.abc import Iterable
 
 from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensor_spec import TensorSpec
 from flambeau.protocol.triton_tensors import (
     config_batch_size,
     config_data_type,
@@ -61,18 +62,20 @@ def config_message(
 
 def _add_tensors(config: pb.ModelConfig, signature: Signature) -> None:
     has_batch = has_config_batch(signature)
-    for specs, add in (
-        (signature.inputs, config.input.add), (signature.outputs, config.output.add),
-    ):  # fmt: skip
-        for spec in specs:
-            dims, reshape = config_dims(spec, has_batch)
-            data_type = pb.DataType.Value(config_data_type(spec.datatype))
-            tensor = add(name=spec.name, data_type=data_type, dims=dims)
-            if spec.optional:
-                tensor.optional = True
-            if reshape is not None:
-                tensor.reshape.shape.extend(reshape)
-                tensor.reshape.SetInParent()
+    for spec in signature.inputs:
+        _fill(config.input.add(optional=spec.optional), spec, has_batch)
+    for spec in signature.outputs:
+        _fill(config.output.add(), spec, has_batch)
+
+
+def _fill(tensor: pb.ModelInput | pb.ModelOutput, spec: TensorSpec, has_batch: bool) -> None:
+    dims, reshape = config_dims(spec, has_batch)
+    tensor.name = spec.name
+    tensor.data_type = getattr(pb, config_data_type(spec.datatype))
+    tensor.dims.extend(dims)
+    if reshape is not None:
+        tensor.reshape.shape.extend(reshape)
+        tensor.reshape.SetInParent()
 
 
 def _add_instances(config: pb.ModelConfig, execution: Execution) -> None:

@@ -6,7 +6,7 @@ acts. Acts are audited, and need the scope `manage` on the model.
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from protos import open_inference_pb2 as pb
@@ -99,11 +99,12 @@ class Repository:
         """Yields the versions of the models that the caller sees, and their states."""
         _check_repository(request.repository_name)
         response = pb.RepositoryIndexResponse()
-        known = self._directory.all_versions()
-        unloaded: tuple[str, ...] = ()
+        known: Iterable[ServedVersion | str] = self._directory.all_versions()
+        unloaded: Iterable[ServedVersion | str] = ()
         if self._readiness is not None and not request.ready:
             unloaded = self._readiness.look.unloaded
-        for number, entry in enumerate(heapq.merge(known, unloaded, key=_place), 1):
+        entries: Iterator[ServedVersion | str] = heapq.merge(known, unloaded, key=_place)
+        for number, entry in enumerate(entries, 1):
             model = entry if isinstance(entry, str) else entry.lane.model
             if principal.sees(model):
                 if isinstance(entry, str):

@@ -33,8 +33,8 @@ MAX_PARSED_BYTES = 1024 * 1024
 """Largest body that is parsed whole."""
 MAX_PARSED_MEMBERS = 16_384
 """Most commas and brackets in it: parsing and converting so many takes 1 to 2 ms."""
-MAX_PLAIN_BYTES = 8 * 1024 * 1024
-"""Largest body that is read in slices: it is copied once, in some 2 ms."""
+MAX_PLAIN_BYTES = 4 * 1024 * 1024
+"""Largest body that is read in slices: it is searched and copied first, in some 2 ms."""
 DEFAULT_SIGNATURE = "serving_default"
 MAX_DEPTH = 32
 """Levels of nesting of a value."""
@@ -298,12 +298,12 @@ def _row_pieces(outputs: Mapping[str, Array]) -> Iterator[bytes]:
     yield b"]" if rows else b"[]"
 
 
-def _pieces(name: str, array: Array) -> Iterator[bytes]:
-    """Yields a value nested as its shape."""
-    if isinstance(array, bytes | str):  # a text by itself, of a row
-        yield orjson.dumps(_texts(array, always=_is_binary(name)))
+def _pieces(name: str, value: Any) -> Iterator[bytes]:
+    """Yields a value nested as its shape: an array, or the element of a row."""
+    if isinstance(value, bytes | str):
+        yield orjson.dumps(_texts(value, always=_is_binary(name)))
         return
-    array = np.asarray(array)
+    array = np.asarray(value)
     if array.size <= ELEMENTS_A_PIECE or array.ndim == 0:
         yield _piece(name, array)
         return

@@ -81,7 +81,7 @@ def test_devices(device: str, group: dict[str, Any]) -> None:
 
 
 def test_a_model_without_a_batch_has_whole_shapes() -> None:
-    tensor = {"name": "x", "datatype": "BYTES", "shape": [], "batch_axis": None}
+    tensor: dict[str, Any] = {"name": "x", "datatype": "BYTES", "shape": [], "batch_axis": None}
     optional = {"name": "o", "datatype": "FP32", "shape": [-1, 2], "batch_axis": None,
                 "optional": True}  # fmt: skip
     signature = Signature.model_validate(

@@ -195,7 +195,7 @@ def test_answers() -> None:
 
 def test_texts_and_binary_values() -> None:
     outputs = {"t_bytes": object_array([b"a"]), "u": object_array([b"\xff"]),
-               "v": object_array(["é"])}  # fmt: skip
+               "v": object_array(["é".encode()])}  # fmt: skip
     assert written(outputs, True, "BYTES") == {
         "predictions": [{"t_bytes": {"b64": "YQ=="}, "u": {"b64": "/w=="}, "v": "é"}]
     }
