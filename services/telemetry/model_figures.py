@@ -89,10 +89,11 @@ def _sums(one: list[float], other: list[float]) -> list[float]:
 class RunFigures:
     """The runs of one version."""
 
-    __slots__ = ("_sizes", "last_run", "places")
+    __slots__ = ("last_run", "places", "sizes")
 
     def __init__(self) -> None:
-        self._sizes: dict[int, list[float]] = {}
+        self.sizes: dict[int, list[float]] = {}
+        """Figures by batch size."""
         self.places: list[list[float]] = []
         self.last_run = 0.0
         """`time.monotonic()` second of the end of the last run; 0 for none."""
@@ -100,7 +101,7 @@ class RunFigures:
     def ran(self, rows: int, requests: int, now: float) -> list[float]:
         """Counts a run of some requests; returns the figures of its size, for its times."""
         self.last_run = now
-        size = self._sizes.get(rows) or self._size(rows)
+        size = self.sizes.get(rows) or self.size_of(rows)
         size[RUNS] += 1
         size[REQUESTS] += requests
         return size
@@ -116,14 +117,11 @@ class RunFigures:
         if (figures := self._place(place)) is not None:
             figures[EMPTY] += 1
 
-    def sizes(self) -> dict[int, list[float]]:
-        """Returns the figures by batch size."""
-        return {rows: [*size] for rows, size in self._sizes.items()}
-
-    def _size(self, rows: int) -> list[float]:
-        if len(self._sizes) >= MAX_SIZES:
+    def size_of(self, rows: int) -> list[float]:
+        """Returns the figures of a batch size, which begin at 0."""
+        if len(self.sizes) >= MAX_SIZES:
             rows = 1 << (rows - 1).bit_length()
-        return self._sizes.setdefault(rows, [0.0] * SIZE_FIELDS)
+        return self.sizes.setdefault(rows, [0.0] * SIZE_FIELDS)
 
     def _place(self, place: int) -> list[float] | None:
         if place >= MAX_PLACES:
@@ -176,7 +174,7 @@ class OneVersion:
             rows=batches.total if batches is not None else 0,
             runs=sum(batches.counts) if batches is not None else 0,
             last_run_at=time.time() - (time.monotonic() - runs.last_run) if runs.last_run else 0,
-            sizes=runs.sizes(),
+            sizes={rows: [*size] for rows, size in runs.sizes.items()},
             places=[[*place] for place in runs.places],
         )
 

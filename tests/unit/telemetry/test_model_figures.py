@@ -59,7 +59,7 @@ def test_a_time_of_runs_counts_once_for_each_request() -> None:
     for seconds in (0.5, 1.5):
         runs.ran(6, 3, time.monotonic())[INFER_S] += seconds
     runs.ran(1, 1, time.monotonic())[INFER_S] += 4.0
-    found = VersionFigures("m", "1", sizes=runs.sizes())
+    found = VersionFigures("m", "1", sizes=runs.sizes)
     assert found.of_requests_s(INFER_S) == 3 * 2.0 + 4.0
 
 
@@ -67,7 +67,7 @@ def test_sizes_and_places_have_limits() -> None:
     runs = RunFigures()
     for rows in range(1, 3 * MAX_SIZES):
         runs.ran(rows, 1, 1.0)
-    assert len(runs.sizes()) <= MAX_SIZES + 2
+    assert len(runs.sizes) <= MAX_SIZES + 2
     for place in range(2 * MAX_PLACES):
         runs.gave(place, 1, 0.5)
         runs.ended(place)
