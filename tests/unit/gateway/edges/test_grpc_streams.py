@@ -12,6 +12,7 @@ from services.wire.http2.frames import (
     DATA,
     END_STREAM,
     INITIAL_WINDOW_SIZE,
+    PING,
     PREFACE,
     WINDOW_UPDATE,
     Fault,
@@ -451,3 +452,15 @@ async def test_expired_request_fails_alone() -> None:
     (_, first), second = g.said()
     assert "deadline" in str(first)
     assert second == ("b", 2)
+
+
+async def test_a_turn_of_the_loop_takes_some_messages() -> None:
+    g = Gateway()
+    g.begin()
+    await settle()
+    some = frame(DATA, 0, 1, message(request("a").SerializeToString())) * (MAX_IN_FLIGHT - 1)
+    g.wire.send(some + frame(PING, 0, 0, bytes(8)))
+    assert g.wire.frames(PING) == [], "it is behind messages of the next turn"
+    await settle()
+    assert len(g.wire.frames(PING)) == 1
+    assert len(g.intake.entries) == MAX_IN_FLIGHT - 1
