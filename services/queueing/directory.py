@@ -81,6 +81,14 @@ class Directory:
         self._live[lane.model] = lane.version
         self._changed()
 
+    def is_decoupled(self, model: str, version: str = "") -> bool:
+        """Returns True if a request may have any number of answers; False for unknown names."""
+        found = self._resolved.get((model, version))
+        if found is not None:
+            return found[0].is_decoupled
+        lane = self.served_lane(model, version)
+        return lane is not None and self._served[lane.model][lane.version].is_decoupled
+
     def live_version(self, model: str) -> int | None:
         """Returns the live version, or None while there is none."""
         return self._live.get(model)

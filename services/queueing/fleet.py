@@ -59,6 +59,8 @@ class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
     """Those that are loaded."""
     semver: str = ""
     """Its semantic version, if it has one and that is known."""
+    is_decoupled: bool = False
+    """The value of `ServedVersion`."""
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
@@ -118,6 +120,7 @@ def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVe
             for known in served.artifacts
         ),
         served.semver,
+        served.is_decoupled,
     )
 
 
@@ -160,6 +163,7 @@ def _together(lane: Lane, said: Sequence[AnnouncedVersion]) -> ServedVersion:
         artifact=best.artifact,
         artifacts=_artifacts(lane, [version for version in said if version.state == "ready"]),
         semver=max(version.semver for version in said),
+        is_decoupled=best.is_decoupled,
     )
 
 

@@ -144,6 +144,8 @@ class ServedVersion:
     """All loaded artifacts, the default one first."""
     semver: str = ""
     """Its semantic version, if it has one."""
+    is_decoupled: bool = False
+    """True if a request may have any number of answers; known once the version is ready."""
 
     @property
     def is_pipeline(self) -> bool:

@@ -27,6 +27,7 @@ from services.gateway.edges.grpc_jobs import SERVICE as JOB_SERVICE
 from services.gateway.edges.grpc_jobs import GrpcJobs
 from services.gateway.edges.grpc_large_answer import SlowAnswer
 from services.gateway.edges.grpc_reflection import GrpcReflection
+from services.gateway.edges.streams.grpc_stream import GrpcStreams
 from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
@@ -50,6 +51,7 @@ logger = logging.getLogger("flambeau.grpc")
 SERVICE = "inference.GRPCInferenceService"
 SERVICES = (SERVICE, JOB_SERVICE)
 INFER = f"/{SERVICE}/ModelInfer"
+STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 
 Answer = Callable[[Any, Principal], Message]
 Route = Callable[[GrpcHead], None]
@@ -93,6 +95,7 @@ class GrpcEdge:
         self._authenticator = authenticator
         self._jobs = GrpcJobs(admission, accounting, service)
         self._health = GrpcHealth(SERVICES)
+        self._streams = GrpcStreams()
         self._reflection = GrpcReflection((*SERVICES, grpc_health.SERVICE, grpc_reflection.SERVICE))
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks of calls whose handlers await."""
@@ -111,6 +114,7 @@ class GrpcEdge:
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new calls, lets running ones finish within `grace_s`, and then drops them."""
+        self._streams.leave()
         await self._server.stop(grace_s)
 
     def _route(self, head: GrpcHead) -> None:
@@ -140,17 +144,24 @@ class GrpcEdge:
         for name, (answer, message) in self._jobs.calls().items():
             routes[f"/{JOB_SERVICE}/{name}"] = partial(self._route_slow, answer, message)
         routes[INFER] = self._route_infer
+        routes[STREAM_INFER] = self._route_stream
         routes[f"/{grpc_health.SERVICE}/Check"] = _opening(partial(SimpleCall, self._health.check))
         routes[f"/{grpc_health.SERVICE}/Watch"] = _opening(self._health.watch)
         routes[f"/{grpc_reflection.SERVICE}/ServerReflectionInfo"] = _opening(self._reflection.open)
         return routes
 
     def _route_infer(self, head: GrpcHead) -> None:
+        head.open = partial(InferenceCall, self._infer_route(head))
+
+    def _infer_route(self, head: GrpcHead) -> GrpcInferRoute:
         secret = self._turn_away(head)
         authorization = None
         if self._authenticator is not None:
             authorization = self._authenticator.authorization(secret, "infer")
-        head.open = partial(InferenceCall, GrpcInferRoute(self._path, head, authorization))
+        return GrpcInferRoute(self._path, head, authorization)
+
+    def _route_stream(self, head: GrpcHead) -> None:
+        head.open = partial(self._streams.open, self._infer_route(head))
 
     def _turn_away(self, head: GrpcHead) -> str:
         """Refuses unauthenticated callers before their message; returns others' credential."""

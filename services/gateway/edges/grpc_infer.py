@@ -64,7 +64,67 @@ class GrpcInferRoute:
         self.timeout_s = head.timeout_s
 
 
-class InferenceCall(UnaryCall):
+class GrpcRequest:
+    """A request message that is one inference: of a unary call, or one of many on a stream.
+
+    Its subclasses have the slots; `_opened` is the second in which their call began.
+    """
+
+    __slots__ = ()
+    _inference: Inference | None
+    _opened: float
+    _raw: Sequence[grpc_codec.Raw] | None
+    _request: pb.ModelInferRequest | None
+    _route: GrpcInferRoute
+
+    def reserve(self, size: int) -> None:
+        """Reserves memory for a large request or response, or gives back some if negative."""
+        raise NotImplementedError
+
+    def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
+        """Decodes the message's tensors into arrays."""
+        request, raw = self._request, self._raw
+        assert request is not None
+        self._raw = None  # it views the body
+        if len(body) > MAX_TEXTS_AT_ONCE_BYTES and grpc_codec.has_long_texts(request, raw):
+            return self._call_in_slices(request, raw, caller)
+        return self._call(request, grpc_codec.decode_inputs(request, raw), caller)
+
+    def _call_in_slices(
+        self,
+        request: pb.ModelInferRequest,
+        raw: Sequence[grpc_codec.Raw] | None,
+        caller: "Caller | None",
+    ) -> Slices[InferCall]:
+        inputs = yield from grpc_codec.decode_in_slices(request, raw, self.reserve)
+        return self._call(request, inputs, caller)
+
+    def _call(
+        self, request: pb.ModelInferRequest, inputs: list[InputTensor], caller: "Caller | None"
+    ) -> InferCall:
+        inference = self._inference
+        assert inference is not None
+        timeout_us, priority = grpc_codec.scheduling(request)
+        allowed_s = self._route.timeout_s
+        deadline = math.inf
+        if timeout_us or allowed_s is not None:
+            ends_at = math.inf if allowed_s is None else self._opened + allowed_s
+            deadline = work_deadline(inference.received_at, timeout_us, ends_at, WAY_BACK_S)
+        return InferCall(
+            request_id=inference.request_id,
+            model=inference.model,
+            version=inference.version,
+            inputs=inputs,
+            outputs=grpc_codec.asked_outputs(request),
+            deadline=deadline,
+            priority=priority,
+            preference=grpc_codec.artifact_preference(request),
+            trace=inference.trace,
+            caller=caller,
+        )
+
+
+class InferenceCall(UnaryCall, GrpcRequest):
     """One inference."""
 
     __slots__ = ("_inference", "_opened", "_raw", "_request", "_route")
@@ -112,14 +172,7 @@ class InferenceCall(UnaryCall):
     def abandon(self) -> None:
         """Cancels the inference: its caller has disconnected, or its deadline has passed."""
         inference = self._inference or self._open()
-        allowed_s = self._route.timeout_s
-        if allowed_s is not None:
-            late_s = allowed_s * (1 - TIMEOUT_ROUNDING) - NETWORK_DELAY_S
-            if time.monotonic() >= self._opened + late_s:
-                late = "the deadline passed before the response"
-                inference.cancel("DEADLINE_EXCEEDED", DeadlineExceededError(late))
-                return
-        inference.cancel("CANCELLED", ServingError("the caller cancelled the call"))
+        inference.cancel(*cancellation(self._opened, self._route.timeout_s))
 
     def _open(self) -> Inference:
         """Opens an inference for a call whose message could not be read."""
@@ -130,48 +183,6 @@ class InferenceCall(UnaryCall):
         return self._inference
 
     # Called by `Inference`.
-
-    def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
-        """Decodes the message's tensors into arrays."""
-        request, raw = self._request, self._raw
-        assert request is not None
-        self._raw = None  # it views the body
-        if len(body) > MAX_TEXTS_AT_ONCE_BYTES and grpc_codec.has_long_texts(request, raw):
-            return self._call_in_slices(request, raw, caller)
-        return self._call(request, grpc_codec.decode_inputs(request, raw), caller)
-
-    def _call_in_slices(
-        self,
-        request: pb.ModelInferRequest,
-        raw: Sequence[grpc_codec.Raw] | None,
-        caller: "Caller | None",
-    ) -> Slices[InferCall]:
-        inputs = yield from grpc_codec.decode_in_slices(request, raw, self.reserve)
-        return self._call(request, inputs, caller)
-
-    def _call(
-        self, request: pb.ModelInferRequest, inputs: list[InputTensor], caller: "Caller | None"
-    ) -> InferCall:
-        inference = self._inference
-        assert inference is not None
-        timeout_us, priority = grpc_codec.scheduling(request)
-        allowed_s = self._route.timeout_s
-        deadline = math.inf
-        if timeout_us or allowed_s is not None:
-            ends_at = math.inf if allowed_s is None else self._opened + allowed_s
-            deadline = work_deadline(inference.received_at, timeout_us, ends_at, WAY_BACK_S)
-        return InferCall(
-            request_id=inference.request_id,
-            model=inference.model,
-            version=inference.version,
-            inputs=inputs,
-            outputs=grpc_codec.asked_outputs(request),
-            deadline=deadline,
-            priority=priority,
-            preference=grpc_codec.artifact_preference(request),
-            trace=inference.trace,
-            caller=caller,
-        )
 
     def part(self, reply: InferReply) -> None:
         """Sends the response message."""
@@ -206,6 +217,21 @@ class InferenceCall(UnaryCall):
         inference = self._inference
         assert inference is not None
         super().fail(error, (REQUEST_ID, inference.request_id), *metadata)
+
+
+def cancellation(opened: float, allowed_s: float | None) -> tuple[str, ServingError]:
+    """Returns the code and the error of a call that its caller has cancelled.
+
+    Args:
+        opened: `time.monotonic()` second in which it began.
+        allowed_s: its timeout; None for none.
+    """
+    if allowed_s is not None:
+        late_s = allowed_s * (1 - TIMEOUT_ROUNDING) - NETWORK_DELAY_S
+        if time.monotonic() >= opened + late_s:
+            late = "the deadline passed before the response"
+            return "DEADLINE_EXCEEDED", DeadlineExceededError(late)
+    return "CANCELLED", ServingError("the caller cancelled the call")
 
 
 def secret_in(head: GrpcHead) -> str:

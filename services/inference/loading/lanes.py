@@ -28,6 +28,7 @@ from services.inference.loading.loaded_lane import (
     LoadedLane,
     close_backends,
     served_facts,
+    served_version,
     size_bytes,
 )
 from services.inference.loading.loader import (
@@ -334,6 +335,7 @@ class Lanes:
             loaded,
             facts=served_facts(version, lane),
             platform=version.backends[0].platform,
+            is_decoupled=version.backends[0].gives_parts,
             taken_bytes=taken_bytes,
         )
         self._memory[loaded.device].loaded(lane, taken_bytes)
@@ -414,11 +416,11 @@ class Lanes:
         if device not in self._turns:
             self._turns[device] = DeviceTurns(self._policy.slots(device))
         worker = Worker(plan, self._turns[device], self._metrics, self._tracer)
-        platform, facts = version.backends[0].platform, served_facts(version, lane)
+        backend, facts = version.backends[0], served_facts(version, lane)
         task = tasks.create_task(worker.run(), name=f"worker {lane}")
         self._loaded[lane] = LoadedLane(
-            worker, device, facts, platform, version.manifest, version.row_ms,
-            task, taken_bytes, version.is_chosen or bool(lane.artifact),
+            worker, device, facts, backend.platform, backend.gives_parts, version.manifest,
+            version.row_ms, task, taken_bytes, version.is_chosen or bool(lane.artifact),
         )  # fmt: skip
         task.add_done_callback(lambda _: self._forget(lane))
         labels = (lane.model, str(lane.version))
@@ -446,18 +448,7 @@ class Lanes:
 
     def _announce(self, lane: Lane) -> None:
         """Announces the loaded artifacts of a version that is ready."""
-        default = self._loaded[lane]
-        self._directory.announce(
-            ServedVersion(
-                lane=lane,
-                state="ready",
-                signature=default.manifest.signature,
-                platform=default.platform,
-                artifact=default.facts.name,
-                artifacts=tuple(own.facts for own in self._lanes_of(lane).values()),
-                semver=default.manifest.semver or "",
-            )
-        )
+        self._directory.announce(served_version(lane, self._lanes_of(lane)))
 
     def _lanes_of(self, lane: Lane) -> dict[Lane, LoadedLane]:
         """Returns the loaded lanes of a version, the default one first."""

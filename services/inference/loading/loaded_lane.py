@@ -10,7 +10,7 @@ from services.inference.loading.kept_artifacts import accuracy_loss
 from services.inference.loading.loader import LoadedVersion
 from services.inference.loading.warm_up import row_ms
 from services.inference.scheduling.worker import Worker
-from services.queueing.records import Lane, ServedArtifact
+from services.queueing.records import Lane, ServedArtifact, ServedVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class LoadedLane:
     device: Device
     facts: ServedArtifact
     platform: str
+    is_decoupled: bool
+    """True if its backend gives any number of answers."""
     manifest: Manifest
     row_ms: Mapping[str, float]
     """Milliseconds per row of the version's artifacts that were measured before this load."""
@@ -42,6 +44,26 @@ def served_facts(version: LoadedVersion, lane: Lane) -> ServedArtifact:
         accuracy_loss=accuracy_loss(version.manifest, artifact),
         row_ms=row_ms(version.latency_s),
         lane=lane,
+    )
+
+
+def served_version(lane: Lane, lanes: Mapping[Lane, LoadedLane]) -> ServedVersion:
+    """Returns the announcement of a version that is ready.
+
+    Args:
+        lane: its default lane.
+        lanes: all of its loaded lanes, the default one first.
+    """
+    default = lanes[lane]
+    return ServedVersion(
+        lane=lane,
+        state="ready",
+        signature=default.manifest.signature,
+        platform=default.platform,
+        artifact=default.facts.name,
+        artifacts=tuple(own.facts for own in lanes.values()),
+        semver=default.manifest.semver or "",
+        is_decoupled=default.is_decoupled,
     )
 
 

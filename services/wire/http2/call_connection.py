@@ -80,5 +80,8 @@ class CallConnection(Protocol):
     def write(self, data: bytes) -> None:
         """Writes frames."""
 
+    def write_soon(self, data: bytes) -> None:
+        """Writes all frames of a small message that is not the last of its call."""
+
     def write_whole(self, data: bytes) -> None:
         """Writes all frames of a small answer, perhaps with others of this turn."""

@@ -19,6 +19,7 @@ from services.wire.byte_budget import ByteBudget
 from services.wire.http2 import calm as http2_calm
 from services.wire.http2.frames import (
     ACK,
+    CALL_WINDOW,
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -78,7 +79,7 @@ PARTING = b"flambeau"
 _GREETING = settings(
     {
         MAX_CONCURRENT_STREAMS: MAX_CALLS,
-        INITIAL_WINDOW_SIZE: MAX_WINDOW,
+        INITIAL_WINDOW_SIZE: CALL_WINDOW,
         MAX_FRAME_SIZE: MAX_FRAME_BYTES,
         MAX_HEADER_LIST_SIZE: MAX_FIELDS_BYTES,
     }

@@ -20,6 +20,10 @@ PIECES_FROM_BYTES = FIRST_FRAME_BYTES
 """A DATA frame of this size is taken in pieces, as it is read."""
 MAX_WINDOW = 2**31 - 1
 FIRST_WINDOW = 65_535
+CALL_WINDOW = 2**20
+"""Window of the peer's DATA on each stream: what it may send of messages that are not taken. That
+of a larger message is widened when its first bytes come, so it holds up no message whose network
+takes less than this in a round trip."""
 """Initial window of a connection and of each call."""
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4

@@ -19,7 +19,17 @@ from services.wire.body import Body, SizedBody
 from services.wire.compression import INFLATE_SHIFT
 from services.wire.http2 import headers as http2_headers
 from services.wire.http2.call_connection import CallConnection
-from services.wire.http2.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, frame
+from services.wire.http2.frames import (
+    CALL_WINDOW,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEAD,
+    HEADERS,
+    MAX_WINDOW,
+    frame,
+    window_update,
+)
 from services.wire.http2.grpc_head import GrpcHead
 from services.wire.http2.message_pieces import PREFIX_BYTES, MessagePieces
 from services.wire.http2.sending import Unsent
@@ -40,11 +50,11 @@ STATUS_CODES = {
 _MAX_WORDS_BYTES = 6 * 1024
 """Longest encoded error message: clients accept only some 8 KB of metadata."""
 _READABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
-_BEGINNING = http2_headers.STATUS_200 + http2_headers.write(
+BEGINNING = http2_headers.STATUS_200 + http2_headers.write(
     [("content-type", "application/grpc"), ("grpc-accept-encoding", "identity,deflate,gzip")]
 )
 _OK = http2_headers.write([("grpc-status", "0")])
-_JOINED_BYTES = 64 * 1024
+JOINED_BYTES = 64 * 1024
 """Up to this, a copy costs less than a second piece to write."""
 
 M = TypeVar("M", bound=Message)
@@ -111,6 +121,11 @@ class Call:
         """The caller has said all it had to say."""
 
     @property
+    def may_be_silent(self) -> bool:
+        """True if its caller need not send anything now, although it has not ended."""
+        return False
+
+    @property
     def outlives_caller(self) -> bool:
         """True if its work goes on without its caller; it then releases its bytes itself."""
         return False
@@ -161,6 +176,7 @@ class Call:
             connection.count_work(pieces.add(data))
             connection.unfinished_bytes += pieces.settle()
             connection.moved_bytes += len(data)
+            self._admit_large(pieces)
             self._take_messages()
         except ServingError as error:
             self.refuse(error)
@@ -177,11 +193,24 @@ class Call:
         connection.unfinished_bytes += pieces.settle()
         connection.moved_bytes += size
 
+    def _admit_large(self, pieces: MessagePieces) -> None:
+        """Widens the peer's window for a large message that has begun."""
+        size, pieces.awaited_bytes = pieces.awaited_bytes, 0
+        if size and not self.has_ended:
+            self.admit(size)
+
+    def admit(self, size: int) -> None:
+        """Lets the peer send `size` bytes of one message."""
+        if size > CALL_WINDOW // 2:
+            increment = min(size, MAX_WINDOW - CALL_WINDOW)
+            self.connection.write(window_update(self.id, increment))
+
     def _take_messages(self) -> None:
         """Takes each message that is there, unless one is being decompressed."""
         while not self._taking and not self.is_over and (pieces := self._pieces) is not None:
             found = pieces.take()
             self.connection.unfinished_bytes += pieces.settle()
+            self._admit_large(pieces)
             if not pieces:
                 self._pieces = None
             if found is None:
@@ -251,10 +280,10 @@ class Call:
         ending = _headers(END_STREAM, self.id, trailers)
         prefix = b"\x00" + len(message).to_bytes(4, "big")
         connection = self.connection
-        beginning = connection.beginning(self.id, _BEGINNING)
+        beginning = connection.beginning(self.id, BEGINNING)
         if connection.sending.fits(self, size):
             head = HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id)
-            if size <= _JOINED_BYTES:
+            if size <= JOINED_BYTES:
                 connection.write_whole(b"".join((beginning, head, prefix, message, ending)))
             else:
                 connection.write(beginning + head + prefix)
@@ -280,7 +309,7 @@ class Call:
         connection = self.connection
         prefix = b"\x00" + sum(map(len, parts)).to_bytes(4, "big")
         ending = _headers(END_STREAM, self.id, _OK + metadata)
-        connection.write(connection.beginning(self.id, _BEGINNING))
+        connection.write(connection.beginning(self.id, BEGINNING))
         connection.port.budget.held_bytes -= self.held_bytes
         self.held_bytes = 0  # what is not sent is charged to the connection
         connection.sending.send(
@@ -300,7 +329,7 @@ class Call:
             return
         if not self._begun:
             self._begun = True
-            self.connection.write(self.connection.beginning(self.id, _BEGINNING))
+            self.connection.write(self.connection.beginning(self.id, BEGINNING))
         prefixed = b"\x00" + len(message).to_bytes(4, "big") + message
         if taken is not None:
             self._taken = [*(self._taken or ()), taken]
@@ -346,7 +375,7 @@ class Call:
         if self._begun:
             ending = _headers(END_STREAM, self.id, trailers)
         else:
-            ending = connection.beginning(self.id, _BEGINNING + trailers, END_STREAM)
+            ending = connection.beginning(self.id, BEGINNING + trailers, END_STREAM)
         if self.unsent is not None:
             connection.sending.send(self, [], ending)
         else:

@@ -128,7 +128,10 @@ class GrpcConnection(Http2Connection):
         self._count_data(len(payload))
         call = self._calls.get(stream)
         if flags & PADDED:
+            size = len(payload)
             payload = unpadded(bytes(payload))
+            if call is not None and not flags & END_STREAM:
+                self.write(window_update(stream, size - len(payload)))
         if (call is None or len(payload) <= SMALL_DATA_BYTES) and not flags & END_STREAM:
             self.spend("data")
         if call is None:
@@ -237,6 +240,10 @@ class GrpcConnection(Http2Connection):
     def write_whole(self, data: bytes) -> None:
         """Writes all frames of a small answer, perhaps with others of this turn."""
         self.write_answer(data, is_alone=len(self._calls) == 1)
+
+    def write_soon(self, data: bytes) -> None:
+        """Writes all frames of a message that is not the last, with others of this turn."""
+        self.write_answer(data, is_alone=False)
 
     def answered(self, call: Sender) -> None:
         """Removes a call that has its status."""
@@ -441,7 +448,7 @@ class GrpcConnection(Http2Connection):
                 call.has_moved, call.since = False, now
             if now - call.since <= limit_s:
                 continue
-            if not call.has_ended and not call.is_over:
+            if not call.has_ended and not call.is_over and not call.may_be_silent:
                 call.refuse(too_slow(limit_s, "message"))
             elif call.unsent is not None:
                 self._reset(call, Fault.CANCEL)

@@ -21,16 +21,23 @@ class MessagePieces:
 
     Attributes:
         counted_bytes: memory that they take, as of the last `settle`.
+        awaited_bytes: that are missing of a large message that has begun since they were read,
+            which sets 0.
     """
 
-    __slots__ = ("_body", "_flag", "_max_bytes", "_partial", "counted_bytes")
+    __slots__ = ("_body", "_flag", "_max_bytes", "_partial", "awaited_bytes", "counted_bytes")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._partial = bytearray()
         # The large message that is being received, and its flag; all behind it is in `_partial`.
         self._body: SizedBody | None = None
-        self._flag = self.counted_bytes = 0
+        self._flag = self.counted_bytes = self.awaited_bytes = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of them."""
+        return len(self._partial) + (0 if self._body is None else self._body.received_bytes)
 
     def __bool__(self) -> bool:
         return bool(self._partial) or self._body is not None
@@ -60,8 +67,11 @@ class MessagePieces:
         work_us, body = 0, self._body
         if body is not None:
             work_us = -body.work_us
+            is_begun = not body.received_bytes
             data = memoryview(data)[body.feed(data, 0) :]
             work_us += body.work_us
+            if is_begun:
+                self.awaited_bytes = body.missing_bytes
         if data:
             room = self._partial.__alloc__()
             self._partial += data

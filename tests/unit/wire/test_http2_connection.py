@@ -8,6 +8,7 @@ from services.wire.http2 import grpc_connection
 from services.wire.http2.connection import FRAMES_A_TURN
 from services.wire.http2.frames import (
     ACK,
+    CALL_WINDOW,
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -72,7 +73,7 @@ async def test_server_says_first_what_it_takes() -> None:
     first, window = w.frames()
     values = dict(read_settings(first.payload))
     assert first.kind == SETTINGS
-    assert values[INITIAL_WINDOW_SIZE] == MAX_WINDOW
+    assert values[INITIAL_WINDOW_SIZE] == CALL_WINDOW
     assert {MAX_CONCURRENT_STREAMS, MAX_HEADER_LIST_SIZE} <= set(values)
     assert (window.kind, window.stream) == (WINDOW_UPDATE, 0)
     w.send(frame(SETTINGS, 0, 0))
@@ -387,11 +388,21 @@ async def test_window_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     w.send(begin(1, "/t/All") + frame(DATA, 0, 1, client_bytes))
     assert not w.frames(WINDOW_UPDATE)[1:]
     w.send(frame(DATA, PADDED, 1, b"\xff" + client_bytes + b"\x00" * 255))
-    (update,) = w.frames(WINDOW_UPDATE)[1:]
-    given = int.from_bytes(update.payload, "big")
-    assert (update.stream, given) == (0, 2 * len(client_bytes) + 256)
+    given = [(f.stream, int.from_bytes(f.payload, "big")) for f in w.frames(WINDOW_UPDATE)[1:]]
+    assert given == [(0, 2 * len(client_bytes) + 256), (1, 256)], "padding, too, is no message"
     w.send(frame(DATA, 0, 1, client_bytes))
-    assert len(w.frames(WINDOW_UPDATE)) == 2
+    assert len(w.frames(WINDOW_UPDATE)) == 3
+
+
+async def test_window_is_widened_for_a_large_message() -> None:
+    service = Service()
+    w = wire(service, max_request_bytes=4 * CALL_WINDOW)
+    large = message(b"x" * (2 * CALL_WINDOW))
+    w.send(begin(1) + frame(DATA, 0, 1, large[:10_000]))
+    (given,) = w.frames(WINDOW_UPDATE)[1:]
+    size = int.from_bytes(given.payload, "big")
+    assert given.stream == 1
+    assert CALL_WINDOW - 10_000 + size >= len(large) - 10_000, "the rest fits the window"
 
 
 async def test_settings_that_answer_the_last_call_of_a_leaving_connection() -> None:

@@ -1,0 +1,1 @@
+"""Inferences with any number of answers: gRPC's ModelStreamInfer, and REST's generate."""

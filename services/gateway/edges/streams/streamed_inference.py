@@ -1,0 +1,227 @@
+"""One request of a ModelStreamInfer call, from its message to its last answer.
+
+In: the message, in its turn of the event loop; replies, from `inference.py`. Out: parts of
+`ModelStreamInferResponse`s, to the stream, which sends each answer in its turn.
+
+Source: Triton's `grpc_service.proto`; every answer says in the parameter `triton_final_response`
+whether it is the last one.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from protos import open_inference_pb2 as pb
+from services.errors import InvalidRequestError, ServingError
+from services.gateway.edges import grpc_codec
+from services.gateway.edges.grpc_infer import GrpcInferRoute, GrpcRequest
+from services.gateway.edges.grpc_large_answer import field_head
+from services.gateway.edges.grpc_raw import read_infer_request
+from services.gateway.edges.raw_parts import Part
+from services.gateway.inference import Inference
+from services.queueing.records import InferReply
+from services.wire.body import Body
+
+if TYPE_CHECKING:
+    from services.gateway.edges.streams.grpc_stream import InferenceStream
+
+FINAL = "triton_final_response"
+WANTS_END = "triton_enable_empty_final_response"
+STATUS = "grpc_status"
+"""Parameter of an error: the name of the status that a unary call would have."""
+
+
+def _parameter(*, is_final: bool) -> bytes:
+    """Returns the parameter as bytes: behind a serialised response it is one more of its fields."""
+    response = pb.ModelInferResponse()
+    response.parameters[FINAL].bool_param = is_final
+    return response.SerializeToString()
+
+
+_IS_FINAL, _IS_NOT_FINAL = _parameter(is_final=True), _parameter(is_final=False)
+_INFER_RESPONSE = b"\x12"
+"""Tag of `ModelStreamInferResponse.infer_response`."""
+
+
+class StreamedInference(GrpcRequest):
+    """One request.
+
+    Args:
+        stream: its call.
+        size: bytes of its message, which are charged to the call.
+
+    Attributes:
+        size: as given.
+        is_ordered: True if its answer waits for those of requests before it.
+        is_over: True once it has its outcome.
+        ready: its answer, while it waits for those before it.
+        refusal: error of a request that a limit refuses before it is read.
+    """
+
+    __slots__ = (
+        "_behind", "_held_bytes", "_inference", "_opened", "_raw", "_request", "_route", "_stream",
+        "is_ordered", "is_over", "ready", "refusal", "size",
+    )  # fmt: skip
+
+    def __init__(self, stream: "InferenceStream", size: int) -> None:
+        self._stream = stream
+        self._route: GrpcInferRoute = stream.route
+        self._opened = stream.opened
+        self._inference: Inference | None = None
+        self._request: pb.ModelInferRequest | None = None
+        self._raw: Sequence[grpc_codec.Raw] | None = None
+        self._behind: deque[InferReply] | None = None
+        """Replies behind one that is being encoded in slices; None while none is."""
+        self._held_bytes = self.size = size
+        self.is_ordered = True
+        self.is_over = False
+        self.ready: Sequence[Part] | None = None
+        self.refusal: ServingError | None = None
+
+    def begin_in_turn(self, body: Body, received_at: float) -> None:
+        """Parses the message, which names the model, and starts the inference."""
+        route = self._route
+        try:
+            request, self._raw = read_infer_request(body)
+        except InvalidRequestError as error:
+            self.refuse(error)
+            return
+        self._request = request
+        inference = self._inference = route.path.open(
+            self, received_at, request.id or route.given_id, request.model_name,
+            request.model_version, route.traceparent,
+        )  # fmt: skip
+        if self.refusal is not None:
+            inference.fail(self.refusal)
+            return
+        if route.path.admission.directory.is_decoupled(request.model_name, request.model_version):
+            self._leave_order()
+        inference.begin(body, route.authorization)
+
+    def refuse(self, error: ServingError) -> None:
+        """Refuses a request that was not begun."""
+        route = self._route
+        self._inference = route.path.open(self, self._opened, route.given_id)
+        self._inference.fail(error)
+
+    def abandon(self, code: str, error: ServingError) -> None:
+        """Cancels the request: its caller has disconnected."""
+        self.is_over = True
+        self.ready = None
+        if self._inference is not None:
+            self._inference.cancel(code, error)
+
+    def reserve(self, size: int) -> None:
+        """Reserves memory until the answer is sent; gives some back if negative.
+
+        Raises:
+            BufferFullError: there is no room.
+            ServingError: the call is over.
+        """
+        self._stream.reserve(size)
+        self._held_bytes += size
+
+    def release(self) -> None:
+        """Gives back the bytes charged for the request."""
+        held, self._held_bytes = self._held_bytes, 0
+        self._stream.give(held)
+
+    # Called by `Inference`.
+
+    def part(self, reply: InferReply) -> None:
+        """Sends an answer, or has it wait for those before it."""
+        if self._behind is not None:
+            self._behind.append(reply)
+            return
+        if not reply.is_last and self.is_ordered:
+            self._leave_order()
+        request, stream = self._request, self._stream
+        assert request is not None
+        connection = stream.connection
+        if connection.sending.unsent_bytes > connection.share_bytes:
+            raise connection.unread()
+        encoded = grpc_codec.encode_serialized(reply, request, self.reserve)
+        if isinstance(encoded, bytes):
+            self._deliver(reply, (encoded,))
+        else:
+            self._behind = deque()
+            work = self._route.path.admission.work
+            work.begin(encoded, partial(self._encoded, reply), self._failed, self._is_over)
+
+    def end(self, reply: InferReply) -> None:
+        """Ends the answers, with an empty one if the request asks for it."""
+        if self._behind is not None:
+            self._behind.append(reply)
+            return
+        inference, request = self._inference, self._request
+        assert inference is not None
+        assert request is not None
+        inference.answered(reply)
+        self.is_over = True
+        ends = request.parameters
+        if WANTS_END not in ends or not ends[WANTS_END].bool_param:
+            self._stream.answer(self, ())
+            return
+        empty = pb.ModelInferResponse(
+            model_name=reply.lane.model, model_version=str(reply.lane.version), id=request.id
+        )
+        self._stream.answer(self, _response((empty.SerializeToString(),), _IS_FINAL))
+
+    def fail(self, error: ServingError) -> None:
+        """Sends an error in place of an answer, or ends a strict stream with it."""
+        self.is_over = True
+        if self._stream.is_strict:
+            self._stream.fail(error)
+            return
+        request = self._request
+        named = pb.ModelInferResponse()
+        if request is not None:
+            named.id, named.model_name = request.id, request.model_name
+            named.model_version = request.model_version
+        named.parameters[FINAL].bool_param = True
+        named.parameters[STATUS].string_param = error.grpc_code
+        message = pb.ModelStreamInferResponse(error_message=str(error), infer_response=named)
+        self._stream.answer(self, (message.SerializeToString(),))
+
+    def _leave_order(self) -> None:
+        self.is_ordered = False
+        self._stream.advance()
+
+    def _is_over(self) -> bool:
+        return self.is_over
+
+    def _failed(self, error: Exception) -> None:
+        assert self._inference is not None
+        self._inference.fail_by(error)
+
+    def _encoded(self, reply: InferReply, parts: Sequence[Part]) -> None:
+        """Sends an answer that was encoded in slices, and then the replies behind it."""
+        behind, self._behind = self._behind, None
+        try:
+            self._deliver(reply, parts)
+            while behind and self._behind is None and not self.is_over:
+                following = behind.popleft()
+                (self.part if following.outputs else self.end)(following)
+        except ServingError as error:
+            self._failed(error)
+        if self._behind is not None:
+            self._behind.extend(behind or ())
+
+    def _deliver(self, reply: InferReply, parts: Sequence[Part]) -> None:
+        if reply.is_last:
+            if self.is_ordered and not self._stream.is_next(self):
+                self.reserve(sum(map(len, parts)))
+            assert self._inference is not None
+            self._inference.answered(reply)
+            self.is_over = True
+            self._stream.answer(self, _response(parts, _IS_FINAL))
+        else:
+            assert reply.window is not None
+            self._stream.send_parts(_response(parts, _IS_NOT_FINAL), reply.window.take)
+
+
+def _response(parts: Sequence[Part], ending: bytes) -> Sequence[Part]:
+    """Returns a `ModelStreamInferResponse` around the parts of a `ModelInferResponse`."""
+    size = sum(map(len, parts)) + len(ending)
+    return (field_head(_INFER_RESPONSE, size), *parts, ending)
