@@ -7,7 +7,7 @@ Rules, which are Triton's:
 - answers of models with one answer keep the order of their requests, errors included; those of
   decoupled models are sent as they come, each request's own in order;
 - an error is a message with the id of its request, and the stream goes on; with the metadata
-  `triton_grpc_error: true` the first error is the status of the call;
+  `triton_grpc_error: true` the first error, in its turn, is the status of the call;
 - once the caller has sent its last message, the call ends behind its last answer;
 - requests beyond `MAX_IN_FLIGHT`, `IN_FLIGHT_BYTES` or unread answers wait with the caller
   (`services/wire/http2/stream_call.py`).
@@ -213,6 +213,9 @@ class InferenceStream(StreamCall):
                 first.ready = None
 
     def _send_last(self, request: StreamedInference, parts: Sequence[Part]) -> None:
+        if request.error is not None:
+            self.fail(request.error)
+            return
         request.release()  # what is not sent is charged to the connection
         sent = partial(self._sent, request)
         if parts:

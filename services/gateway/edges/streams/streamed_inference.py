@@ -53,6 +53,7 @@ class StreamedInference(GrpcRequest):
 
     Attributes:
         size: as given.
+        error: that ends a strict stream.
         is_ordered: True if its answer waits for those of requests before it.
         is_over: True once it has its outcome.
         ready: its answer, while it waits for those before it.
@@ -61,7 +62,7 @@ class StreamedInference(GrpcRequest):
 
     __slots__ = (
         "_behind", "_held_bytes", "_inference", "_opened", "_raw", "_request", "_route", "_stream",
-        "is_ordered", "is_over", "ready", "refusal", "size",
+        "error", "is_ordered", "is_over", "ready", "refusal", "size",
     )  # fmt: skip
 
     def __init__(self, stream: "InferenceStream", size: int) -> None:
@@ -76,6 +77,7 @@ class StreamedInference(GrpcRequest):
         self._held_bytes = self.size = size
         self.is_ordered = True
         self.is_over = False
+        self.error: ServingError | None = None
         self.ready: Sequence[Part] | None = None
         self.refusal: ServingError | None = None
 
@@ -169,10 +171,11 @@ class StreamedInference(GrpcRequest):
         self._stream.answer(self, _response((empty.SerializeToString(),), _IS_FINAL))
 
     def fail(self, error: ServingError) -> None:
-        """Sends an error in place of an answer, or ends a strict stream with it."""
+        """Sends an error in place of an answer; it ends a strict stream."""
         self.is_over = True
         if self._stream.is_strict:
-            self._stream.fail(error)
+            self.error = error
+            self._stream.answer(self, ())
             return
         request = self._request
         named = pb.ModelInferResponse()
