@@ -1,7 +1,8 @@
 """Models of BYTES.
 
 `texts` returns the number of texts in each row, and of their bytes. `verbose`, a Python model in a
-process of its own, returns texts of as many bytes as a request names.
+process of its own, returns texts of as many bytes as a request names; `parts`, which is decoupled,
+returns as many of them as it is asked for.
 """
 
 import tempfile
@@ -88,3 +89,26 @@ def publish_verbose(store_url: str) -> None:
         {"count": np.array([[0], [2]])}, {"text": object_array([b"", b"aa"]).reshape(2, 1)}
     )
     python_models.publish(store_url, "verbose", _VERBOSE, signature, golden)
+
+
+_PARTS = """
+import numpy as np
+
+class Model:
+    def infer(self, inputs):
+        text = np.array([[b"a" * int(inputs["size"][0, 0])]], object)
+        for _ in range(int(inputs["count"][0, 0])):
+            yield {"text": text}
+"""
+
+
+def publish_parts(store_url: str) -> None:
+    """Publishes `parts`: `count` answers of `text`, BYTES [-1, 1], each of `size` bytes."""
+    signature = python_models.signature_of(
+        [("count", "INT64", (-1, 1)), ("size", "INT64", (-1, 1))], [("text", "BYTES", (-1, 1))], 1
+    )
+    golden = GoldenRows(
+        {"count": np.array([[1]]), "size": np.array([[2]])},
+        {"text": object_array([b"aa"]).reshape(1, 1)},
+    )
+    python_models.publish(store_url, "parts", _PARTS, signature, golden)

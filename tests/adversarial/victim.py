@@ -11,7 +11,7 @@ from services.settings import checked
 from services.standalone.config import ServerConfig
 from services.trainer.edges.rest_port import LEAST_BUFFERED_BYTES
 from tests.adversarial.attack import VictimName
-from tests.adversarial.text_model import publish_texts, publish_verbose
+from tests.adversarial.text_model import publish_parts, publish_texts, publish_verbose
 from tests.fixtures import onnx_models, pipelines, shaped_models
 from tests.fixtures.certificates import Authority
 from tests.fixtures.peak_memory import forget_peak, major_faults, peak_bytes
@@ -106,6 +106,7 @@ def make_store(store: Path) -> None:
     pipelines.publish_graph(str(store))
     pipelines.publish_each(str(store))
     publish_verbose(str(store))
+    publish_parts(str(store))
     for name in ("scaled", "shared", "shouting"):
         shaped_models.publish(str(store), name)
 

@@ -38,7 +38,8 @@ EFFECTS = {
         grpc_calls.MAX_CALLS
         grpc_health.MAX_WATCHES grpc_health.MAX_WATCHES_A_CONNECTION grpc_raw.MAX_FIELDS
         grpc_raw.MAX_INNER_FIELDS grpc_raw.MAX_TYPED_BYTES grpc_reflection.MAX_UNREAD_BYTES
-        grpc_reflection.MAX_WAITING head.MAX_HEADERS head.MAX_HEAD_BYTES head.MAX_TARGET_BYTES
+        grpc_reflection.MAX_WAITING grpc_stream.MAX_STREAMS
+        head.MAX_HEADERS head.MAX_HEAD_BYTES head.MAX_TARGET_BYTES
         headers.MAX_BLOCK_BYTES headers.MAX_FIELDS_BYTES headers._MAX_RESIZES
         key_set.MAX_SET_BYTES kubernetes_api.MAX_ANSWER_BYTES
         kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES
@@ -62,7 +63,8 @@ EFFECTS = {
         """,
     "makes callers wait, or answers them without a wait": """
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
-        grpc_jobs.MAX_WAITING job_service.MAX_WAIT_S outbox.MOST_WAITING part_window.MAX_UNREAD
+        grpc_jobs.MAX_WAITING grpc_stream.MAX_IN_FLIGHT job_service.MAX_WAIT_S
+        outbox.MOST_WAITING part_window.MAX_UNREAD
         """,
     "forgets entries": """
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES

@@ -85,7 +85,8 @@ class GrpcRequest:
         """Decodes the message's tensors into arrays."""
         request, raw = self._request, self._raw
         assert request is not None
-        self._raw = None  # it views the body
+        # It views the body. The subclasses have the slot.
+        self._raw = None  # type: ignore[misc]
         if len(body) > MAX_TEXTS_AT_ONCE_BYTES and grpc_codec.has_long_texts(request, raw):
             return self._call_in_slices(request, raw, caller)
         return self._call(request, grpc_codec.decode_inputs(request, raw), caller)

@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 
 from services.errors import ServingError
 from services.wire.http2.call_connection import CallConnection
-from services.wire.http2.frames import CALL_WINDOW, DATA, HEAD, MAX_WINDOW, window_update
+from services.wire.http2.frames import (
+    CALL_WINDOW,
+    DATA,
+    HEAD,
+    MAX_WINDOW,
+    ConnectionFaultError,
+    Fault,
+    window_update,
+)
 from services.wire.http2.grpc_call import BEGINNING, JOINED_BYTES, Call
 from services.wire.http2.grpc_head import GrpcHead
 from services.wire.http2.message_pieces import PREFIX_BYTES
@@ -43,9 +51,15 @@ class StreamCall(Call):
         return self._pieces is None or self.is_full
 
     def receive(self, data: bytes | memoryview, ended: bool) -> None:
-        """Takes a piece of DATA; as its base, and without its pieces for a whole message."""
+        """Takes a piece of DATA; as its base, and without its pieces for a whole message.
+
+        Raises:
+            ConnectionFaultError: it is beyond the window, [6.9.1].
+        """
         size = len(data) - PREFIX_BYTES
         self._window -= len(data)
+        if self._window < 0:
+            raise ConnectionFaultError(Fault.FLOW_CONTROL_ERROR, "DATA beyond the window of a call")
         if (
             self._pieces is None
             and not self._taking

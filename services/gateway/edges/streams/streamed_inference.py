@@ -8,9 +8,9 @@ whether it is the last one.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError, ServingError
@@ -22,9 +22,7 @@ from services.gateway.edges.raw_parts import Part
 from services.gateway.inference import Inference
 from services.queueing.records import InferReply
 from services.wire.body import Body
-
-if TYPE_CHECKING:
-    from services.gateway.edges.streams.grpc_stream import InferenceStream
+from services.wire.http2.call_connection import CallConnection
 
 FINAL = "triton_final_response"
 WANTS_END = "triton_enable_empty_final_response"
@@ -42,6 +40,40 @@ def _parameter(*, is_final: bool) -> bytes:
 _IS_FINAL, _IS_NOT_FINAL = _parameter(is_final=True), _parameter(is_final=False)
 _INFER_RESPONSE = b"\x12"
 """Tag of `ModelStreamInferResponse.infer_response`."""
+
+
+class AnswerStream(Protocol):
+    """The interface of the stream that its requests use.
+
+    Attributes:
+        connection: connection of the call.
+        is_strict: True if the first error ends it.
+        opened: `time.monotonic()` second in which it began.
+        route: facts of its head.
+    """
+
+    connection: CallConnection
+    is_strict: bool
+    opened: float
+    route: GrpcInferRoute
+
+    def reserve(self, size: int) -> None:
+        """Reserves memory, or gives back some if negative."""
+
+    def give(self, size: int) -> None:
+        """Releases bytes that were charged for a request."""
+
+    def is_next(self, request: Any) -> bool:
+        """Returns True if no answer has to be sent before that of an ordered request."""
+
+    def answer(self, request: Any, parts: Sequence[Part]) -> None:
+        """Sends the last answer of a request, in its turn; nothing if it has no parts."""
+
+    def advance(self) -> None:
+        """Sends the answers whose turn it is."""
+
+    def send_parts(self, parts: Sequence[Part], taken: Callable[[], None]) -> None:
+        """Sends an answer that is not the last; `taken` as in `StreamCall`."""
 
 
 class StreamedInference(GrpcRequest):
@@ -65,7 +97,7 @@ class StreamedInference(GrpcRequest):
         "error", "is_ordered", "is_over", "ready", "refusal", "size",
     )  # fmt: skip
 
-    def __init__(self, stream: "InferenceStream", size: int) -> None:
+    def __init__(self, stream: AnswerStream, size: int) -> None:
         self._stream = stream
         self._route: GrpcInferRoute = stream.route
         self._opened = stream.opened
@@ -200,16 +232,22 @@ class StreamedInference(GrpcRequest):
 
     def _encoded(self, reply: InferReply, parts: Sequence[Part]) -> None:
         """Sends an answer that was encoded in slices, and then the replies behind it."""
-        behind, self._behind = self._behind, None
+        behind = self._take_behind()
         try:
             self._deliver(reply, parts)
-            while behind and self._behind is None and not self.is_over:
+            while behind and not self.is_over:
                 following = behind.popleft()
                 (self.part if following.outputs else self.end)(following)
+                if self._behind is not None:  # it is encoded in slices, too
+                    self._behind.extend(behind)
+                    return
         except ServingError as error:
             self._failed(error)
-        if self._behind is not None:
-            self._behind.extend(behind or ())
+
+    def _take_behind(self) -> deque[InferReply]:
+        behind, self._behind = self._behind, None
+        assert behind is not None, "something was being encoded"
+        return behind
 
     def _deliver(self, reply: InferReply, parts: Sequence[Part]) -> None:
         if reply.is_last:

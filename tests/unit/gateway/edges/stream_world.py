@@ -51,13 +51,15 @@ class Intake:
         return self.entries.pop(0)
 
 
-def part(entry: Entry, value: int, *, size: int = 1) -> InferReply:
-    """Hands over an answer that is not the last; returns it."""
-    if entry.window is None:
-        entry.window = PartWindow()
-    reply = _reply(entry, {"y": np.full(size, value)}, is_last=False, window=entry.window)
-    entry.part(reply)
-    return reply
+def part(entry: Entry, value: int, *, size: int = 1) -> bool:
+    """Hands over an answer that is not the last. Returns False if it would wait for its reader."""
+    window = entry.window
+    if not isinstance(window, PartWindow):
+        window = entry.window = PartWindow()
+    if not window.give(0.01):
+        return False
+    entry.part(_reply(entry, {"y": np.full(size, value)}, is_last=False, window=window))
+    return True
 
 
 def answer(entry: Entry, value: int, *, size: int = 1) -> None:

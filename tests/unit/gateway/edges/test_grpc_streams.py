@@ -218,15 +218,29 @@ async def test_caller_of_a_full_stream_has_no_window() -> None:
     assert sum(given) >= CALL_WINDOW // 2
 
 
+async def test_data_beyond_the_window_ends_the_connection() -> None:
+    g = Gateway(max_request_bytes=2**26)
+    g.begin()
+    g.ask(*[request("", number) for number in range(MAX_IN_FLIGHT)])
+    await settle()
+    some = message(bytes(10_000))
+    for _ in range(CALL_WINDOW // len(some)):
+        g.wire.send(frame(DATA, 0, 1, some))
+        await settle()
+    assert g.wire.last_words() is None
+    g.wire.send(frame(DATA, 0, 1, some))
+    last = g.wire.last_words()
+    assert last is not None
+    assert last[0] is Fault.FLOW_CONTROL_ERROR
+
+
 async def test_reader_that_stops_holds_up_its_own_model() -> None:
     g = Gateway(greeting=NO_WINDOW)
     g.begin()
     g.ask(request("m", model="many"))
     m = g.intake.take()
-    for number in range(MAX_UNREAD):
-        part(m, number)
-        assert m.window is not None
-    assert m.window.give(0.01), "nobody waits for the window of the test"
+    assert all(part(m, number) for number in range(MAX_UNREAD))
+    assert not part(m, 99)
     await settle()
     assert g.said() == []
     g.wire.send(settings({INITIAL_WINDOW_SIZE: 10**6}))
