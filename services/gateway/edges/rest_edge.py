@@ -25,6 +25,7 @@ from services.gateway.admission import Admission
 from services.gateway.edges.job_routes import JobRoutes
 from services.gateway.edges.openapi import openapi_document
 from services.gateway.edges.rest_infer import REST, InferExchange, RestInferRoute
+from services.gateway.edges.streams.generate import GenerateExchange, GenerateStreamExchange
 from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
@@ -46,7 +47,12 @@ if TYPE_CHECKING:
 
 _HTML = b"content-type: text/html; charset=utf-8\r\n"
 _JOBS = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/jobs")
-_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
+_INFERENCES = {
+    "infer": InferExchange,
+    "generate": GenerateExchange,
+    "generate_stream": GenerateStreamExchange,
+}
 
 
 class RestEdge:
@@ -104,7 +110,7 @@ class RestEdge:
             return partial(_NotAllowed, "POST")
         model, version = found[1], found[2] or ""
         route = RestInferRoute(self._path, head, model, version, authorization)
-        return partial(InferExchange, route)
+        return partial(_INFERENCES[found[3]], route)
 
     def _principal(self, request: Request) -> Principal:
         """Identifies the caller of a request.

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from services.errors import UnsupportedError
 
 CHUNKED = b"transfer-encoding: chunked\r\n"
-EVENT_STREAM = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
+EVENT_STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 """Headers of server-sent events."""
 _LAST_CHUNK = b"0\r\n\r\n"
 

@@ -7,9 +7,9 @@ Source: Triton's `grpc_service.proto`; every answer says in the parameter `trito
 whether it is the last one.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 from protos import open_inference_pb2 as pb
@@ -19,7 +19,9 @@ from services.gateway.edges.grpc_infer import GrpcInferRoute, GrpcRequest
 from services.gateway.edges.grpc_large_answer import field_head
 from services.gateway.edges.grpc_raw import read_infer_request
 from services.gateway.edges.raw_parts import Part
+from services.gateway.edges.streams.sliced_replies import Encoded, SlicedReplies
 from services.gateway.inference import Inference
+from services.gateway.sliced_work import SlicedWork
 from services.queueing.records import InferReply
 from services.wire.body import Body
 from services.wire.http2.call_connection import CallConnection
@@ -76,7 +78,7 @@ class AnswerStream(Protocol):
         """Sends an answer that is not the last; `taken` as in `StreamCall`."""
 
 
-class StreamedInference(GrpcRequest):
+class StreamedInference(SlicedReplies, GrpcRequest):
     """One request.
 
     Args:
@@ -93,7 +95,8 @@ class StreamedInference(GrpcRequest):
     """
 
     __slots__ = (
-        "_behind", "_held_bytes", "_inference", "_opened", "_raw", "_request", "_route", "_stream",
+        "_behind", "_held_bytes", "_inference", "_opened", "_raw", "_request", "_reserved_bytes",
+        "_route", "_stream",
         "error", "is_ordered", "is_over", "ready", "refusal", "size",
     )  # fmt: skip
 
@@ -105,7 +108,7 @@ class StreamedInference(GrpcRequest):
         self._request: pb.ModelInferRequest | None = None
         self._raw: Sequence[grpc_codec.Raw] | None = None
         self._behind: deque[InferReply] | None = None
-        """Replies behind one that is being encoded in slices; None while none is."""
+        self._reserved_bytes = 0
         self._held_bytes = self.size = size
         self.is_ordered = True
         self.is_over = False
@@ -136,7 +139,7 @@ class StreamedInference(GrpcRequest):
     def refuse(self, error: ServingError) -> None:
         """Refuses a request that was not begun."""
         route = self._route
-        self._inference = route.path.open(self, self._opened, route.given_id)
+        self._inference = route.path.open(self, time.monotonic(), route.given_id)
         self._inference.fail(error)
 
     def abandon(self, code: str, error: ServingError) -> None:
@@ -161,33 +164,47 @@ class StreamedInference(GrpcRequest):
         held, self._held_bytes = self._held_bytes, 0
         self._stream.give(held)
 
-    # Called by `Inference`.
+    # Called by `Inference`, and by `SlicedReplies`.
 
-    def part(self, reply: InferReply) -> None:
-        """Sends an answer, or has it wait for those before it."""
-        if self._behind is not None:
-            self._behind.append(reply)
-            return
+    @property
+    def work(self) -> SlicedWork:
+        """Runs the slices of large answers."""
+        return self._route.path.admission.work
+
+    def charge(self, size: int) -> None:
+        """Reserves memory for an answer, or gives back some if negative."""
+        self.reserve(size)
+
+    def encode(self, reply: InferReply, reserve: Callable[[int], None]) -> Encoded:
+        """Encodes an answer.
+
+        Raises:
+            UnreadAnswersError: too many bytes wait for the caller.
+        """
         if not reply.is_last and self.is_ordered:
             self._leave_order()
-        request, stream = self._request, self._stream
+        request, connection = self._request, self._stream.connection
         assert request is not None
-        connection = stream.connection
         if connection.sending.unsent_bytes > connection.share_bytes:
             raise connection.unread()
-        encoded = grpc_codec.encode_serialized(reply, request, self.reserve)
-        if isinstance(encoded, bytes):
-            self._deliver(reply, (encoded,))
-        else:
-            self._behind = deque()
-            work = self._route.path.admission.work
-            work.begin(encoded, partial(self._encoded, reply), self._failed, self._is_over)
+        encoded = grpc_codec.encode_serialized(reply, request, reserve)
+        return (encoded,) if isinstance(encoded, bytes) else encoded
 
-    def end(self, reply: InferReply) -> None:
-        """Ends the answers, with an empty one if the request asks for it."""
-        if self._behind is not None:
-            self._behind.append(reply)
+    def deliver(self, reply: InferReply, parts: Sequence[Part]) -> None:
+        """Sends an answer, or has it wait for those before it."""
+        if not reply.is_last:
+            assert reply.window is not None
+            self._stream.send_parts(_response(parts, _IS_NOT_FINAL), reply.window.take)
             return
+        if self.is_ordered and not self._stream.is_next(self):
+            self.reserve(sum(map(len, parts)))
+        assert self._inference is not None
+        self._inference.answered(reply)
+        self.is_over = True
+        self._stream.answer(self, _response(parts, _IS_FINAL))
+
+    def deliver_end(self, reply: InferReply) -> None:
+        """Ends the answers, with an empty one if the request asks for it."""
         inference, request = self._inference, self._request
         assert inference is not None
         assert request is not None
@@ -222,44 +239,6 @@ class StreamedInference(GrpcRequest):
     def _leave_order(self) -> None:
         self.is_ordered = False
         self._stream.advance()
-
-    def _is_over(self) -> bool:
-        return self.is_over
-
-    def _failed(self, error: Exception) -> None:
-        assert self._inference is not None
-        self._inference.fail_by(error)
-
-    def _encoded(self, reply: InferReply, parts: Sequence[Part]) -> None:
-        """Sends an answer that was encoded in slices, and then the replies behind it."""
-        behind = self._take_behind()
-        try:
-            self._deliver(reply, parts)
-            while behind and not self.is_over:
-                following = behind.popleft()
-                (self.part if following.outputs else self.end)(following)
-                if self._behind is not None:  # it is encoded in slices, too
-                    self._behind.extend(behind)
-                    return
-        except ServingError as error:
-            self._failed(error)
-
-    def _take_behind(self) -> deque[InferReply]:
-        behind, self._behind = self._behind, None
-        assert behind is not None, "something was being encoded"
-        return behind
-
-    def _deliver(self, reply: InferReply, parts: Sequence[Part]) -> None:
-        if reply.is_last:
-            if self.is_ordered and not self._stream.is_next(self):
-                self.reserve(sum(map(len, parts)))
-            assert self._inference is not None
-            self._inference.answered(reply)
-            self.is_over = True
-            self._stream.answer(self, _response(parts, _IS_FINAL))
-        else:
-            assert reply.window is not None
-            self._stream.send_parts(_response(parts, _IS_NOT_FINAL), reply.window.take)
 
 
 def _response(parts: Sequence[Part], ending: bytes) -> Sequence[Part]:
