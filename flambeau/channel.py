@@ -40,7 +40,10 @@ MESSAGES: Messages = {
     "ServerMetadata": (pb.ServerMetadataRequest, pb.ServerMetadataResponse),
     "ModelMetadata": (pb.ModelMetadataRequest, pb.ModelMetadataResponse),
     "ModelInfer": (pb.ModelInferRequest, pb.ModelInferResponse),
+    "ModelStreamInfer": (pb.ModelInferRequest, pb.ModelStreamInferResponse),
 }
+STREAMS = frozenset(("ModelStreamInfer",))
+"""Methods of many messages both ways."""
 
 # Backoff of about 0.1, 0.3 and 0.9 s, each jittered by gRPC: long enough for a draining server to
 # leave the load balancer, short enough for a caller to wait.
@@ -176,7 +179,7 @@ def bind_methods(channel: Any, service: str, messages: Messages, token: str) -> 
         token: bearer token of every call; empty for none.
     """
     methods = {
-        method: channel.unary_unary(
+        method: (channel.stream_stream if method in STREAMS else channel.unary_unary)(
             f"/{service}/{method}",
             request_serializer=request.SerializeToString,
             response_deserializer=response.FromString,

@@ -15,7 +15,7 @@ Rules:
 - every failed call raises a `flambeau.errors.ClientError`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Unpack
 
@@ -31,6 +31,7 @@ from flambeau.wire import (
     live_call,
     metadata_call,
     ready_call,
+    stream_call,
 )
 
 
@@ -103,6 +104,32 @@ class Client(ServiceConnection):
         )
         return self._answer(call, timeout_s)
 
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[InferOptions],
+    ) -> Iterator[dict[str, Array]]:
+        """Runs a model that gives any number of answers, such as a Python model that yields.
+
+        Args:
+            model: name of the model.
+            inputs: as for `infer`.
+            timeout_s: timeout of the whole call in seconds, instead of the client's.
+            options: as for `infer`.
+
+        Yields:
+            The arrays of each answer, as it comes. A reader that is slow slows the model; one that
+            stops, as by `break`, ends the model's work on this request.
+
+        Raises:
+            ClientError: as `infer`, perhaps behind some answers. Only a call without an answer is
+                tried again.
+        """
+        return self._answers(stream_call(model, inputs, **options), timeout_s)
+
     def is_live(self) -> bool:
         """Returns True if the server process is up; False if there is no response."""
         with suppress(UnavailableError, DeadlineError):
@@ -152,6 +179,17 @@ class AsyncClient(AsyncServiceConnection):
         """Same as `Client.infer`; cancelling the task cancels the call on the server."""
         call = infer_call(model, inputs, **options)
         return await self._answer(call, timeout_s)
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[InferOptions],
+    ) -> AsyncIterator[dict[str, Array]]:
+        """Same as `Client.stream`, as an async iterator."""
+        return self._answers(stream_call(model, inputs, **options), timeout_s)
 
     async def is_live(self) -> bool:
         """Same as `Client.is_live`."""

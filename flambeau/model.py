@@ -9,6 +9,7 @@ fit: look the model up again.
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
+    AsyncIterator,
     Callable,
     Coroutine,
     Iterable,
@@ -40,6 +41,10 @@ class _Client(Protocol):
     def infer(self) -> Callable[..., dict[str, Array]]:
         """Runs a model on a batch."""
 
+    @property
+    def stream(self) -> Callable[..., Iterator[dict[str, Array]]]:
+        """Runs a model with any number of answers."""
+
 
 class _AsyncClient(Protocol):
     """Runs inferences, as `AsyncClient` does."""
@@ -47,6 +52,10 @@ class _AsyncClient(Protocol):
     @property
     def infer(self) -> Callable[..., Coroutine[Any, Any, dict[str, Array]]]:
         """Runs a model on a batch."""
+
+    @property
+    def stream(self) -> Callable[..., AsyncIterator[dict[str, Array]]]:
+        """Runs a model with any number of answers."""
 
 
 class CheckedModel:
@@ -193,6 +202,18 @@ class Model(CheckedModel):
         """
         return self._client.infer(**self._request(inputs, options))
 
+    def stream(self, inputs: Inputs, **options: Unpack[ModelOptions]) -> Iterator[Any]:
+        """Yields each of any number of answers, as it comes: see `Client.stream`.
+
+        Args:
+            inputs: as for `infer`, converted and checked at once.
+            options: as for `infer`; `timeout_s` is that of the whole call.
+
+        Yields:
+            The model's only output as an array, or a dict of arrays by name.
+        """
+        return map(single_or_all, self._client.stream(**self._request(inputs, options)))
+
     def classify(
         self,
         inputs: Inputs,
@@ -276,6 +297,11 @@ class AsyncModel(CheckedModel):
     async def infer(self, inputs: Inputs, **options: Unpack[ModelOptions]) -> dict[str, Array]:
         """Same as `Model.infer`."""
         return await self._client.infer(**self._request(inputs, options))
+
+    def stream(self, inputs: Inputs, **options: Unpack[ModelOptions]) -> AsyncIterator[Any]:
+        """Same as `Model.stream`, as an async iterator."""
+        answers = self._client.stream(**self._request(inputs, options))
+        return (single_or_all(answer) async for answer in answers)
 
     async def classify(
         self,

@@ -10,13 +10,13 @@ Rules:
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypedDict, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from flambeau.errors import InvalidRequestError, ServerError
+from flambeau.errors import InvalidRequestError, ServerError, from_status
 from flambeau.metadata import ModelMetadata, from_message
 from flambeau.protocol.accuracies import ACCURACIES
 from flambeau.protocol.messages import inference as pb
@@ -126,6 +126,18 @@ def infer_call(
     return Call(method="ModelInfer", request=request, read=read_outputs)
 
 
+def stream_call(
+    model: str, inputs: Mapping[str, Array], **options: Unpack[InferOptions]
+) -> Call[dict[str, Array]]:
+    """Builds the call of an inference with any number of answers.
+
+    Raises:
+        InvalidRequestError: as `infer_call`.
+    """
+    call = infer_call(model, inputs, **options)
+    return replace(call, method="ModelStreamInfer", read=read_streamed)
+
+
 def text(name: str, value: object) -> str:
     """Returns an argument that must be text that UTF-8 can hold.
 
@@ -228,6 +240,19 @@ def read_outputs(reply: pb.ModelInferResponse) -> dict[str, Array]:
         except TensorError as error:
             raise ServerError(f"output '{output.name}' of the answer: {error}") from error
     return arrays
+
+
+def read_streamed(reply: pb.ModelStreamInferResponse) -> dict[str, Array]:
+    """Returns the arrays of one answer of many.
+
+    Raises:
+        ClientError: it is an error; the class is that of its status.
+        ServerError: as `read_outputs`.
+    """
+    if reply.error_message:
+        status = reply.infer_response.parameters["grpc_status"].string_param
+        raise from_status(status or "INTERNAL", reply.error_message, 0.0)
+    return read_outputs(reply.infer_response)
 
 
 def single_or_all(outputs: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ Rules:
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar, Self
 
 from flambeau.calling.attempts import CALL_TIMEOUT_S, DEFAULT_RETRIES, Attempts, check_timeout_s
@@ -90,6 +91,29 @@ class ServiceConnection(_Connection):
                 wait_s = attempts.wait_s(refusal)
             time.sleep(wait_s)
 
+    def _answers(self, call: Call[Answer], timeout_s: float | None = None) -> Iterator[Answer]:
+        """Yields the answers of a call that streams; it is tried again until the first one."""
+        attempts = self._attempts(timeout_s)
+        is_begun = False
+        while True:
+            replies = self._methods[call.method](
+                iter((call.request,)), timeout=attempts.remaining_s
+            )
+            try:
+                with failing(attempts.timeout_s):
+                    for reply in replies:
+                        answer = call.read(reply)
+                        is_begun = True
+                        yield answer
+                return
+            except OverloadedError as refusal:
+                if is_begun:
+                    raise
+                wait_s = attempts.wait_s(refusal)
+            finally:
+                replies.cancel()
+            time.sleep(wait_s)
+
 
 class AsyncServiceConnection(_Connection):
     """Asyncio version of `ServiceConnection`: create and use it inside one running event loop."""
@@ -116,4 +140,28 @@ class AsyncServiceConnection(_Connection):
                 return call.read(reply)
             except OverloadedError as refusal:
                 wait_s = attempts.wait_s(refusal)
+            await asyncio.sleep(wait_s)
+
+    async def _answers(
+        self, call: Call[Answer], timeout_s: float | None = None
+    ) -> AsyncIterator[Answer]:
+        attempts = self._attempts(timeout_s)
+        is_begun = False
+        while True:
+            replies = self._methods[call.method](
+                iter((call.request,)), timeout=attempts.remaining_s
+            )
+            try:
+                with failing(attempts.timeout_s):
+                    async for reply in replies:
+                        answer = call.read(reply)
+                        is_begun = True
+                        yield answer
+                return
+            except OverloadedError as refusal:
+                if is_begun:
+                    raise
+                wait_s = attempts.wait_s(refusal)
+            finally:
+                replies.cancel()
             await asyncio.sleep(wait_s)

@@ -5,6 +5,7 @@ the memory that the server takes, are the verdict; an answer to `linear` must al
 """
 
 import asyncio
+import json
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -27,6 +28,7 @@ from tests.adversarial.http2_bytes import (
     message,
 )
 
+GENERATE = "/v2/models/parts/generate"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 CONNECTIONS = 4
 FLOOD_S = 0.5
@@ -192,6 +194,33 @@ async def _drop(peer: Peer) -> None:
         pass
 
 
+async def events_unread(target: Target, random: Random) -> None:
+    """Asks for events without end on many connections, and reads none or few of them."""
+    size, reads = random.choice((10, 10_000, 1_000_000)), random.choice((0, 1000))
+    body = json.dumps({"count": 10**9, "size": size}).encode()
+    head = f"POST {GENERATE}_stream HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with AsyncExitStack() as stack:
+        for _ in range(50):
+            peer = await stack.enter_async_context(target.connection(target.http_port, 2**12))
+            await peer.send(head.encode(), body)
+            if reads:
+                await peer.reader.read(reads)
+        await _hold(target)
+
+
+async def hostile_objects(target: Target, random: Random) -> None:
+    """Sends objects that are deep, long, of many members, of many or changed inputs."""
+    size = random.choice((1000, 31_000, 40_000, 200_000, 500_000))
+    unit = random.choice((b"[", b"[],", b"1,", b'"",', b'{"a":', b'"a":1,', b"\\", b'\\"', b"1"))
+    start = random.choice((b'{"x":[', b'{"x":', b'{"parameters":{', b'{"id":"', b"{", b'{"text":"'))
+    end = random.choice((b"", b"]}", b'"}', b"}", b"1]}"))
+    body = start + unit * (size // len(unit)) + end
+    model, path = random.choice(("linear", "parts", "texts")), random.choice(("", "_stream"))
+    status, _ = await target.post(f"/v2/models/{model}/generate{path}", body)
+    if status.startswith("5") and status != "503":
+        target.wrong(f"{status} for {start!r} {unit!r} x {size} {end!r}")
+
+
 _RUNS: dict[str, Callable[[Target, Random], Awaitable[None]]] = {
     "answers without an end, unread": unread,
     "a flood of requests, unread": flood_unread,
@@ -202,4 +231,8 @@ _RUNS: dict[str, Callable[[Target, Random], Awaitable[None]]] = {
     "changed and padded messages": mutated,
     "a window that opens by bytes": slow_reader,
 }
-ATTACKS = [Attack(f"gRPC streams: {name}", run) for name, run in _RUNS.items()]
+ATTACKS = [
+    *(Attack(f"gRPC streams: {name}", run) for name, run in _RUNS.items()),
+    Attack("events: without an end, unread", events_unread),
+    Attack("events: hostile objects", hostile_objects),
+]

@@ -1,19 +1,19 @@
 """A real gRPC server on 127.0.0.1 that does as its test says, and records what reached it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, Self
 
 import grpc
 
-from flambeau.channel import MESSAGES, SERVICE
+from flambeau.channel import MESSAGES, SERVICE, STREAMS
 from flambeau.protocol.messages import inference as pb
 
 Trailers = tuple[tuple[str, str], ...]
 Behaviour = Callable[[Any, Any], Any]
-"""Function of a request and its gRPC context; returns the reply of a method."""
+"""Function of a request and its gRPC context; returns the reply of a method, or all replies."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class ScriptedServer:
             ),
             "ModelMetadata": self._metadata,
             "ModelInfer": echo,
+            "ModelStreamInfer": echo_twice,
         }
         self._server = grpc.server(
             futures.ThreadPoolExecutor(max_workers=16),
@@ -81,7 +82,17 @@ class ScriptedServer:
             self.received.append(Received(method, request, context.time_remaining()))
             return self.behaviours[method](request, context)
 
+        def handle_stream(requests: Any, context: Any) -> Any:
+            (request,) = requests
+            yield from handle(request, context)
+
         request_type, reply_type = MESSAGES[method]
+        if method in STREAMS:
+            return grpc.stream_stream_rpc_method_handler(
+                handle_stream,
+                request_deserializer=request_type.FromString,
+                response_serializer=reply_type.SerializeToString,
+            )
         return grpc.unary_unary_rpc_method_handler(
             handle,
             request_deserializer=request_type.FromString,
@@ -112,6 +123,12 @@ def echo(request: Any, context: Any) -> Any:
             reply.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
             reply.raw_output_contents.append(data)
     return reply
+
+
+def echo_twice(request: Any, context: Any) -> Iterator[Any]:
+    """A behaviour: two answers, each as that of `echo`."""
+    for _ in range(2):
+        yield pb.ModelStreamInferResponse(infer_response=echo(request, context))
 
 
 def fail(
