@@ -33,7 +33,7 @@ EFFECTS = {
         api_keys.MAX_FILE_BYTES api_keys.MAX_KEYS binary_texts.MAX_TEXTS body._MAX_LINE_BYTES
         certificate_files.MAX_PEM_BYTES channel.MAX_MESSAGE_BYTES
         choice_memory.MAX_ARTIFACTS control.MAX_MESSAGE_BYTES
-        code_bundle.MAX_SHARED_HEADERS generate.MAX_BODY_BYTES generate_codec.MAX_MEMBERS
+        code_bundle.MAX_SHARED_HEADERS generate_codec.MAX_MEMBERS
         connection.MAX_CALLS
         connection.MAX_EMPTY_BYTES frames.MAX_FRAME_BYTES frames.MAX_OTHER_FRAME_BYTES
         grpc_calls.MAX_CALLS

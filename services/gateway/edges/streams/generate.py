@@ -29,7 +29,7 @@ from services.wire.http1.response_stream import EVENT_STREAM, ResponseStream, ev
 if TYPE_CHECKING:
     from services.access.caller import Caller
 
-MAX_BODY_BYTES = 512 * 1024
+LARGEST_BODY_BYTES = 512 * 1024
 """Largest body. Unlike the tensors of `infer`, its texts are parsed at once, 4 to 5 ms a MiB."""
 
 
@@ -46,7 +46,7 @@ class GenerateExchange(SlicedReplies, InferExchange):
 
     def body_limit(self, max_bytes: int) -> int:
         """Returns the limit of such a body for callers that may infer."""
-        return min(super().body_limit(max_bytes), MAX_BODY_BYTES)
+        return min(super().body_limit(max_bytes), LARGEST_BODY_BYTES)
 
     # Called by `Inference`, and by `SlicedReplies`.
 
