@@ -291,6 +291,10 @@ bench-copies: $(SERVING) ## How often a server copies each byte of a large tenso
 bench-limits: $(SERVING) ## 10,000 connections, the slowest answers at half of capacity, tensors of 1 and 64 MB.
 	@$(BIN)/python -m bench.limits $(ARGS)
 
+.PHONY: bench-front
+bench-front: $(DEVELOPING) ## Streams beside calls with one answer, and parts of a decoupled model beside Triton's.
+	@$(BIN)/python -m bench.front $(ARGS)
+
 .PHONY: bench-operate
 bench-operate: $(DEVELOPING) ## What metrics, keys and traces cost a small request.
 	@$(BIN)/python -m bench.operate $(ARGS)

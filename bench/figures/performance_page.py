@@ -11,7 +11,7 @@ PROCESSES_PAGE = ROOT / "docs/reference/performance-processes.md"
 LIMITS_PAGE = ROOT / "docs/reference/performance-limits.md"
 GPU_PAGE = ROOT / "docs/reference/performance-gpu.md"
 PAGES = {
-    "gpu": GPU_PAGE, "limits": LIMITS_PAGE,
+    "gpu": GPU_PAGE, "limits": LIMITS_PAGE, "front": LIMITS_PAGE,
     "publish": PYTHON_PAGE, "python": PYTHON_PAGE,
     "copies": PROCESSES_PAGE, "split": PROCESSES_PAGE, "cores": PROCESSES_PAGE,
     "soak-processes": PROCESSES_PAGE,

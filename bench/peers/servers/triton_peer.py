@@ -3,6 +3,7 @@
 import shutil
 import sys
 import sysconfig
+from pathlib import Path
 
 from bench.peers import open_inference
 from bench.peers.environment import Environment
@@ -54,6 +55,28 @@ class Triton(Peer):
         model.write_to(repository / model.name / "1")
         shutil.copy(SERVICES / self._service, repository / model.name / "1" / "model.py")
         (repository / model.name / "config.pbtxt").write_text(self._config(model))
+        return self._launch(folder, repository)
+
+    def start_parts(self, width: int) -> Launch:
+        """Writes the repository of the decoupled model `parts`, FP32 [1, width] each."""
+        folder = self._environment.folder / "triton-parts"
+        repository = folder / "repository"
+        (repository / "parts" / "1").mkdir(parents=True, exist_ok=True)
+        shutil.copy(SERVICES / "triton_parts.py", repository / "parts" / "1" / "model.py")
+        (repository / "parts" / "config.pbtxt").write_text(
+            f"""\
+name: "parts"
+backend: "python"
+max_batch_size: 1
+input [ {{ name: "x" data_type: TYPE_FP32 dims: [ {width} ] }} ]
+output [ {{ name: "y" data_type: TYPE_FP32 dims: [ {width} ] }} ]
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+model_transaction_policy {{ decoupled: true }}
+"""
+        )
+        return self._launch(folder, repository)
+
+    def _launch(self, folder: Path, repository: Path) -> Launch:
         http, grpc = free_addresses(2)
         site_packages = self._environment.site_packages
         libraries = (sysconfig.get_config_var("LIBDIR"), site_packages / "nvidia_pytriton.libs")

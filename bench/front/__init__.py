@@ -1,0 +1,1 @@
+"""Figures of the front door beside plain inference: streams."""
