@@ -15,7 +15,7 @@ from tests.e2e.grpc_calls import raw_request
 from tests.e2e.stream_models import stream_server
 from tests.fixtures.misbehaving_models import WIDTH
 from tests.fixtures.redis_servers import until_true
-from tests.fixtures.servers import ServerProcess
+from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.triton_client import Inputs, TritonAnswer, TritonClient, TritonError
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub, pb
 
@@ -163,3 +163,29 @@ def test_unary_call_of_a_decoupled_model_is_refused(stub: Any) -> None:
         stub.ModelInfer(asked("count", 2))
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "takes exactly one answer" in str(caught.value.details())
+
+
+def test_shutdown_answers_what_was_accepted_and_ends_streams(tmp_path: Path) -> None:
+    """Also of a stream whose caller says no more, and goes on listening."""
+    (tmp_path / "store").mkdir()
+    held = threading.Event()
+
+    def requests(*first: Any) -> Iterator[Any]:
+        yield from first
+        held.wait(TIMEOUT_S)
+
+    with stream_server(running_server, tmp_path / "store") as server:
+        with grpc.insecure_channel(server.grpc) as channel:
+            stub = GRPCInferenceServiceStub(channel)
+            idle = stub.ModelStreamInfer(requests(asked("double", 1, "a")))
+            busy = stub.ModelStreamInfer(requests(asked("count", 40, "c")))
+            assert next(idle).infer_response.id == "a"
+            assert next(busy).infer_response.id == "c"
+            server.ask_to_stop()
+            assert [next(busy).infer_response.id for _ in range(39)] == ["c"] * 39
+            for call in (busy, idle):
+                with pytest.raises(grpc.RpcError) as ended:
+                    next(call)
+                assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+            held.set()
+        assert server.wait() == 0

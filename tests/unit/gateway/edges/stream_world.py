@@ -83,8 +83,13 @@ class Gateway:
     """A port, and the queue behind it; `streams` opens its calls."""
 
     def __init__(
-        self, budget: ByteBudget | None = None, greeting: bytes = GREETING, **limits: Any
+        self,
+        budget: ByteBudget | None = None,
+        greeting: bytes = GREETING,
+        authorization: Any = None,
+        **limits: Any,
     ) -> None:
+        self.authorization = authorization
         self.metrics, directory = Metrics("test"), Directory()
         for lane in (ONE, MANY):
             signature = one_to_one((), datatype="INT64", rows=8)
@@ -118,7 +123,8 @@ class Gateway:
         return wire
 
     def _route(self, head: GrpcHead) -> None:
-        head.open = partial(self.streams.open, GrpcInferRoute(self.path, head))
+        route = GrpcInferRoute(self.path, head, self.authorization)
+        head.open = partial(self.streams.open, route)
 
     def begin(self, stream: int = 1, *metadata: tuple[str, str]) -> None:
         """Opens a stream."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.errors import BackendError
+from services.errors import BackendError, ForbiddenError, UnauthenticatedError
 from services.gateway.edges.streams import grpc_stream
 from services.gateway.edges.streams.grpc_stream import MAX_IN_FLIGHT
 from services.queueing.part_window import MAX_UNREAD
@@ -338,3 +338,65 @@ async def test_full_budget_refuses_a_request_and_not_its_stream() -> None:
     answer(g.intake.take(), 1)
     await settle()
     assert g.said()[1:] == [("b", 1)]
+
+
+class Authorization:
+    """That of a key, which may be revoked."""
+
+    is_revoked = False
+
+    def check(self) -> None:
+        if self.is_revoked:
+            raise UnauthenticatedError("revoked")
+
+    def caller(self, model: str) -> None:
+        self.check()
+        if model == "many":
+            raise ForbiddenError("not this model")
+
+
+async def test_each_request_is_authorized() -> None:
+    key = Authorization()
+    g = Gateway(authorization=key)
+    g.begin()
+    g.ask(request("a"), request("b", model="many"))
+    answer(g.intake.take(), 1)
+    key.is_revoked = True
+    g.ask(request("c"))
+    await settle()
+    assert g.said() == [("b", "not this model"), ("a", 1), ("c", "revoked")]
+    assert g.intake.entries == []
+    g.wire.send(frame(DATA, 0, 1, b"\x00\x00"))
+    await settle()
+    assert g.status() == 16, "a message in pieces is not awaited"
+
+
+async def test_lost_connection_cancels_all_requests() -> None:
+    g = Gateway()
+    g.begin()
+    g.begin(3)
+    g.ask(request("a"), request("b"))
+    g.ask(request("m", model="many"), stream=3)
+    m = g.intake.entries[-1]
+    part(m, 1)
+    g.wire.lose()
+    await settle()
+    assert g.intake.discarded == ["cancelled"] * 3
+    assert not part(m, 2), "its window is closed"
+    assert g.budget.held_bytes == 0
+    assert (g.counted("CANCELLED"), g.counted("CANCELLED", "many")) == (2, 1)
+
+
+async def test_expired_request_fails_alone() -> None:
+    g = Gateway()
+    g.begin()
+    late = request("a")
+    late.parameters["timeout"].int64_param = 1
+    g.ask(late, request("b"))
+    a, b = g.intake.entries
+    a.expire()
+    answer(b, 2)
+    await settle()
+    (_, first), second = g.said()
+    assert "deadline" in str(first)
+    assert second == ("b", 2)
