@@ -33,11 +33,14 @@ async def test_answers_keep_the_order_of_their_requests() -> None:
     g.begin()
     g.ask(request("a"), request("b"), request("c"))
     a, b, c = g.intake.entries
+    held = g.held_bytes
     answer(c, 3)
-    answer(b, 2)
+    answer(b, 2, size=1000)
     assert g.said() == [], "the first is not there"
+    assert g.held_bytes > held + 8000, "answers that wait are charged"
     answer(a, 1)
     await settle()
+    assert g.held_bytes == 0
     assert g.said() == [("a", 1), ("b", 2), ("c", 3)]
     g.ask(request("d"), ended=True)
     assert g.status() is None
@@ -262,6 +265,42 @@ async def test_unread_answers_count_as_in_flight() -> None:
     assert len(g.intake.entries) == 1
 
 
+async def test_ends_without_answers_count_as_in_flight_until_parts_are_read() -> None:
+    g = Gateway(greeting=NO_WINDOW)
+    g.begin()
+    g.ask(*[request(str(number), model="many") for number in range(MAX_IN_FLIGHT + 1)])
+    await settle()
+    for _ in range(MAX_IN_FLIGHT):
+        many = g.intake.take()
+        part(many, 1)
+        end(many)
+    await settle()
+    assert g.intake.entries == [], "nothing was read"
+    g.wire.send(settings({INITIAL_WINDOW_SIZE: 10**6}))
+    await settle()
+    assert len(g.intake.entries) == 1
+
+
+async def test_reader_that_keeps_up_holds_up_nothing() -> None:
+    g = Gateway()
+    g.begin()
+    g.ask(request("m", model="many"))
+    m = g.intake.take()
+    for number in range(3 * MAX_UNREAD):
+        assert part(m, number)
+        await settle()
+
+
+async def test_window_is_widened_for_a_large_message_and_no_further() -> None:
+    g = Gateway(max_request_bytes=2**26)
+    g.begin()
+    large = message(bytes(3 * CALL_WINDOW))
+    g.wire.send(frame(DATA, 0, 1, large[:10_000]))
+    (given,) = g.wire.frames(WINDOW_UPDATE)[1:]
+    assert given.stream == 1
+    assert CALL_WINDOW + int.from_bytes(given.payload, "big") == len(large)
+
+
 async def test_answers_over_the_share_of_a_connection_are_refused() -> None:
     g = Gateway(ByteBudget(400_000), greeting=NO_WINDOW)
     g.begin()
@@ -281,14 +320,19 @@ async def test_large_answers_keep_their_order() -> None:
     g.begin()
     g.ask(request("m", model="many"), request("a"), request("b"), ended=True)
     m, a, b = g.intake.entries
+    held = g.held_bytes
+    part(m, 0, size=60_000)
     part(m, 1, size=60_000)
     part(m, 2)
+    for _ in range(20):
+        await settle()
+    assert g.held_bytes == held, "answers that were sent are charged no more"
     end(m)
     answer(b, 4, size=60_000)
     answer(a, 3, size=60_000)
     for _ in range(20):
         await settle()
-    assert g.said() == [("m", 1), ("m", 2), ("a", 3), ("b", 4)]
+    assert g.said() == [("m", 0), ("m", 1), ("m", 2), ("a", 3), ("b", 4)]
     assert (g.status(), g.held_bytes) == (0, 0)
 
 
@@ -306,6 +350,13 @@ async def test_silent_streams_stay_open_and_half_messages_do_not() -> None:
 
 async def test_streams_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_stream, "MAX_STREAMS", 2)
+    g = Gateway()
+    for stream in (101, 103, 105):
+        g.begin(stream)
+        await settle()
+        g.wire.send(frame(DATA, END_STREAM, stream, b""))
+        await settle()
+        assert g.status(stream) == 0
     g = Gateway()
     for stream in (1, 3, 5):
         g.begin(stream)
