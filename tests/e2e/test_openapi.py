@@ -9,7 +9,7 @@ from tests.e2e.rest_calls import call, linear_input
 from tests.fixtures.servers import ServerProcess
 
 INFER = json.dumps({"inputs": [linear_input([1, 2, 3, 4])]}).encode()
-
+GENERATE = json.dumps({"x": [1, 2, 3, 4]}).encode()
 
 METHODS = ("get", "post", "delete")
 
@@ -23,12 +23,13 @@ def test_openapi_names_only_what_there_is(server: ServerProcess) -> None:
     ]  # fmt: skip
     submitted = call(server, "POST", "/v2/models/linear/jobs", INFER)
     keeps_jobs = submitted.status != 501
-    assert len(operations) == (15 if keeps_jobs else 9)
+    assert len(operations) == (19 if keeps_jobs else 13)
     job = submitted.json()["id"] if submitted.status == 202 else "linear.0123456789abcdef"
     call(server, "GET", f"/v2/jobs/{job}?wait=30s")
     for method, path in operations:
         url = path.format(model="linear", version="1", id=job)
-        reply = call(server, method.upper(), url, INFER if method == "post" else b"")
+        body = GENERATE if "/generate" in path else INFER
+        reply = call(server, method.upper(), url, body if method == "post" else b"")
         assert reply.status in {200, 202}, path
         assert str(reply.status) in document["paths"][path][method]["responses"]
 

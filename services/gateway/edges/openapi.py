@@ -99,6 +99,32 @@ def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
                 "responses": _responses("InferResponse", infer_errors, binary=True),
             },
         },
+        **_generate_paths(base, suffix, parameters, infer_errors),
+    }
+
+
+def _generate_paths(
+    base: str, suffix: str, parameters: list[dict[str, Any]], errors: dict[str, str]
+) -> dict[str, Any]:
+    one = _responses("Generated", errors)
+    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    many = one | {"200": {"description": "An event for each answer, an object", "content": events}}
+    body = {"required": True, "content": {_JSON: {"schema": _reference("GenerateRequest")}}}
+    calls = (
+        ("generate", "modelGenerate", "Run inference with exactly one answer", one),
+        ("generate_stream", "modelGenerateStream", "Run inference with any number", many),
+    )
+    return {
+        f"{base}/{path}": {
+            "parameters": parameters,
+            "post": {
+                "operationId": f"{name}{suffix}",
+                "summary": summary,
+                "requestBody": body,
+                "responses": responses,
+            },
+        }
+        for path, name, summary, responses in calls
     }
 
 
@@ -311,6 +337,16 @@ def _schemas() -> dict[str, Any]:
     tensor = {"name": text, "shape": shape, "datatype": datatype, "parameters": parameters}
     return {
         "Error": _object(["error"], error=text),
+        "GenerateRequest": {
+            "type": "object",
+            "description": "Inputs by name, as elements or lists; all other keys are parameters.",
+        },
+        "Generated": {
+            **_object(
+                ["model_name", "model_version"], model_name=text, model_version=text, id=text
+            ),
+            "description": "Outputs by name, as elements or flat lists.",
+        },
         "ServerLive": _object(["live"], live=flag),
         "ServerReady": _object(["ready"], ready=flag, reason=text),
         "ServerMetadata": _object(
