@@ -36,6 +36,8 @@ more would crowd out the others of its server."""
 IN_FLIGHT_BYTES = 16 * 2**20
 """Bytes of requests in flight, or of unread answers of its connection, from which a stream takes no
 further request."""
+TAKE_US = 5
+"""Time to take a message, beside that of beginning its request."""
 DROPPED_A_TURN = 32
 """Requests of lost streams that are cancelled in one turn: some 10 µs each."""
 STRICT = "triton_grpc_error"
@@ -76,7 +78,10 @@ class GrpcStreams:
 
     def drop(self, requests: Iterable[StreamedInference], code: str, error: ServingError) -> None:
         """Cancels requests of a stream that is over, some in each turn of the loop."""
-        self._dropped.extend((request, code, error) for request in requests)
+        for request in requests:
+            request.is_over = True  # those that wait for their turn never begin
+            if request.has_begun:
+                self._dropped.append((request, code, error))
         if not self._drop_asked:
             self._drop_some()
 
@@ -135,6 +140,7 @@ class InferenceStream(StreamCall):
 
     def take(self, message: Body) -> None:
         """Queues a request for its turn of the event loop."""
+        self.connection.count_work(TAKE_US)
         size = len(message)
         request = StreamedInference(self, size)
         self._in_flight[request] = None

@@ -116,6 +116,11 @@ class StreamedInference(SlicedReplies, GrpcRequest):
         self.ready: Sequence[Part] | None = None
         self.refusal: ServingError | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """True once its message was parsed."""
+        return self._inference is not None
+
     def begin_in_turn(self, body: Body, received_at: float) -> None:
         """Parses the message, which names the model, and starts the inference."""
         route = self._route
@@ -143,11 +148,10 @@ class StreamedInference(SlicedReplies, GrpcRequest):
         self._inference.fail(error)
 
     def abandon(self, code: str, error: ServingError) -> None:
-        """Cancels the request: its caller has disconnected."""
-        self.is_over = True
+        """Cancels a request that has begun: its caller has disconnected."""
         self.ready = None
-        if self._inference is not None:
-            self._inference.cancel(code, error)
+        assert self._inference is not None
+        self._inference.cancel(code, error)
 
     def reserve(self, size: int) -> None:
         """Reserves memory until the answer is sent; gives some back if negative.

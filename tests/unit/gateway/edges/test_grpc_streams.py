@@ -451,3 +451,14 @@ async def test_expired_request_fails_alone() -> None:
     (_, first), second = g.said()
     assert "deadline" in str(first)
     assert second == ("b", 2)
+
+
+async def test_a_turn_of_the_loop_takes_some_messages() -> None:
+    g = Gateway()
+    g.begin()
+    await settle()
+    asked = request("a").SerializeToString()
+    g.wire.send(frame(DATA, 0, 1, message(asked)) * (MAX_IN_FLIGHT - 1))
+    assert 0 < g.held_bytes < (MAX_IN_FLIGHT - 1) * len(asked)
+    await settle()
+    assert len(g.intake.entries) == MAX_IN_FLIGHT - 1
