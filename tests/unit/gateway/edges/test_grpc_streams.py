@@ -12,6 +12,7 @@ from services.wire.http2.frames import (
     DATA,
     END_STREAM,
     INITIAL_WINDOW_SIZE,
+    PING,
     PREFACE,
     WINDOW_UPDATE,
     Fault,
@@ -457,8 +458,9 @@ async def test_a_turn_of_the_loop_takes_some_messages() -> None:
     g = Gateway()
     g.begin()
     await settle()
-    asked = request("a").SerializeToString()
-    g.wire.send(frame(DATA, 0, 1, message(asked)) * (MAX_IN_FLIGHT - 1))
-    assert 0 < g.held_bytes < (MAX_IN_FLIGHT - 1) * len(asked)
+    some = frame(DATA, 0, 1, message(request("a").SerializeToString())) * (MAX_IN_FLIGHT - 1)
+    g.wire.send(some + frame(PING, 0, 0, bytes(8)))
+    assert g.wire.frames(PING) == [], "it is behind messages of the next turn"
     await settle()
+    assert len(g.wire.frames(PING)) == 1
     assert len(g.intake.entries) == MAX_IN_FLIGHT - 1
