@@ -42,7 +42,8 @@ def slices(count: int) -> Slices[None]:
 
 
 async def test_between_slices(monkeypatch: pytest.MonkeyPatch, lent: list[str]) -> None:
-    monkeypatch.setattr(sliced_work, "TURN_S", 0.0)
+    for name in ("BEGINNING_S", "TURN_S"):
+        monkeypatch.setattr(sliced_work, name, 0.0)
     await SlicedWork().run(slices(TURNS))
     assert lent == ["sliced_work"] * TURNS
 
