@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flambeau.protocol.signature import Signature, TensorSpec
 from services.errors import InvalidRequestError, QueueFullError, SequenceLostError
 from services.inference.scheduling.sequence_slots import (
+    ENDED_AT_ONCE,
     OpenSequence,
     SequenceSlots,
     initial_row,
@@ -120,6 +121,15 @@ def test_sequence_with_a_step_under_way_is_not_idle() -> None:
     found.under_way = False
     assert table.forget_idle(104.0) == 105.0
     assert table.forget_idle(106.0) is None
+
+
+def test_many_idle_sequences_end_some_at_a_time() -> None:
+    table = slots(max_idle_s=5)
+    for n in range(ENDED_AT_ONCE + 1):
+        begin(table, str(n))
+    assert table.forget_idle(6.0) == 6.0
+    assert len(table) == 1
+    assert table.forget_idle(6.0) is None
 
 
 def test_states_of_all_sequences_have_a_limit_of_bytes() -> None:
