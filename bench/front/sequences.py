@@ -1,10 +1,9 @@
-"""`python -m bench.front.sequences`: steps of 1,000 sequences beside requests without state.
+"""Steps of 1,000 sequences beside requests without state, for `make bench-front`.
 
 One network is published twice: with its state declared, and as a function of its input alone. Both
 are served by one process with one thread, and asked over REST in turns, by as many clients.
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,8 +21,7 @@ from bench.figures.verdicts import Verdict, at_least, at_most, short
 from bench.loads.closed_loop import different_load
 from bench.peers.peer import Ask, Floats, Form, PeerError
 from bench.peers.process_tree import cpu_seconds
-from bench.servers.measured_server import end_with_exception, measured_server
-from bench.servers.pinning import add_cores_option, become_client
+from bench.servers.measured_server import measured_server
 from flambeau.server_process import ServerProcess
 
 STATEFUL, PLAIN = "with-state", "without-state"
@@ -143,20 +141,3 @@ def _read(_: Mapping[str, str], body: bytes) -> Floats:
     if not outputs:
         raise PeerError(f"no outputs: {body[:200]!r}")
     return np.array(outputs[0]["data"], np.float32).reshape(1, -1)
-
-
-def main() -> None:
-    """Measures and prints; `make bench-front` writes."""
-    end_with_exception()
-    parser = argparse.ArgumentParser(prog="python -m bench.front.sequences", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="of which the medians are taken")
-    parser.add_argument("--seconds", type=int, default=4, help="of each load")
-    add_cores_option(parser)
-    given = parser.parse_args()
-    become_client(pinned=given.pinned)
-    figures = measure_sequences(given.rounds, given.seconds)
-    print("\n".join(verdict.line() for verdict in verdicts(figures)))
-
-
-if __name__ == "__main__":
-    main()
