@@ -7,7 +7,7 @@ from typing import Any
 from services.errors import InvalidRequestError, UnsupportedError
 
 UNSUPPORTED_PARAMETERS = frozenset(
-    {"shared_memory_region", "classification", "sequence_id", "sequence_start", "sequence_end"}
+    {"shared_memory_region", "sequence_id", "sequence_start", "sequence_end"}
 )
 """Parameters that would change the meaning of the response and must not be ignored."""
 _SEQUENCE_ID = "a string, or a whole number from 0 to 2^64 - 1"

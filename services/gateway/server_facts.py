@@ -12,7 +12,7 @@ from services.queueing.directory import Directory
 from services.readiness import Readiness
 
 NAME = "flambeau"
-EXTENSIONS = ("binary_tensor_data", "parameters")
+EXTENSIONS = ("binary_tensor_data", "classification", "parameters")
 """Only supported extensions: clients branch on these."""
 
 
@@ -41,9 +41,14 @@ class ServerFacts:
     """Reads the directory for the metadata and health calls."""
 
     def __init__(
-        self, version: str, directory: Directory, admission: Admission, readiness: Readiness
+        self,
+        version: str,
+        directory: Directory,
+        admission: Admission,
+        readiness: Readiness,
+        name: str = NAME,
     ) -> None:
-        self.version = version
+        self.name, self.version = name, version
         self._directory = directory
         self._admission = admission
         self.readiness = readiness

@@ -21,6 +21,7 @@ from services.access.caller import Principal
 from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission
 from services.gateway.edges import grpc_health, grpc_reflection
+from services.gateway.edges.grpc_codec import encode_raw_always, encode_serialized
 from services.gateway.edges.grpc_health import GrpcHealth
 from services.gateway.edges.grpc_infer import GRPC, GrpcInferRoute, InferenceCall, secret_in
 from services.gateway.edges.grpc_jobs import SERVICE as JOB_SERVICE
@@ -30,7 +31,7 @@ from services.gateway.edges.grpc_reflection import GrpcReflection
 from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
+from services.gateway.server_facts import EXTENSIONS, ServerFacts
 from services.wire.body import Body
 from services.wire.byte_budget import ByteBudget
 from services.wire.compression import CompressionThread
@@ -70,6 +71,7 @@ class GrpcEdge:
         authenticator: authenticator of callers, where credentials are required.
         sampler: sampler of payloads, if configured.
         tls: TLS of the port; None for plain text.
+        always_raw: True to answer with raw outputs, whatever the form of the request.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class GrpcEdge:
         authenticator: "Authenticator | None" = None,
         sampler: Sampler | None = None,
         tls: ssl.SSLContext | None = None,
+        always_raw: bool = False,
     ) -> None:
         self._path = InferencePath(GRPC, admission, accounting, sampler)
+        self._encode = encode_raw_always if always_raw else encode_serialized
         self._facts = facts
         self._accounting = accounting
         self._authenticator = authenticator
@@ -150,7 +154,8 @@ class GrpcEdge:
         authorization = None
         if self._authenticator is not None:
             authorization = self._authenticator.authorization(secret, "infer")
-        head.open = partial(InferenceCall, GrpcInferRoute(self._path, head, authorization))
+        route = GrpcInferRoute(self._path, head, authorization, self._encode)
+        head.open = partial(InferenceCall, route)
 
     def _turn_away(self, head: GrpcHead) -> str:
         """Refuses unauthenticated callers before their message; returns others' credential."""
@@ -233,7 +238,7 @@ class GrpcEdge:
 
     def _server_metadata(self, _: pb.ServerMetadataRequest, __: Principal) -> Message:
         return pb.ServerMetadataResponse(
-            name=NAME, version=self._facts.version, extensions=EXTENSIONS
+            name=self._facts.name, version=self._facts.version, extensions=EXTENSIONS
         )
 
     def _model_metadata(self, request: pb.ModelMetadataRequest, principal: Principal) -> Message:

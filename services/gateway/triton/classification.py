@@ -1,0 +1,191 @@
+"""Classification: the largest values of an output, as texts `value:index[:label]`.
+
+In: the output parameter `classification`, the number of classes. Out: a BYTES output [rows,
+classes], largest first; [classes] for an output without a batch. A class is an element of a row in
+row-major order; of equal values the first is first.
+
+Source: Triton's classification extension, and what Triton 2.51 answers: numbers as C's `%f` and
+`%d`, no more classes than a row has elements, and 0 for the output as it is.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensors import Array, bf16_numbers, object_array
+from services.errors import InvalidRequestError, UnsupportedError
+from services.gateway.edges.binary_texts import TEXT_OVERHEAD_BYTES, Reserve
+from services.gateway.sliced_work import Slices
+from services.queueing.records import InferReply
+
+PARAMETER = "classification"
+MAX_CLASSES = 4096
+"""Most classes of a row: a slice of the work sorts twice as many numbers, in some 1 ms."""
+MAX_CLASS_TEXTS = 2**17
+"""Most texts of an output; each takes some 1 µs."""
+AT_ONCE_ELEMENTS = 1024
+"""Elements of outputs that are classified in one turn of the event loop, in some 1 ms."""
+_ELEMENTS_A_SLICE = 2 * MAX_CLASSES
+_TEXTS_A_SLICE = 1024
+_WITHOUT_ORDER = ("BOOL", "BYTES")
+
+
+class ClassesOf(NamedTuple):
+    """The classes that a request wants of one output."""
+
+    count: int
+    batch_axis: int | None
+    labels: Sequence[str]
+    """Label of each element of a row; empty for none."""
+
+
+Classes = Mapping[str, ClassesOf]
+"""By output."""
+
+
+def checked_count(value: object, output: str) -> int:
+    """Returns the number of classes that the parameter of an output asks for; 0 for none.
+
+    Raises:
+        InvalidRequestError: it is no whole number from 0 up.
+    """
+    if type(value) is not int or value < 0:
+        raise InvalidRequestError(
+            f"output '{output:.200}' has classification {value!r:.60}; give the number of classes, "
+            "a whole number from 0 up"
+        )
+    return value
+
+
+def refuse_in_jobs(counts: Mapping[str, int]) -> None:
+    """Refuses classification of a job, whose result keeps the outputs.
+
+    Raises:
+        UnsupportedError: there is some.
+    """
+    if counts:
+        raise UnsupportedError(
+            f"output '{next(iter(counts)):.200}' has classification, which jobs do not offer; "
+            "leave it out, and find the largest values of the result"
+        )
+
+
+def classes_of(counts: Mapping[str, int], signature: Signature) -> Classes:
+    """Returns the classes that are wanted of a model's outputs; unknown ones are left out.
+
+    Args:
+        counts: number of classes by output, above 0.
+        signature: of the model.
+
+    Raises:
+        InvalidRequestError: an output has no numbers.
+    """
+    found = {}
+    for spec in signature.outputs:
+        if spec.name not in counts:
+            continue
+        if spec.datatype in _WITHOUT_ORDER:
+            raise InvalidRequestError(
+                f"class result not available for output '{spec.name}' due to unsupported type "
+                f"'{spec.datatype}'; ask for it without classification"
+            )
+        sizes = [size for axis, size in enumerate(spec.shape) if axis != spec.batch_axis]
+        labels = signature.labels.get(spec.name, ())
+        if sizes != [len(labels)]:
+            labels = ()  # they name the last axis of several
+        found[spec.name] = ClassesOf(counts[spec.name], spec.batch_axis, labels)
+    return found
+
+
+def is_long(reply: InferReply, classes: Classes) -> bool:
+    """True if the classes of a reply must be found in slices."""
+    return sum(reply.outputs[name].size for name in classes) > AT_ONCE_ELEMENTS
+
+
+def classified(reply: InferReply, classes: Classes, reserve: Reserve) -> Slices[InferReply]:
+    """Replaces outputs by their classes.
+
+    Args:
+        reply: the model's, with all outputs that are named.
+        classes: the wanted ones.
+        reserve: reservation of memory for their texts.
+
+    Raises:
+        InvalidRequestError: there are too many.
+        BufferFullError: there is no room for them.
+    """
+    outputs, datatypes = dict(reply.outputs), dict(reply.datatypes)
+    for name, wanted in classes.items():
+        array = outputs[name]
+        if datatypes[name] == "BF16":
+            array = bf16_numbers(array)
+        outputs[name] = yield from _texts(name, array, wanted, reserve)
+        datatypes[name] = "BYTES"
+    return msgspec.structs.replace(reply, outputs=outputs, datatypes=datatypes)
+
+
+def _texts(name: str, array: Array, wanted: ClassesOf, reserve: Reserve) -> Slices[Array]:
+    axis = wanted.batch_axis
+    count = 1 if axis is None else array.shape[axis]
+    rows = (array if axis is None else np.moveaxis(array, axis, 0)).reshape(count, -1)
+    most = min(wanted.count, rows.shape[1])
+    if most > MAX_CLASSES or most * count > MAX_CLASS_TEXTS:
+        raise InvalidRequestError(
+            f"output '{name}' has classification {wanted.count}, for {count} rows of "
+            f"{rows.shape[1]} elements; at most {MAX_CLASSES} classes of a row are given, and "
+            f"{MAX_CLASS_TEXTS} of all; ask for fewer, or for the output without classification"
+        )
+    texts: list[bytes] = []
+    for block in _blocks(rows, most):
+        best = yield from _largest(block, most)
+        numbers = block[np.arange(len(block))[:, None], best]
+        values, places = numbers.ravel().tolist(), best.ravel().tolist()
+        for at in range(0, len(values), _TEXTS_A_SLICE):
+            piece = slice(at, at + _TEXTS_A_SLICE)
+            texts += _written(values[piece], places[piece], wanted.labels, reserve)
+            yield
+    return object_array(texts).reshape((most,) if axis is None else (count, most))
+
+
+def _blocks(rows: Array, most: int) -> Iterator[Array]:
+    """Yields rows that are sorted together."""
+    width = rows.shape[1]
+    together = max(1, min(_ELEMENTS_A_SLICE // max(width, 1), _TEXTS_A_SLICE // max(most, 1)))
+    for start in range(0, len(rows), together):
+        yield rows[start : start + together]
+
+
+def _largest(block: Array, most: int) -> Slices["np.ndarray[tuple[int, int], np.dtype[np.intp]]"]:
+    """Returns the places of the largest elements of each row of a block, the largest first."""
+    best = _sorted(block[:, :_ELEMENTS_A_SLICE])[:, :most]
+    for start in range(_ELEMENTS_A_SLICE, block.shape[1], _ELEMENTS_A_SLICE - most):
+        yield  # a block of several elements more than a slice is one row
+        places = np.arange(start, min(start + _ELEMENTS_A_SLICE - most, block.shape[1]))
+        candidates = np.concatenate([best, places[None]], axis=1)
+        best = candidates[:, _sorted(block[:, candidates[0]])[0, :most]]
+    return best
+
+
+def _sorted(block: Array) -> "np.ndarray[tuple[int, int], np.dtype[np.intp]]":
+    """Returns the places of each row's elements, the largest first, NaN last."""
+    if block.dtype.kind == "f":
+        block = np.where(np.isnan(block), -np.inf, block)
+    # Ascending and from behind, for unsigned numbers have no negative.
+    return block.shape[1] - 1 - np.argsort(block[:, ::-1], axis=1, kind="stable")[:, ::-1]
+
+
+def _written(
+    values: Sequence[float], places: Sequence[int], labels: Sequence[str], reserve: Reserve
+) -> list[bytes]:
+    found = [
+        (f"{value:f}:{place}" if isinstance(value, float) else f"{value}:{place}").encode()
+        for value, place in zip(values, places, strict=True)
+    ]
+    if labels:
+        named = zip(found, places, strict=True)
+        found = [text + b":" + labels[place].encode() for text, place in named]
+    reserve(sum(map(len, found)) + TEXT_OVERHEAD_BYTES * len(found))
+    return found
