@@ -31,6 +31,8 @@ class Directory:
         starting process sets it to False."""
         self.is_discreet = False
         """True if messages must not reveal other names: not every caller may see all models."""
+        self.unknown_words: Callable[[str, str], str] | None = None
+        """Message for an unknown model, or version of a known one, in place of the own ones."""
         self._next_hint_at = 0.0
         self._missed: set[Lane] = set()
         self._resolved: dict[tuple[str, str], tuple[ServedVersion, Signature]] = {}
@@ -151,6 +153,8 @@ class Directory:
             return versions[live]
         served = next((s for number, s in versions.items() if str(number) == version), None)
         if served is None:
+            if self.unknown_words is not None:
+                raise UnknownVersionError(self.unknown_words(model, version))
             raise UnknownVersionError(
                 f"model '{model}' has no served version '{version}'; "
                 f"served: {', '.join(map(str, sorted(versions)))}"
@@ -184,6 +188,8 @@ class Directory:
                 f"model '{model}' is not ready: this server is starting; try again"
             )
         if versions is None:
+            if self.unknown_words is not None:
+                raise UnknownModelError(self.unknown_words(model, ""))
             hint = "" if self.is_discreet else self._hint(model)
             raise UnknownModelError(f"model '{model}' is not served{hint}")
         return versions

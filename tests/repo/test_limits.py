@@ -21,10 +21,11 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 120, 388
+SETTINGS, RECIPE_KEYS = 121, 388
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
-`processes` cannot be found out: how many cores the models need is the operator's to say.
+`processes` cannot be found out: how many cores the models need is the operator's to say. Nor can
+`compat`: whether a client compares the words of another server.
 Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
 """
 
