@@ -39,7 +39,7 @@ TABLE: dict[str, tuple[tuple[int, grpc.StatusCode], str, Case]] = {
         INVALID, "datatype 'FLOAT' is unknown", {"inputs": [tensor("x", "FLOAT", [1, 4], ROW)]},
     ),
     "another shape": (
-        INVALID, "input 'x' has shape [1, 3]", {"inputs": [tensor("x", "FP32", [1, 3], ROW[:3])]},
+        INVALID, "input 'x' has shape [1,3]", {"inputs": [tensor("x", "FP32", [1, 3], ROW[:3])]},
     ),
     "another rank": (
         INVALID, "input 'x' has shape [4]", {"inputs": [tensor("x", "FP32", [4], ROW)]},
