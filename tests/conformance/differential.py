@@ -117,7 +117,9 @@ class Clients:
     def __init__(self, address_http: str, address: str) -> None:
         self._http = address_http
         self._channel = grpc.insecure_channel(address)
-        self._infer = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        self._infer = self._channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer", None, None
+        )
 
     def close(self) -> None:
         """Closes the channel."""

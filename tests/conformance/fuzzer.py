@@ -90,7 +90,7 @@ def fuzz_grpc(server: ServerProcess, seed: int, seconds: float, most: int = 10**
     chance, found = random.Random(seed), Found(seed)
     with grpc.insecure_channel(server.grpc) as channel:
         service = "/inference.GRPCInferenceService"
-        calls = {name: channel.unary_unary(f"{service}/{name}") for name in METHODS}
+        calls = {name: channel.unary_unary(f"{service}/{name}", None, None) for name in METHODS}
         good = HEALTHY.message().SerializeToString()
 
         def is_healthy() -> str:

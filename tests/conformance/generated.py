@@ -5,6 +5,7 @@ In: a seeded generator of random numbers. Out: `Asked`, which becomes a body or 
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,7 +124,7 @@ def values(chance: random.Random, datatype: str, shape: tuple[int, ...]) -> Arra
     if datatype == "BOOL":
         return np.array([chance.random() < 0.5 for _ in range(count)]).reshape(shape)
     if dtype.kind == "f":
-        limits = np.finfo(dtype)
+        limits = np.finfo(dtype.str)
         usual = [0.0, -0.0, 1.5, float(limits.max), float(limits.tiny), chance.gauss(0, 100)]
         return np.array(chance.choices(usual, k=count), dtype).reshape(shape)
     whole = np.iinfo(dtype.str)
@@ -136,7 +137,7 @@ def valid(chance: random.Random) -> Asked:
     form = chance.choice(FORMS)
     given_id = chance.choice(["", "", "id-1", "ünï"])
     if chance.random() < 0.4:
-        x = values(chance, "FP32", (chance.randrange(1, 9), 4)) / np.float32(4)
+        x = np.multiply(values(chance, "FP32", (chance.randrange(1, 9), 4)), np.float32(0.25))
         wanted: tuple[tuple[str, dict[str, Any]], ...] = ()
         if chance.random() < 0.4:
             count = chance.randrange(1, 6)
@@ -180,7 +181,7 @@ def _too_many_rows(asked: Asked) -> Asked:
     return replace(asked, inputs=((name, datatype, np.resize(array, (9, array.shape[1]))),))
 
 
-_FAULTS = {
+_FAULTS: dict[str, Callable[[Asked], Asked]] = {
     "unknown model": lambda asked: replace(asked, model="nope"),
     "unknown version": lambda asked: replace(asked, version="9"),
     "unknown input": _renamed,

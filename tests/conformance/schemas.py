@@ -4,14 +4,15 @@ It runs in the environment of clients, like any other program of others that tes
 """
 
 import subprocess
-from pathlib import Path
+import tempfile
 
 from tests.fixtures.client_environment import PYTHON
 from tests.fixtures.servers import ServerProcess
 
-CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
-          "response_schema_conformance")  # fmt: skip
-"""Its checks; `501` and others are documented, so that they are no server errors to it."""
+CHECKS = (
+    "not_a_server_error", "status_code_conformance", "content_type_conformance",
+    "response_schema_conformance",
+)  # fmt: skip
 
 
 def run(server: ServerProcess, seed: int, seconds: float) -> str:
@@ -20,16 +21,17 @@ def run(server: ServerProcess, seed: int, seconds: float) -> str:
     Raises:
         FileNotFoundError: it is not installed; `make clients` does that.
     """
-    program = Path(PYTHON).with_name("schemathesis")
+    program = PYTHON.with_name("schemathesis")
     if not program.exists():
         raise FileNotFoundError(f"{program} is missing; make it with: make clients")
-    done = subprocess.run(
-        [
-            str(program), "run", f"http://{server.http}/openapi.json",
-            "--checks", ",".join(CHECKS), "--seed", str(seed), "--max-time", str(int(seconds)),
-            "--continue-on-failure", "--phases", "examples,coverage,fuzzing", "--no-color",
-        ],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds + 300,
-        check=False,
-    )  # fmt: skip
+    command = [
+        str(program), "run", f"http://{server.http}/openapi.json", "--no-color",
+        "--checks", ",".join(CHECKS), "--seed", str(seed), "--max-time", str(int(seconds) or 1),
+        "--continue-on-failure", "--phases", "examples,coverage,fuzzing",
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="schemathesis-") as folder:  # for what it writes
+        done = subprocess.run(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=seconds + 300, check=False,
+        )  # fmt: skip
     return "" if done.returncode == 0 else done.stdout

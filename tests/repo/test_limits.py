@@ -33,6 +33,7 @@ EFFECTS = {
     "refuses with an error": """
         api_keys.MAX_FILE_BYTES api_keys.MAX_KEYS binary_texts.MAX_TEXTS body._MAX_LINE_BYTES
         certificate_files.MAX_PEM_BYTES channel.MAX_MESSAGE_BYTES
+        classification.MAX_CLASSES classification.MAX_CLASS_TEXTS
         choice_memory.MAX_ARTIFACTS control.MAX_MESSAGE_BYTES
         code_bundle.MAX_SHARED_HEADERS connection.MAX_CALLS
         connection.MAX_EMPTY_BYTES frames.MAX_FRAME_BYTES frames.MAX_OTHER_FRAME_BYTES
