@@ -8,9 +8,10 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.e2e.conftest import SHAPES
 from tests.e2e.grpc_calls import outputs, typed_request
 from tests.e2e.tensor_values import JSON_DATATYPES, VALUES, assert_same_bits, echo_model
-from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.servers import ServerProcess
 from tests.fixtures.triton_client import TritonClient, TritonError
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
@@ -18,10 +19,10 @@ X = np.array([[0.5, 3, -2, 3]], np.float32)
 ID = "[request id: <id_unknown>] "
 
 
-@pytest.fixture(scope="module")
-def server(store: Path) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=SHAPES)
+def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProcess]:
     settings: dict[str, Any] = {"compat": "triton", "readiness": "any_model"}
-    with running_server(store, **settings) as server:
+    with SHAPES[request.param](store, **settings) as server:
         server.wait_until_read_through()
         yield server
 

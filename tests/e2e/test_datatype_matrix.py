@@ -6,6 +6,7 @@ The answer comes in the form of the request, bit for bit; `refused` has what doe
 import json
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -222,7 +223,7 @@ def test_number_out_of_range(server: ServerProcess, stub: Any, datatype: str) ->
             request = message(datatype, np.zeros((1, 1), np.int64), is_raw=False)
             field = getattr(request.inputs[0].contents, CONTENTS_FIELDS[datatype])
             field[0] = value
-            code, details = error_of(lambda request=request: stub.ModelInfer(request))
+            code, details = error_of(partial(stub.ModelInfer, request))
             assert code is grpc.StatusCode.INVALID_ARGUMENT
             assert datatype in details
 
@@ -268,6 +269,6 @@ def test_raw_bytes_that_do_not_fit(
         call_.raw_input_contents[0] = octets
         with grpc.insecure_channel(asked.grpc) as channel:
             stub = GRPCInferenceServiceStub(channel)
-            code, details = error_of(lambda stub=stub, call_=call_: stub.ModelInfer(call_))
+            code, details = error_of(partial(stub.ModelInfer, call_))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert details == reply.error()

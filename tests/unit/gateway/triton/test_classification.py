@@ -14,7 +14,6 @@ from services.gateway.edges import grpc_codec, rest_codec
 from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.sliced_work import at_once
 from services.gateway.triton.classification import (
-    AT_ONCE_ELEMENTS,
     MAX_CLASS_TEXTS,
     MAX_CLASSES,
     Classes,
@@ -154,7 +153,7 @@ def test_jobs_refuse_it() -> None:
 CLASSES: Classes = {"y": ClassesOf(2, 0, LABELS)}
 
 
-@pytest.mark.parametrize("rows", [2, AT_ONCE_ELEMENTS], ids=["at once", "in slices"])
+@pytest.mark.parametrize("rows", [2, 1000], ids=["at once", "in slices"])
 @pytest.mark.parametrize("raw", [False, True], ids=["typed", "raw"])
 def test_grpc_answer(rows: int, raw: bool) -> None:
     array = np.tile(np.array([3, 1, 4, 1], np.float32), (rows, 1))
@@ -173,7 +172,7 @@ def test_grpc_answer(rows: int, raw: bool) -> None:
         assert list(output.contents.bytes_contents) == told
 
 
-@pytest.mark.parametrize("rows", [2, AT_ONCE_ELEMENTS], ids=["at once", "in slices"])
+@pytest.mark.parametrize("rows", [2, 1000], ids=["at once", "in slices"])
 def test_rest_answer(rows: int) -> None:
     array = np.tile(np.array([3, 1, 4, 1], np.float32), (rows, 1))
     body = rest_codec.encode(reply(array), RestRequest(inputs=[]), int, CLASSES)
