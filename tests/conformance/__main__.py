@@ -71,7 +71,8 @@ def _compared(seed: int, count: int) -> list[Row]:
         theirs, ours = Clients(triton.http, triton.grpc), Clients(server.http, server.grpc)
         with contextlib.closing(theirs), contextlib.closing(ours):
             found: Compared = compare(theirs, ours, seed, count)
-    print(f"{found.equal} of {count} requests: the same answer as Triton's")
+    total = found.equal + found.explained.total() + len(found.unexplained)
+    print(f"{found.equal} of {total} requests: the same answer as Triton's")
     for why, times in found.explained.most_common():
         print(f"{times:6} differ: {why}")
     return [Row("as Triton", "both", "\n".join(found.unexplained[:20]))]

@@ -84,9 +84,40 @@ EXPLANATIONS: dict[str, Explains] = {
 """Differences on purpose, each with its reason; docs/reference/protocols.md tells clients."""
 
 
+PATHS: dict[str, str] = {
+    "/v2/health/live": "", "/v2/health/ready": "",
+    "/v2": "the version is ours, and the extensions are those that work",
+    "/v2/": "Triton does not know the path that the protocol's OpenAPI has",
+    "/v2/models/linear": "the platform is the artifact's, and there are properties",
+    "/v2/models/linear/versions/1": "the platform is the artifact's, and there are properties",
+    "/v2/models/nope": "", "/v2/models/linear/versions/9": "", "/v2/models/nope/versions/9": "",
+    "/v2/models/nope/ready": "an unknown model is 404 in every call; Triton says 400 here",
+    "/v2/models/linear/infer": "the words of a wrong method are ours",
+    "/v2/nowhere": "the words of an unknown path are ours",
+}  # fmt: skip
+"""Paths of GET, with the reason for which the answers differ; empty where they do not."""
+_BODILESS = ("/v2/health/", "/ready")
+"""Paths whose success has no body in Triton; clients look at the status."""
+
+
+def compare_paths(theirs: "Clients", ours: "Clients", found: Compared) -> None:
+    """Compares the answers to GET; a difference that is expected and does not come is a fault."""
+    for path, reason in PATHS.items():
+        first, second = theirs.get(path), ours.get(path)
+        if first[0] == second[0] == 200 and any(part in path for part in _BODILESS):
+            first = second
+        if (first == second) == bool(reason):
+            found.unexplained.append(f"GET {path}: Triton {first}, ours {second}; {reason}")
+        elif reason:
+            found.explained[f"GET {path}: {reason}"] += 1
+        else:
+            found.equal += 1
+
+
 def compare(theirs: "Clients", ours: "Clients", seed: int, count: int) -> Compared:
-    """Compares the answers to generated requests."""
+    """Compares the answers to generated requests, and to GET."""
     chance, found = random.Random(seed), Compared()
+    compare_paths(theirs, ours, found)
     for number in range(count):
         asked = valid(chance)
         if chance.random() < SPOILED:
@@ -129,19 +160,29 @@ class Clients:
         """Returns the answer to a request."""
         return self._rest(asked) if asked.over_rest else self._grpc(asked)
 
-    def _rest(self, asked: Asked) -> Answer:
+    def get(self, path: str) -> tuple[int, Any]:
+        """Returns the status of GET, and its document."""
+        status, _, told = self._exchange("GET", path, b"", {})
+        return status, json.loads(told or b"null")
+
+    def _exchange(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, int, bytes]:
+        """Returns the status, the length of the JSON, and the body of an answer."""
         connection = http.client.HTTPConnection(self._http, timeout=TIMEOUT_S)
         try:
-            body, headers = asked.body()
-            connection.request("POST", asked.path, body, headers)
+            connection.request(method, path, body, headers)
             reply = connection.getresponse()
             told = reply.read()
+            return reply.status, int(reply.headers.get(HEADER) or len(told)), told
         finally:
             connection.close()
-        length = int(reply.headers.get(HEADER) or len(told))
+
+    def _rest(self, asked: Asked) -> Answer:
+        status, length, told = self._exchange("POST", asked.path, *asked.body())
         document = json.loads(told[:length])
-        if reply.status != 200:
-            return Answer(str(reply.status), document["error"])
+        if status != 200:
+            return Answer(str(status), document["error"])
         outputs, position = [], length
         for output in document["outputs"]:
             shape, datatype = output["shape"], output["datatype"]
