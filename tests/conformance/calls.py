@@ -3,6 +3,7 @@
 Rule: a new call is a line of `CALLS`, with a function that raises on a wrong answer.
 """
 
+import gzip
 import http.client
 import json
 from collections.abc import Callable, Iterable
@@ -78,6 +79,29 @@ def _infer(form: str) -> Callable[[ServerProcess], None]:
     return check
 
 
+def _classes(form: str) -> Callable[[ServerProcess], None]:
+    wanted = (("y", {"classification": 2}),)
+    asked = Asked(model="linear", form=form, inputs=HEALTHY.inputs, outputs=wanted)
+
+    def check(server: ServerProcess) -> None:
+        if asked.over_rest:
+            told = rest(server, "POST", asked.path, *asked.body())[1]
+        else:
+            message = pb.ModelInferRequest.FromString(asked.message().SerializeToString())
+            told = _stub_call(server, "ModelInfer", message).SerializeToString()
+        assert b"8.000000:3:dog" in told, told[:300]
+        assert b"6.000000:2:cat" in told, told[:300]
+
+    return check
+
+
+def _compressed(server: ServerProcess) -> None:
+    body, _ = HEALTHY.body()
+    headers = {"content-encoding": "gzip"}
+    status, told = rest(server, "POST", HEALTHY.path, gzip.compress(body), headers)
+    assert status == 200, told[:300]
+
+
 def _stub_call(server: ServerProcess, name: str, request: Any) -> Any:
     with grpc.insecure_channel(server.grpc) as channel:
         return getattr(GRPCInferenceServiceStub(channel), name)(request, timeout=TIMEOUT_S)
@@ -107,6 +131,9 @@ CALLS: list[Call] = [
     Call("infer, JSON flat", REST, _infer("json")),
     Call("infer, JSON nested", REST, _infer("nested")),
     Call("infer, binary", REST, _infer("binary")),
+    Call("infer, gzip", REST, _compressed),
+    Call("infer, classification", REST, _classes("json")),
+    Call("infer, classification", GRPC, _classes("contents")),
     Call("infer, contents", GRPC, _infer("contents")),
     Call("infer, raw", GRPC, _infer("raw")),
 ]  # fmt: skip
