@@ -28,7 +28,7 @@ from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.sliced_work import Slices
-from services.gateway.triton.classification import Classes, classes_of
+from services.gateway.triton.classes import Classes, classes_of
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, Lane
 from services.telemetry.loop_metrics import CounterChild, HistogramChild

@@ -38,13 +38,8 @@ from services.gateway.edges.raw_parts import Part
 from services.gateway.refusals import naming_input, refuse_unsupported, unreadable_input
 from services.gateway.scheduling_parameters import checked_scheduling
 from services.gateway.sliced_work import Slices, at_once
-from services.gateway.triton.classification import (
-    PARAMETER,
-    Classes,
-    checked_count,
-    classified,
-    is_long,
-)
+from services.gateway.triton.classes import PARAMETER, Classes, checked_count
+from services.gateway.triton.classification import classified, is_long
 from services.queueing.records import InferReply, Lane
 
 _USUAL_ELEMENTS = 8192

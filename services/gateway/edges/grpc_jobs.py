@@ -18,7 +18,7 @@ from services.gateway.edges.grpc_raw import check_job_request
 from services.gateway.edges.raw_parts import Part
 from services.gateway.jobs.job_service import MAX_WAIT_S, JobOptions, JobService, check_job
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.triton.classification import refuse_in_jobs
+from services.gateway.triton.classes import refuse_in_jobs
 from services.queueing.job_records import Job
 from services.queueing.records import InferReply
 from services.wire.body import Body

@@ -32,7 +32,7 @@ from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.jobs.job_document import job_document
 from services.gateway.jobs.job_service import MAX_WAIT_S, JobOptions, JobService, check_job
 from services.gateway.request_accounting import REQUEST_ID, RequestAccounting
-from services.gateway.triton.classification import refuse_in_jobs
+from services.gateway.triton.classes import refuse_in_jobs
 from services.queueing.job_records import OVER, Job
 from services.queueing.records import InferReply
 from services.wire.http1.asgi import RESERVE

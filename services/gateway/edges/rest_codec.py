@@ -34,7 +34,8 @@ from services.gateway.edges.json_bodies.tensors import (
 from services.gateway.edges.raw_parts import MIN_VIEWED_BYTES, raw_parts
 from services.gateway.refusals import naming_input
 from services.gateway.sliced_work import Slices, at_once
-from services.gateway.triton.classification import Classes, classified, is_long
+from services.gateway.triton.classes import Classes
+from services.gateway.triton.classification import classified, is_long
 from services.queueing.records import InferReply, Lane
 
 HEADER_LENGTH = "inference-header-content-length"

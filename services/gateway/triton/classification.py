@@ -1,6 +1,6 @@
 """Classification: the largest values of an output, as texts `value:index[:label]`.
 
-In: the output parameter `classification`, the number of classes. Out: a BYTES output [rows,
+In: a reply, and the classes that are wanted of its outputs. Out: BYTES outputs [rows,
 classes], largest first; [classes] for an output without a batch. A class is an element of a row in
 row-major order; of equal values the first is first.
 
@@ -9,21 +9,19 @@ Source: Triton's classification extension, and what Triton 2.51 answers: numbers
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import Array, bf16_numbers, object_array
-from services.errors import InvalidRequestError, UnsupportedError
+from services.errors import InvalidRequestError
 from services.gateway.edges.binary_texts import TEXT_OVERHEAD_BYTES, Reserve
 from services.gateway.sliced_work import Slices
+from services.gateway.triton.classes import Classes, ClassesOf
 from services.queueing.records import InferReply
 
-PARAMETER = "classification"
 MAX_CLASSES = 4096
 """Most classes of a row: a slice of the work sorts twice as many numbers, in some 1 ms."""
 MAX_CLASS_TEXTS = 2**17
@@ -31,76 +29,9 @@ MAX_CLASS_TEXTS = 2**17
 _ELEMENTS_A_SLICE = 2 * MAX_CLASSES
 _TEXTS_A_SLICE = 128
 """Texts written at once, in 0.05 ms; in 1.5 ms where each number has 309 digits."""
-_WITHOUT_ORDER = ("BOOL", "BYTES")
-
-
-class ClassesOf(NamedTuple):
-    """The classes that a request wants of one output."""
-
-    most: int
-    """Number of classes of a row."""
-    batch_axis: int | None
-    labels: Sequence[str]
-    """Label of each element of a row; empty for none."""
 
 
 Places = npt.NDArray[np.intp]
-Classes = Mapping[str, ClassesOf]
-"""By output."""
-
-
-def checked_count(value: object, output: str) -> int:
-    """Returns the number of classes that the parameter of an output asks for; 0 for none.
-
-    Raises:
-        InvalidRequestError: it is no whole number from 0 up.
-    """
-    if type(value) is not int or value < 0:
-        raise InvalidRequestError(
-            f"output '{output:.200}' has classification {value!r:.60}; give the number of classes, "
-            "a whole number from 0 up"
-        )
-    return value
-
-
-def refuse_in_jobs(counts: Mapping[str, int]) -> None:
-    """Refuses classification of a job, whose result keeps the outputs.
-
-    Raises:
-        UnsupportedError: there is some.
-    """
-    if counts:
-        raise UnsupportedError(
-            f"output '{next(iter(counts)):.200}' has classification, which jobs do not offer; "
-            "leave it out, and find the largest values of the result"
-        )
-
-
-def classes_of(counts: Mapping[str, int], signature: Signature) -> Classes:
-    """Returns the classes that are wanted of a model's outputs; unknown ones are left out.
-
-    Args:
-        counts: number of classes by output, above 0.
-        signature: of the model.
-
-    Raises:
-        InvalidRequestError: an output has no numbers.
-    """
-    found = {}
-    for spec in signature.outputs:
-        if spec.name not in counts:
-            continue
-        if spec.datatype in _WITHOUT_ORDER:
-            raise InvalidRequestError(
-                f"class result not available for output '{spec.name}' due to unsupported type "
-                f"'{spec.datatype}'; ask for it without classification"
-            )
-        sizes = [size for axis, size in enumerate(spec.shape) if axis != spec.batch_axis]
-        labels = signature.labels.get(spec.name, ())
-        if sizes != [len(labels)]:
-            labels = ()  # they name the last axis of several
-        found[spec.name] = ClassesOf(counts[spec.name], spec.batch_axis, labels)
-    return found
 
 
 def is_long(reply: InferReply, classes: Classes) -> bool:

@@ -21,7 +21,7 @@ from services.gateway.edges.json_bodies.tensors import from_json
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling_parameters import checked_scheduling
 from services.gateway.sliced_work import Slices, at_once
-from services.gateway.triton.classification import PARAMETER, checked_count
+from services.gateway.triton.classes import PARAMETER, checked_count
 
 _A_SLICE = 64
 """Inputs or outputs in a slice; each takes some 10 µs."""

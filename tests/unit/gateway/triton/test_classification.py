@@ -13,16 +13,14 @@ from services.errors import BufferFullError, InvalidRequestError, UnsupportedErr
 from services.gateway.edges import grpc_codec, rest_codec
 from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.sliced_work import at_once
-from services.gateway.triton.classification import (
-    MAX_CLASS_TEXTS,
-    MAX_CLASSES,
+from services.gateway.triton.classes import (
     Classes,
     ClassesOf,
     checked_count,
     classes_of,
-    classified,
     refuse_in_jobs,
 )
+from services.gateway.triton.classification import MAX_CLASS_TEXTS, MAX_CLASSES, classified
 from services.queueing.records import InferReply
 from tests.fixtures.queue_ends import reply_of
 
