@@ -187,6 +187,10 @@ chaos: $(DEVELOPING) ## Ten minutes of killing everything under load, with a led
 adversarial: $(DEVELOPING) ## Hostile clients and stores beside a healthy client. ARGS="--seed 7 --only JSON"
 	@$(BIN)/python -m tests.adversarial $(ARGS)
 
+.PHONY: conformance
+conformance: $(DEVELOPING) ## Every call, mutated requests, schemathesis, and Triton beside ours. ARGS="--seed 7 --seconds 30"
+	@$(BIN)/python -m tests.conformance $(ARGS)
+
 .PHONY: mutants
 mutants: $(DEVELOPING) ## Change the sources in 200 places, and see whether a test notices. ARGS="--count 20 --seed 7"
 	@$(BIN)/python -m tests.mutants $(ARGS)

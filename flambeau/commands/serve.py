@@ -55,6 +55,14 @@ Processes = Annotated[
         show_default="1: one that does both",
     ),
 ]
+Compat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="triton",
+        help="Take the name and the words of this server, for clients that compare them.",
+        show_default="none",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
@@ -71,6 +79,7 @@ def serve(
     grpc_port: GrpcPort = None,
     metrics_port: MetricsPort = None,
     processes: Processes = None,
+    compat: Compat = None,
     set_: Settings = None,
     batch_axis: BatchAxes = None,
 ) -> None:
@@ -84,6 +93,7 @@ def serve(
         "grpc_port": grpc_port,
         "metrics_port": metrics_port,
         "processes": int(processes) if processes and processes.isdecimal() else processes,
+        "compat": compat,
     }
     given = {name: value for name, value in named.items() if value is not None}
     settings = {**given, **parse_settings(set_ or [])}

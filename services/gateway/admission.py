@@ -37,6 +37,7 @@ from services.errors import (
 from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_lane
 from services.gateway.request_pacer import RequestPacer
 from services.gateway.sliced_work import SlicedWork
+from services.gateway.triton.words import Words
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import Done, Entry, MemoryQueue, Outcome
 from services.queueing.records import (
@@ -156,6 +157,8 @@ class Admission:
         self._room = max(1, min(max_in_flight_requests, queue.max_depth) // processes)
         self._timeout_s = request_timeout_s
         self._degrades = degrades
+        self.words: Words | None = None
+        """Messages of requests that a signature refuses, in place of its own."""
         self._degraded = metrics.degraded
         metrics.in_flight.set_function(lambda: queue.unanswered)
         self._known: dict[int, _Known] = {}
@@ -254,7 +257,7 @@ class Admission:
             try:
                 known.rows_of(tuple(inputs))
             except SignatureError as error:
-                raise InvalidRequestError(f"model {served.lane}: {error}") from error
+                raise self._refusal(served.lane, signature, error, tuple(inputs)) from error
         except ServingError:
             if caller is not None:
                 caller.tenant.take(0, time.monotonic())  # as in `infer`
@@ -333,8 +336,22 @@ class Admission:
             if call.outputs:
                 signature.check_outputs(call.outputs)
         except SignatureError as error:
-            raise InvalidRequestError(f"model {lane}: {error}") from error
+            raise self._refusal(
+                lane, signature, error, kind, call.outputs, call.request_id
+            ) from error
         return found
+
+    def _refusal(
+        self,
+        lane: Lane,
+        signature: Signature,
+        error: SignatureError,
+        inputs: _Kind,
+        outputs: Sequence[str] = (),
+        request_id: str = "",
+    ) -> InvalidRequestError:
+        words = self.words and self.words(signature, lane.model, request_id, inputs, outputs)
+        return InvalidRequestError(words or f"model {lane}: {error}")
 
     def _learn(self, signature: Signature) -> _Known:
         """Caches a new signature, and evicts those that are no longer served."""

@@ -56,6 +56,10 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     """Handling of a request whose queue is full, or that would be late: it is refused, or
     answered by a faster loaded artifact of the same version (`keep_artifacts`), which the
     response names; set it where a less accurate response is better than none."""
+    compat: Literal["none", "triton"] = "none"
+    """The server whose name and words clients expect; set it to `triton` for clients that compare
+    them: server metadata then has its name, the usual refusals have its messages, and gRPC answers
+    with raw outputs whatever the form of the request."""
     open_to_strangers: bool = False
     """Accept inference and jobs from other machines although no credentials are required; set it
     only where a proxy in front controls access."""

@@ -26,7 +26,8 @@ from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.server_facts import ServerFacts
+from services.gateway.server_facts import NAME, ServerFacts
+from services.gateway.triton import words
 from services.ports import listen, metrics_server
 from services.process import freeze_garbage
 from services.queueing.directory import Directory
@@ -143,9 +144,14 @@ class Front:
         self.limit_by_others = self._admission.limit_by_others
         self._is_one_of_many = processes > 1
         self._readiness = Readiness(config.readiness)
-        self._facts = ServerFacts(version, directory, self._admission, self._readiness)
+        as_triton = config.compat == "triton"
+        name = words.NAME if as_triton else NAME
+        self._facts = ServerFacts(version, directory, self._admission, self._readiness, name)
         self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
         self._administration = self._make_administration(figures, control, tell)
+        if as_triton:
+            directory.unknown_words = words.unknown
+            self._admission.words = partial(words.refusal, self._accounting.given_id)
         self._compression = CompressionThread()
         self._certificates = open_certificates(config, metrics.tls)
         service = open_service(self._admission) if open_service is not None else None
@@ -185,6 +191,7 @@ class Front:
             sampler=self._sampler,
             tls=tls.grpc_context if tls is not None else None,
             administration=self._administration,
+            always_raw=self._config.compat == "triton",
         )
         route = RestEdge(
             *parts, service, self._authenticator, self._sampler, self._administration

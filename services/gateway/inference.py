@@ -21,13 +21,14 @@ A protocol is two files beside its table of routes: a codec, and an edge whose r
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from services.errors import ServingError, UnsupportedError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.sliced_work import Slices
+from services.gateway.triton.classes import Classes, classes_of
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, Lane
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
@@ -172,6 +173,7 @@ class Inference:
         traceparent: the caller's trace (W3C Trace Context); empty for none.
 
     Attributes:
+        classes: classes that are wanted in place of outputs; None for none.
         is_over: True once it has its outcome.
         request_id: printable; goes into the log and the reply.
         trace: travels with the request if it is traced here.
@@ -180,8 +182,8 @@ class Inference:
     """
 
     __slots__ = (
-        "_entry", "_path", "_sink", "is_over", "model", "received_at", "request_id", "trace",
-        "trace_id", "version",
+        "_entry", "_path", "_sink", "classes", "is_over", "model", "received_at", "request_id",
+        "trace", "trace_id", "version",
     )  # fmt: skip
 
     def __init__(
@@ -202,6 +204,7 @@ class Inference:
         self.model = model
         self.version = version
         self.is_over = False
+        self.classes: Classes | None = None
         self.request_id = accounting.safe_id(given_id) if given_id else accounting.new_id()
         self.trace: TraceContext | None = None
         self.trace_id = ""
@@ -216,6 +219,18 @@ class Inference:
     def rename(self, given_id: str) -> None:
         """Takes the id that the decoded request has."""
         self.request_id = self._path.accounting.safe_id(given_id)
+
+    def classify(self, counts: Mapping[str, int]) -> None:
+        """Notes that classes are wanted in place of outputs, by the signature of the model.
+
+        Args:
+            counts: number of classes by output, above 0.
+
+        Raises:
+            ServingError: the model is not ready, or an output has no numbers.
+        """
+        signature = self._path.admission.directory.resolve(self.model, self.version)[1]
+        self.classes = classes_of(counts, signature)
 
     def begin(self, body: Body, authorization: "CachedAuthorization | None") -> None:
         """Authenticates the caller, decodes the request and hands it to admission.

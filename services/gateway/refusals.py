@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from services.errors import InvalidRequestError, UnsupportedError
 
-UNSUPPORTED_PARAMETERS = frozenset({"shared_memory_region", "classification"})
+UNSUPPORTED_PARAMETERS = frozenset({"shared_memory_region"})
 """Parameters that would change the meaning of the response and must not be ignored."""
 
 

@@ -48,9 +48,9 @@ FAILURES_LOGGED_A_SECOND = 100
 """A log line costs more than a refusal: under overload, logging all would take all the time."""
 
 
-def _new_ids() -> Callable[[], str]:
+def _new_ids(prefix: str) -> Callable[[], str]:
     """Returns a generator of ids unique across processes: 64 random bits, then a count."""
-    prefix, numbers = secrets.token_hex(8), itertools.count()
+    numbers = itertools.count()
     return lambda: f"{prefix}{next(numbers):012x}"
 
 
@@ -68,7 +68,8 @@ class RequestAccounting:
         self.directory = directory
         self.access_log = access_log
         self.tracer = tracer
-        self.new_id = _new_ids()
+        self._prefix = secrets.token_hex(8)
+        self.new_id = _new_ids(self._prefix)
         """Returns a unique request id."""
         self._failures = LineAllowance(FAILURES_LOGGED_A_SECOND)
         self._children: dict[tuple[Lane | None, str, str], tuple[CounterChild, HistogramChild]] = {}
@@ -78,6 +79,10 @@ class RequestAccounting:
     def safe_id(self, given: str) -> str:
         """Returns the caller's id, or a new one when that is not printable."""
         return given if _SAFE_ID.fullmatch(given) is not None else self.new_id()
+
+    def given_id(self, request_id: str) -> str:
+        """Returns a request's id if its caller gave it, else an empty string."""
+        return "" if request_id.startswith(self._prefix) else request_id
 
     def may_log_failure(self, now: float) -> bool:
         """True if another failure may be logged this second; logs the number omitted."""

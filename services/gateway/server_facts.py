@@ -14,6 +14,7 @@ from services.readiness import Readiness
 NAME = "flambeau"
 EXTENSIONS = (
     "binary_tensor_data",
+    "classification",
     "parameters",
     "model_configuration",
     "statistics",
@@ -53,9 +54,14 @@ class ServerFacts:
     """Reads the directory for the metadata and health calls."""
 
     def __init__(
-        self, version: str, directory: Directory, admission: Admission, readiness: Readiness
+        self,
+        version: str,
+        directory: Directory,
+        admission: Admission,
+        readiness: Readiness,
+        name: str = NAME,
     ) -> None:
-        self.version = version
+        self.name, self.version = name, version
         self._directory = directory
         self._admission = admission
         self.readiness = readiness

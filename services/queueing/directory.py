@@ -36,6 +36,8 @@ class Directory:
         starting process sets it to False."""
         self.is_discreet = False
         """True if messages must not reveal other names: not every caller may see all models."""
+        self.unknown_words: Callable[[str, str], str] | None = None
+        """Message for an unknown model, or version of a known one, in place of the own ones."""
         self._next_hint_at = 0.0
         self._missed: set[Lane] = set()
         self._resolved: dict[tuple[str, str], tuple[ServedVersion, Signature]] = {}
@@ -180,6 +182,8 @@ class Directory:
         known = self._aliases.get(model, {})
         if not version or (version == LIVE_ALIAS and version in known):
             raise ModelNotReadyError(f"model '{model}' is not ready: {_reasons(versions)}")
+        if self.unknown_words is not None:
+            raise UnknownVersionError(self.unknown_words(model, version))
         aliases = ", ".join(sorted(known))
         raise UnknownVersionError(
             f"model '{model}' has no served version '{version[:MAX_SHOWN]}'; "
@@ -214,6 +218,8 @@ class Directory:
                 f"model '{model}' is not ready: this server is starting; try again"
             )
         if versions is None:
+            if self.unknown_words is not None:
+                raise UnknownModelError(self.unknown_words(model, ""))
             hint = "" if self.is_discreet else self._hint(model)
             raise UnknownModelError(f"model '{model}' is not served{hint}")
         return versions

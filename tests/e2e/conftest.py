@@ -29,6 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     linear  versions 1 and 2, y = version * x, at most 8 rows; no pointer, so 2 is live
     pair    two inputs, two outputs
+    labelled y = 2 * x, whose four classes have names
     lookup  with a latency set by the request, and failing for an index beyond 9
     echo    all datatypes at once; echo-fp32 and so on have one each
     family  an int8 artifact `onnx`, y = 2.00001 * x, and beside it `onnx-1` in fp32, y = 2 * x
@@ -40,6 +41,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             str(store), "linear", onnx_models.linear(scale), max_batch_size=MAX_BATCH_SIZE
         )
     onnx_models.publish(str(store), "pair", onnx_models.pair())
+    names = {"y": ("ant", "bee", "cat", "dog")}
+    onnx_models.publish(str(store), "labelled", onnx_models.linear(2.0), labels=names)
     onnx_models.publish(str(store), "lookup", onnx_models.slow_lookup())
     onnx_models.publish(str(store), "echo", onnx_models.echo())
     for datatype in RUNTIME_DATATYPES:

@@ -180,10 +180,10 @@ def test_extension_that_is_not_offered(stub: Any, place: str) -> None:
     owner = {
         "parameters": request, "input": request.inputs[0], "output": request.outputs[0]
     }[place]  # fmt: skip
-    owner.parameters["classification"].int64_param = 3
+    owner.parameters["shared_memory_region"].string_param = "r"
     code, details = error_of(lambda: stub.ModelInfer(request))
     assert code is StatusCode.UNIMPLEMENTED
-    assert "classification" in details
+    assert "shared_memory_region" in details
 
 
 @pytest.mark.parametrize(

@@ -144,13 +144,12 @@ def test_inputs_of_different_batch_sizes(server: ServerProcess) -> None:
         (b"\xff\xfe{}", "not valid JSON"),
         (json.dumps(x()).encode("utf-16"), "not valid JSON"),
         (b'{"id": "\xe9", "inputs": []}', "not valid JSON"),
-        (json.dumps(data([float("nan"), 2, 3, 4])).encode(), "not valid JSON"),
-        (json.dumps(data([float("inf"), 2, 3, 4])).encode(), "not valid JSON"),
+        (b'{"inputs": [NaN, nan]}', "not valid JSON"),
         (b"[" * 100_000, "the JSON has 100000 members and lists"),
         (b'{"inputs": []} trailing', "not valid JSON"),
         (b"\x00" * 10, "not valid JSON"),
     ],
-    ids=["empty", "cut", "bytes", "utf-16", "latin-1", "NaN", "Infinity", "deep", "tail", "NUL"],
+    ids=["empty", "cut", "bytes", "utf-16", "latin-1", "nan", "deep", "tail", "NUL"],
 )
 def test_body_that_is_no_json(server: ServerProcess, body: bytes, message: str) -> None:
     reply = call(server, "POST", LINEAR, body)

@@ -184,8 +184,8 @@ def test_concurrent_requests_share_batches_and_each_gets_its_own_answer(
 def test_extension_that_is_not_offered_is_refused(server: ServerProcess) -> None:
     reply = infer(
         server, "linear", linear_input(ROW),
-        outputs=[{"name": "y", "parameters": {"classification": 3}}],
+        outputs=[{"name": "y", "parameters": {"shared_memory_region": "r"}}],
     )  # fmt: skip
     assert reply.status == 501
-    assert "classification" in reply.error()
+    assert "shared_memory_region" in reply.error()
     assert post(server, "/v2/repository/index", {}).status == 404

@@ -107,10 +107,18 @@ def test_error(
     assert caught.value.status == status[kind.startswith("grpc")]
 
 
-def test_classification_is_refused_and_not_ignored(client: TritonClient) -> None:
-    with pytest.raises(TritonError) as caught:
-        client.infer("linear", {"x": X}, {"y": {"class_count": 2}})
-    assert caught.value.status in ("501", "StatusCode.UNIMPLEMENTED")
+def test_classification(client: TritonClient, kind: str) -> None:
+    x = np.array([[0.5, 3, -2, 3], [4, 1, 2, 3]], np.float32)
+    labelled = client.infer("labelled", {"x": x}, {"y": {"class_count": 2}}).outputs["y"]
+    assert labelled.tolist() == [
+        [b"6.000000:1:bee", b"6.000000:3:dog"], [b"8.000000:0:ant", b"6.000000:3:dog"]
+    ]  # fmt: skip
+    plain = client.infer("linear", {"x": x}, {"y": {"class_count": 9}}).outputs["y"]
+    assert plain[0].tolist() == [b"6.000000:1", b"6.000000:3", b"1.000000:0", b"-4.000000:2"]
+    with pytest.raises(TritonError, match="unsupported type 'BOOL'"):
+        client.infer("echo-bool", {"in_BOOL": VALUES["BOOL"]}, {"out_BOOL": {"class_count": 2}})
+    metadata = client.call("get_server_metadata")
+    assert "classification" in metadata["extensions"]
 
 
 @pytest.mark.parametrize("kind", ["grpc", "grpc.aio"], indirect=True)

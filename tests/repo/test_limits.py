@@ -21,12 +21,12 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 122, 388
+SETTINGS, RECIPE_KEYS = 123, 388
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
 `processes` cannot be found out: how many cores the models need is the operator's to say. Nor can
 `model_control`: who chooses the models, their pointers or callers; or `triton_metrics`: whose
-dashboards there are.
+dashboards there are; or `compat`: whether a client compares the words of another server.
 Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
 """
 
@@ -37,6 +37,7 @@ EFFECTS = {
         predict_codec.MAX_PARSED_MEMBERS
         api_keys.MAX_FILE_BYTES api_keys.MAX_KEYS binary_texts.MAX_TEXTS body._MAX_LINE_BYTES
         certificate_files.MAX_PEM_BYTES channel.MAX_MESSAGE_BYTES
+        classification.MAX_CLASSES classification.MAX_CLASS_TEXTS
         choice_memory.MAX_ARTIFACTS control.MAX_MESSAGE_BYTES
         code_bundle.MAX_SHARED_HEADERS generate_codec.MAX_MEMBERS
         connection.MAX_CALLS

@@ -4,7 +4,7 @@ Source: Open Inference Protocol v2, gRPC. Tensors come as `raw_input_contents` (
 input) or as typed `contents`, never both; the response takes the form of the request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -39,7 +39,9 @@ from services.gateway.edges.raw_parts import Part
 from services.gateway.refusals import naming_input, refuse_unsupported, unreadable_input
 from services.gateway.scheduling_parameters import checked_scheduling
 from services.gateway.sequence_parameters import checked_sequence
-from services.gateway.sliced_work import Slices
+from services.gateway.sliced_work import Slices, at_once
+from services.gateway.triton.classes import PARAMETER, Classes, checked_count
+from services.gateway.triton.classification import classified, is_long
 from services.queueing.records import InferReply, Lane, SequenceStep
 
 _USUAL_ELEMENTS = 8192
@@ -122,18 +124,27 @@ def decode_in_slices(
     return inputs
 
 
-def asked_outputs(request: pb.ModelInferRequest) -> list[str]:
-    """Returns the names of the requested outputs; an empty list means all.
+def asked_outputs(request: pb.ModelInferRequest) -> tuple[list[str], dict[str, int]]:
+    """Returns the names of the requested outputs, and the number of classes wanted of each.
+
+    No names mean all outputs.
 
     Raises:
+        InvalidRequestError: the classification of an output is no number from 0 up.
         UnsupportedError: it asks for an extension this server does not offer.
     """
     outputs = request.outputs
     if not outputs:
-        return []  # iterating over an empty field takes 1 µs
+        return [], {}  # iterating over an empty field takes 1 µs
+    names, classes = [], {}
     for output in outputs:
-        refuse_unsupported(output.parameters)
-    return [output.name for output in outputs]
+        name, parameters = output.name, output.parameters
+        names.append(name)
+        if parameters:
+            refuse_unsupported(parameters)
+            if count := checked_count(_parameter(parameters, PARAMETER, 0), name):
+                classes[name] = count
+    return names, classes
 
 
 class AskedParameters(NamedTuple):
@@ -179,7 +190,10 @@ def asked_parameters(request: pb.ModelInferRequest) -> AskedParameters:
 
 
 def encode_serialized(
-    reply: InferReply, request: pb.ModelInferRequest, reserve: Reserve
+    reply: InferReply,
+    request: pb.ModelInferRequest,
+    reserve: Reserve,
+    classes: Classes | None = None,
 ) -> bytes | Slices[list[Part]]:
     """Serialises the response of `encode`; returns slices of the work if it is large.
 
@@ -189,7 +203,15 @@ def encode_serialized(
         reply: the model's.
         request: the request that it answers.
         reserve: reservation of memory for a large response.
+        classes: classes that are wanted in place of outputs.
+
+    Raises:
+        InvalidRequestError: there are too many classes.
     """
+    if classes:
+        if is_long(reply, classes):
+            return _classified_parts(reply, request, reserve, classes)
+        reply = at_once(classified(reply, classes, reserve))
     outputs = reply.outputs
     if len(outputs) == 1 and request.raw_input_contents and not request.id:
         ((name, array),) = outputs.items()
@@ -204,6 +226,32 @@ def encode_serialized(
         return encode(reply, request).SerializeToString()
     named = [(name, reply.datatypes[name], array) for name, array in outputs.items()]
     return message_parts(_without_outputs(reply, request), named, reserve, typed=typed)
+
+
+def encode_raw_always(
+    reply: InferReply,
+    request: pb.ModelInferRequest,
+    reserve: Reserve,
+    classes: Classes | None = None,
+) -> bytes | Slices[list[Part]]:
+    """Does the same as `encode_serialized`, with raw outputs also for typed inputs, as Triton."""
+    if not request.raw_input_contents:
+        request = pb.ModelInferRequest(id=request.id, raw_input_contents=[b""])
+    return encode_serialized(reply, request, reserve, classes)
+
+
+Encode = Callable[
+    [InferReply, pb.ModelInferRequest, Reserve, Classes | None], bytes | Slices[list[Part]]
+]
+"""Serialises a response, as `encode_serialized`."""
+
+
+def _classified_parts(
+    reply: InferReply, request: pb.ModelInferRequest, reserve: Reserve, classes: Classes
+) -> Slices[list[Part]]:
+    reserve(sum(array.nbytes for array in reply.outputs.values()))
+    encoded = encode_serialized((yield from classified(reply, classes, reserve)), request, reserve)
+    return [encoded] if isinstance(encoded, bytes) else (yield from encoded)
 
 
 @lru_cache(maxsize=1024)

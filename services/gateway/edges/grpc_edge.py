@@ -23,6 +23,7 @@ from services.gateway.admission import Admission
 from services.gateway.edges import grpc_health, grpc_reflection
 from services.gateway.edges.administration.calls import AdministrationCalls
 from services.gateway.edges.administration.grpc_calls import grpc_calls
+from services.gateway.edges.grpc_codec import encode_raw_always, encode_serialized
 from services.gateway.edges.grpc_health import GrpcHealth
 from services.gateway.edges.grpc_infer import GRPC, GrpcInferRoute, InferenceCall, secret_in
 from services.gateway.edges.grpc_jobs import SERVICE as JOB_SERVICE
@@ -33,7 +34,7 @@ from services.gateway.edges.streams.grpc_stream import GrpcStreams
 from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
+from services.gateway.server_facts import EXTENSIONS, ServerFacts
 from services.wire.body import Body
 from services.wire.byte_budget import ByteBudget
 from services.wire.compression import CompressionThread
@@ -76,6 +77,7 @@ class GrpcEdge:
         sampler: sampler of payloads, if configured.
         tls: TLS of the port; None for plain text.
         administration: calls beside inference.
+        always_raw: True to answer with raw outputs, whatever the form of the request.
     """
 
     def __init__(
@@ -93,8 +95,10 @@ class GrpcEdge:
         sampler: Sampler | None = None,
         tls: ssl.SSLContext | None = None,
         administration: AdministrationCalls | None = None,
+        always_raw: bool = False,
     ) -> None:
         self._path = InferencePath(GRPC, admission, accounting, sampler)
+        self._encode = encode_raw_always if always_raw else encode_serialized
         self._facts = facts
         self._accounting = accounting
         self._authenticator = authenticator
@@ -170,7 +174,7 @@ class GrpcEdge:
         authorization = None
         if self._authenticator is not None:
             authorization = self._authenticator.authorization(secret, "infer")
-        return GrpcInferRoute(self._path, head, authorization)
+        return GrpcInferRoute(self._path, head, authorization, self._encode)
 
     def _route_stream(self, head: GrpcHead) -> None:
         head.open = partial(self._streams.open, self._infer_route(head))
@@ -256,7 +260,7 @@ class GrpcEdge:
 
     def _server_metadata(self, _: pb.ServerMetadataRequest, __: Principal) -> Message:
         return pb.ServerMetadataResponse(
-            name=NAME, version=self._facts.version, extensions=EXTENSIONS
+            name=self._facts.name, version=self._facts.version, extensions=EXTENSIONS
         )
 
     def _model_metadata(self, request: pb.ModelMetadataRequest, principal: Principal) -> Message:

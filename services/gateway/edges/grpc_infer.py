@@ -49,16 +49,18 @@ gRPC than over REST."""
 class GrpcInferRoute:
     """Facts of an inference that its head alone determines; cached with a repeated head."""
 
-    __slots__ = ("authorization", "given_id", "path", "timeout_s", "traceparent")
+    __slots__ = ("authorization", "encode", "given_id", "path", "timeout_s", "traceparent")
 
     def __init__(
         self,
         path: InferencePath,
         head: GrpcHead,
         authorization: "CachedAuthorization | None" = None,
+        encode: grpc_codec.Encode = grpc_codec.encode_serialized,
     ) -> None:
         self.path = path
         self.authorization = authorization
+        self.encode = encode
         self.given_id = head.text(REQUEST_ID)
         self.traceparent = head.text(TRACEPARENT) if path.accounting.tracer else ""
         self.timeout_s = head.timeout_s
@@ -106,6 +108,9 @@ class GrpcRequest:
         inference = self._inference
         assert inference is not None
         timeout_us, priority, preference, sequence = grpc_codec.asked_parameters(request)
+        outputs, classes = grpc_codec.asked_outputs(request)
+        if classes:
+            inference.classify(classes)
         allowed_s = self._route.timeout_s
         deadline = math.inf
         if timeout_us or allowed_s is not None:
@@ -116,7 +121,7 @@ class GrpcRequest:
             model=inference.model,
             version=inference.version,
             inputs=inputs,
-            outputs=grpc_codec.asked_outputs(request),
+            outputs=outputs,
             deadline=deadline,
             priority=priority,
             preference=preference,
@@ -195,7 +200,7 @@ class InferenceCall(UnaryCall, GrpcRequest):
         assert inference is not None
         if self.connection.sending.unsent_bytes > self.connection.share_bytes:
             raise self.connection.unread()
-        message = grpc_codec.encode_serialized(reply, request, self.reserve)
+        message = self._route.encode(reply, request, self.reserve, inference.classes)
         if isinstance(message, bytes):
             inference.answered(reply)
             self.reply(message, http2_headers.write([(REQUEST_ID, inference.request_id)]))

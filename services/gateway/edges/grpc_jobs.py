@@ -18,6 +18,7 @@ from services.gateway.edges.grpc_raw import check_job_request
 from services.gateway.edges.raw_parts import Part
 from services.gateway.jobs.job_service import MAX_WAIT_S, JobOptions, JobService, check_job
 from services.gateway.request_accounting import RequestAccounting
+from services.gateway.triton.classes import refuse_in_jobs
 from services.queueing.job_records import Job
 from services.queueing.records import InferReply
 from services.wire.body import Body
@@ -77,6 +78,8 @@ class GrpcJobs:
         service, request = self._open_service, asked.request
         principal.require("infer", request.model_name)
         asked_of = grpc_codec.asked_parameters(request)
+        outputs, classes = grpc_codec.asked_outputs(request)
+        refuse_in_jobs(classes)
         call = InferCall(
             request_id=self._accounting.safe_id(request.id)
             if request.id
@@ -84,7 +87,7 @@ class GrpcJobs:
             model=request.model_name,
             version=request.model_version,
             inputs=await self._inputs(request, reserve),
-            outputs=grpc_codec.asked_outputs(request),
+            outputs=outputs,
             preference=asked_of.preference,
             sequence=asked_of.sequence,
             caller=principal.caller,

@@ -32,6 +32,7 @@ from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.jobs.job_document import job_document
 from services.gateway.jobs.job_service import MAX_WAIT_S, JobOptions, JobService, check_job
 from services.gateway.request_accounting import REQUEST_ID, RequestAccounting
+from services.gateway.triton.classes import refuse_in_jobs
 from services.queueing.job_records import OVER, Job
 from services.queueing.records import InferReply
 from services.wire.http1.asgi import RESERVE
@@ -113,6 +114,7 @@ class JobRoutes:
         if not isinstance(wanted, RestRequest):
             wanted = await self._admission.work.run(wanted, len(body))
         del body  # bytes that no array views are released
+        refuse_in_jobs(wanted.classes)
         given_id = wanted.id or request.headers.get(REQUEST_ID, "")
         call = InferCall(
             request_id=self._accounting.safe_id(given_id)

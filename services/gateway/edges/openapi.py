@@ -329,6 +329,15 @@ _PARAMETERS: dict[str, Any] = {
 }
 """Request parameters of its timeout, priority, artifact and sequence."""
 
+_OUTPUT_PARAMETERS: dict[str, Any] = {
+    "binary_data": {"type": "boolean", "description": "True for binary data behind the JSON."},
+    "classification": {
+        "type": "integer",
+        "minimum": 0,
+        "description": "Number of largest values to return as `value:index[:label]`; 0 for none.",
+    },
+}
+
 
 def _schemas() -> dict[str, Any]:
     text, flag = {"type": "string"}, {"type": "boolean"}
@@ -378,7 +387,9 @@ def _schemas() -> dict[str, Any]:
             inputs=_array("Tensor"),
             outputs=_array("RequestedOutput"),
         ),
-        "RequestedOutput": _object(["name"], name=text, parameters=parameters),
+        "RequestedOutput": _object(
+            ["name"], name=text, parameters={**parameters, "properties": _OUTPUT_PARAMETERS}
+        ),
         "Tensor": _object(["name", "shape", "datatype"], **tensor, data=data),
         "InferResponse": _object(
             ["model_name", "outputs"],

@@ -34,6 +34,8 @@ from services.gateway.edges.json_bodies.tensors import (
 from services.gateway.edges.raw_parts import MIN_VIEWED_BYTES, raw_parts
 from services.gateway.refusals import naming_input
 from services.gateway.sliced_work import Slices, at_once
+from services.gateway.triton.classes import Classes
+from services.gateway.triton.classification import classified, is_long
 from services.queueing.records import InferReply, Lane
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -108,7 +110,10 @@ def decode_json(head: Buffer) -> RestRequest:
 
 
 def encode(
-    reply: InferReply, request: RestRequest, reserve: Reserve = int
+    reply: InferReply,
+    request: RestRequest,
+    reserve: Reserve = int,
+    classes: Classes | None = None,
 ) -> RestBody | Slices[RestBody]:
     """Encodes a response in the requested form; returns slices of the work if it is large.
 
@@ -116,23 +121,31 @@ def encode(
         reply: the model's.
         request: the request that it answers.
         reserve: reservation of memory for a large response.
+        classes: classes that are wanted in place of outputs.
 
     Raises:
-        InvalidRequestError: JSON cannot hold an output that was not requested as binary.
+        InvalidRequestError: JSON cannot hold an output that was not requested as binary, or there
+            are too many classes.
         BufferFullError: there is no room for it.
     """
-    if any(map(is_large, reply.outputs.values())):
+    if any(map(is_large, reply.outputs.values())) or (classes and is_long(reply, classes)):
         without_inputs = msgspec.structs.replace(request, inputs=[])  # their memory is needed
-        return _encode_large(reply, without_inputs, reserve)
-    return at_once(_encode(reply, request, reserve))
+        return _encode_large(reply, without_inputs, reserve, classes)
+    return at_once(_encode(reply, request, reserve, classes))
 
 
-def _encode_large(reply: InferReply, request: RestRequest, reserve: Reserve) -> Slices[RestBody]:
+def _encode_large(
+    reply: InferReply, request: RestRequest, reserve: Reserve, classes: Classes | None
+) -> Slices[RestBody]:
     reserve(sum(array.nbytes for array in reply.outputs.values()))
-    return (yield from _encode(reply, request, reserve))
+    return (yield from _encode(reply, request, reserve, classes))
 
 
-def _encode(reply: InferReply, request: RestRequest, reserve: Reserve) -> Slices[RestBody]:
+def _encode(
+    reply: InferReply, request: RestRequest, reserve: Reserve, classes: Classes | None
+) -> Slices[RestBody]:
+    if classes:
+        reply = yield from classified(reply, classes, reserve)
     lane = reply.lane
     head: list[bytes | memoryview] = []
     text: list[bytes | memoryview] = [

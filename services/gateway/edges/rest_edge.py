@@ -33,7 +33,7 @@ from services.gateway.edges.streams.generate import GenerateExchange, GenerateSt
 from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.server_facts import EXTENSIONS, NAME, ServerFacts
+from services.gateway.server_facts import EXTENSIONS, ServerFacts
 from services.ports import LIVE_PATH, READY_PATH
 from services.wire.body import SMALL_BODY_BYTES, Body
 from services.wire.http1.asgi import asgi_opener
@@ -175,7 +175,8 @@ class RestEdge:
 
     async def _server_metadata(self, request: Request) -> Response:
         self._principal(request).take_request()
-        return _json({"name": NAME, "version": self._facts.version, "extensions": list(EXTENSIONS)})
+        facts = self._facts
+        return _json({"name": facts.name, "version": facts.version, "extensions": list(EXTENSIONS)})
 
     def _ready(self) -> "_Said":
         ready = self._facts.is_ready()

@@ -147,6 +147,8 @@ class InferExchange(HttpInference):
         self._request = request
         if request.id:
             inference.rename(request.id)
+        if request.classes:
+            inference.classify(request.classes)
         deadline = math.inf
         timeout_s = self._route.timeout_s
         if timeout_s is not None or request.timeout_us:
@@ -183,13 +185,14 @@ class InferExchange(HttpInference):
         ):
             self._succeed(reply, JSON, [text])
             return
-        encoded = rest_codec.encode(reply, request, self.reserve)
+        inference = self._inference
+        assert inference is not None
+        encoded = rest_codec.encode(reply, request, self.reserve, inference.classes)
         if isinstance(encoded, rest_codec.RestBody):
             self._send(reply, encoded)
         else:
             self._request = None
-            assert self._inference is not None
-            self._inference.write(encoded, reply, partial(self._send, reply))
+            inference.write(encoded, reply, partial(self._send, reply))
 
     def _send(self, reply: InferReply, body: rest_codec.RestBody) -> None:
         encoding = self._route.encoding

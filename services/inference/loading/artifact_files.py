@@ -14,7 +14,7 @@ from services.inference.backends.verified_artifact import StepCode, VerifiedArti
 from services.inference.trust import Trust
 
 UNSERVABLE_DATATYPES = frozenset({"BF16"})
-"""Datatypes that artifacts cannot accept as NumPy arrays; a preceding Python step can."""
+"""Datatypes that NumPy does not have. Python models and steps take them, as their bits."""
 
 
 def read_artifact(
@@ -39,7 +39,7 @@ def check_servable(manifest: Manifest, artifact: Artifact, device: Device) -> No
     """
     kind = SERVED_KINDS[artifact.kind]
     for spec in (*manifest.artifact_inputs(), *manifest.signature.outputs):
-        if spec.datatype in UNSERVABLE_DATATYPES:
+        if spec.datatype in UNSERVABLE_DATATYPES and artifact.kind != "python":
             raise UnfitArtifactError(
                 f"tensor '{spec.name}' is {spec.datatype}, which no backend here takes"
             )

@@ -48,6 +48,7 @@ class _InputParameters(_Parameters, frozen=True):
 
 class _OutputParameters(_Parameters, frozen=True):
     binary_data: bool | UnsetType = UNSET
+    classification: Annotated[int, Meta(ge=0)] = 0
 
 
 class _RequestParameters(_Parameters, frozen=True):
@@ -130,6 +131,7 @@ def _with_parameters(document: _Document, inputs: list[InputTensor]) -> RestRequ
         outputs=[output.name for output in outputs],
         binary_by_default=asked.binary_data_output,
         binary={o.name: c for o in outputs if (c := o.parameters.binary_data) is not UNSET},
+        classes={o.name: count for o in outputs if (count := o.parameters.classification)},
         timeout_us=timeout_us,
         priority=priority,
         preference=checked_preference(asked.artifact, asked.accuracy),

@@ -22,6 +22,7 @@ import orjson
 from flambeau.protocol.tensors import DATATYPES, Array, TensorError, element_count
 from services.errors import InvalidRequestError
 from services.gateway.edges.binary_texts import TEXT_OVERHEAD_BYTES, Reserve, check_texts
+from services.gateway.edges.json_bodies.numbers_beyond import parsed
 from services.gateway.edges.json_bodies.spans import (
     MAX_BESIDE_BYTES,
     Octets,
@@ -234,7 +235,7 @@ def _numbers(datatype: str, piece: bytes) -> Array:
 
 def _parsed(piece: bytes | Text) -> list[Any]:
     try:
-        found: list[Any] = orjson.loads(piece)
+        found: list[Any] = parsed(piece)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"the body is not valid JSON: {error.msg} in 'data'") from error
     return found

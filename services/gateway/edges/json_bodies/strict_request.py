@@ -16,11 +16,13 @@ from services.errors import InvalidRequestError
 from services.gateway.admission import InputTensor
 from services.gateway.artifact_preference import ArtifactPreference, checked_preference
 from services.gateway.edges.binary_texts import Buffer, Reserve, raw_array, reserved_bytes
+from services.gateway.edges.json_bodies.numbers_beyond import parsed
 from services.gateway.edges.json_bodies.tensors import from_json
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling_parameters import checked_scheduling
 from services.gateway.sequence_parameters import checked_sequence
 from services.gateway.sliced_work import Slices, at_once
+from services.gateway.triton.classes import PARAMETER, checked_count
 from services.queueing.records import SequenceStep
 
 _A_SLICE = 64
@@ -36,6 +38,8 @@ class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     binary_by_default: bool = False
     binary: Mapping[str, bool] = {}
     """An output's own choice, which overrides the default."""
+    classes: Mapping[str, int] = {}
+    """The number of classes that are wanted in place of an output."""
     timeout_us: int = 0
     """The caller's timeout, from now; 0 for no limit of its own."""
     priority: int = 0
@@ -86,7 +90,7 @@ def parse_document(data: Buffer) -> dict[str, Any]:
     if not data:
         raise InvalidRequestError("the body is empty; send a JSON object with 'inputs'")
     try:
-        document = orjson.loads(data)
+        document = parsed(data)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(document, dict):
@@ -125,7 +129,7 @@ def read_document(
         parameters.get("sequence_end", False),
     )
     request_id = _text(_given(document, "id", ""), "id")
-    names, choices = yield from _requested_outputs(document)
+    names, choices, classes = yield from _requested_outputs(document)
     inputs = yield from _decode_inputs(document, binary, array_of, check, reserve)
     return RestRequest(
         id=request_id,
@@ -133,6 +137,7 @@ def read_document(
         outputs=names,
         binary_by_default=parameters.get("binary_data_output") is True,
         binary=choices,
+        classes=classes,
         timeout_us=timeout_us,
         priority=priority,
         preference=preference,
@@ -215,18 +220,22 @@ def _binary_size(entry: Mapping[str, Any], name: str) -> int | None:
 
 def _requested_outputs(
     document: Mapping[str, Any],
-) -> Slices[tuple[list[str], dict[str, bool]]]:
+) -> Slices[tuple[list[str], dict[str, bool], dict[str, int]]]:
     names: list[str] = []
     choices: dict[str, bool] = {}
+    classes: dict[str, int] = {}
     for entry in _objects(document, "outputs", required=False):
         name = _text(entry.get("name"), "name of an output")
         names.append(name)
-        choice = _parameters(entry, f"output '{name:.200}'").get("binary_data")
+        parameters = _parameters(entry, f"output '{name:.200}'")
+        choice = parameters.get("binary_data")
         if choice is not None:
             choices[name] = choice is True
+        if count := checked_count(parameters.get(PARAMETER, 0), name):
+            classes[name] = count
         if len(names) % _A_SLICE == 0:
             yield
-    return names, choices
+    return names, choices, classes
 
 
 def _objects(document: Mapping[str, Any], key: str, *, required: bool) -> list[dict[str, Any]]:

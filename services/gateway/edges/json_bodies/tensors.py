@@ -1,8 +1,7 @@
 """Tensors in JSON: the `data` of the Open Inference Protocol's REST form.
 
 In: the parsed `data`, nested or flat. Out: an array of the declared datatype and shape.
-Also the reverse: an array to the text of its `data`. FP16, BF16, NaN and infinity have no JSON
-form.
+Also the reverse: an array to the text of its `data`. FP16 and BF16 have no JSON form.
 """
 
 import math
@@ -24,6 +23,7 @@ from flambeau.protocol.tensors import (
     element_count,
     object_array,
 )
+from services.gateway.edges.json_bodies.numbers_beyond import written
 
 ELEMENTS_A_PIECE = 8192
 """Numbers of a response in a piece; writing these takes 0.2 to 0.5 ms."""
@@ -136,9 +136,9 @@ def to_json(name: str, datatype: str, array: Array) -> bytes:
         except UnicodeDecodeError:
             raise _needs_binary(name, "holds bytes that are not UTF-8") from None
     text = orjson.dumps(array.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)
-    # NaN and infinity are written as null, the only token among numbers with an "n".
+    # orjson writes null for NaN and infinity, the only token among numbers with an "n".
     if b"n" in text and array.dtype.kind == "f":
-        raise _needs_binary(name, "holds NaN or infinity, which JSON cannot represent")
+        return written(array)
     return text
 
 

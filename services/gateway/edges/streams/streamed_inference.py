@@ -191,7 +191,9 @@ class StreamedInference(SlicedReplies, GrpcRequest):
         assert request is not None
         if connection.sending.unsent_bytes > connection.share_bytes:
             raise connection.unread()
-        encoded = grpc_codec.encode_serialized(reply, request, reserve)
+        inference = self._inference
+        assert inference is not None
+        encoded = self._route.encode(reply, request, reserve, inference.classes)
         return (encoded,) if isinstance(encoded, bytes) else encoded
 
     def deliver(self, reply: InferReply, parts: Sequence[Part]) -> None:

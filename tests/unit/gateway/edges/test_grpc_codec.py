@@ -304,10 +304,16 @@ def test_raw_entries_must_be_as_many_as_the_inputs(count: int) -> None:
 
 def test_the_outputs_asked_for_are_read_in_their_order() -> None:
     request = raw_request(X)
-    assert asked_outputs(over_the_wire(request)) == []
+    assert asked_outputs(over_the_wire(request)) == ([], {})
     for name in ("y", "a"):
         request.outputs.add(name=name)
-    assert asked_outputs(over_the_wire(request)) == ["y", "a"]
+    assert asked_outputs(over_the_wire(request)) == (["y", "a"], {})
+    request.outputs[0].parameters["classification"].int64_param = 3
+    request.outputs[1].parameters["classification"].uint64_param = 0
+    assert asked_outputs(over_the_wire(request)) == (["y", "a"], {"y": 3})
+    request.outputs[1].parameters["classification"].string_param = "3"
+    with pytest.raises(InvalidRequestError, match="output 'a' has classification '3'"):
+        asked_outputs(over_the_wire(request))
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_PARAMETERS))

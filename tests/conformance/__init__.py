@@ -1,0 +1,1 @@
+"""Conformance: calls against their protocols, fuzzers, and a comparison with a live Triton."""

@@ -1,0 +1,129 @@
+"""A live Triton 2.51 beside ours, with the same models behind its Python backend.
+
+Source: the environment of `make bench-peers` (`bench/peers/servers/triton_peer.py`).
+"""
+
+import subprocess
+import sysconfig
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.peers.environment import FOLDER, Environment
+from bench.peers.running_server import free_addresses
+from tests.conformance.generated import ECHOED
+from tests.conformance.server import LABELS, MAX_ROWS
+
+START_TIMEOUT_S = 180.0
+MODEL = """
+import json
+import triton_python_backend_utils as utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.names = config["input"][0]["name"], config["output"][0]["name"]
+
+    def execute(self, requests):
+        given, made = self.names
+        answers = []
+        for request in requests:
+            array = utils.get_input_tensor_by_name(request, given).as_numpy()
+            array = 2 * array if made == "y" else array
+            answers.append(utils.InferenceResponse([utils.Tensor(made, array)]))
+        return answers
+"""
+"""Doubles `x` to `y`; gives any other input back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTriton:
+    """Addresses of a running Triton."""
+
+    http: str
+    grpc: str
+    process: "subprocess.Popen[bytes]"
+
+
+def installed() -> Environment | None:
+    """Returns its environment if `make bench-peers` has made it; None otherwise."""
+    environment = Environment("triton", [])
+    stub = FOLDER / "triton" / "backends" / "python" / "triton_python_backend_stub"
+    return environment if stub.exists() and Path(environment.python).exists() else None
+
+
+@contextmanager
+def running_triton(environment: Environment) -> Iterator[LiveTriton]:
+    """Starts it with the models of `server.py`; ends it with the block."""
+    http, grpc = free_addresses(2)
+    packages = environment.site_packages
+    libraries = (sysconfig.get_config_var("LIBDIR"), packages / "nvidia_pytriton.libs")
+    with tempfile.TemporaryDirectory(prefix="triton-") as home:
+        _write_models(Path(home) / "models")
+        options = {
+            "model-repository": f"{home}/models",
+            "backend-directory": environment.folder / "backends",
+            "http-address": "127.0.0.1", "http-port": http.partition(":")[2],
+            "grpc-address": "127.0.0.1", "grpc-port": grpc.partition(":")[2],
+            "allow-metrics": "false",
+        }  # fmt: skip
+        with (Path(home) / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    str(packages / "pytriton" / "tritonserver" / "bin" / "tritonserver"),
+                    *(f"--{name}={value}" for name, value in options.items()),
+                ],
+                env={
+                    "PATH": environment.search_path, "HOME": home, "TMPDIR": home,
+                    "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
+                    "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
+                },
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            try:
+                _await_ready(http, process, Path(home) / "log")
+                yield LiveTriton(http, grpc, process)
+            finally:
+                process.terminate()
+                process.wait(60)
+
+
+def _write_models(folder: Path) -> None:
+    for name, datatype, given, made, dims in (
+        ("linear", "FP32", "x", "y", "4"),
+        *((f"echo-{t.lower()}", t, f"in_{t}", f"out_{t}", "-1") for t in ECHOED),
+    ):
+        version = folder / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(MODEL)
+        (folder / name / "labels.txt").write_text("\n".join(LABELS))
+        labels = 'label_filename: "labels.txt"' if name == "linear" else ""
+        output = f'name: "{made}" data_type: TYPE_{datatype} dims: [ {dims} ] {labels}'
+        (folder / name / "config.pbtxt").write_text(
+            f'backend: "python"\nmax_batch_size: {MAX_ROWS}\n'
+            f'input [ {{ name: "{given}" data_type: TYPE_{datatype} dims: [ {dims} ] }} ]\n'
+            f"output [ {{ {output} }} ]\n"
+            "instance_group [ { kind: KIND_CPU count: 1 } ]\n"
+        )
+
+
+def _await_ready(http: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    end = time.monotonic() + START_TIMEOUT_S
+    while not _is_ready(http):
+        said = log.read_text(errors="replace")[-1000:]
+        assert process.poll() is None, f"Triton has ended: {said}"
+        assert time.monotonic() < end, f"Triton is not ready after {START_TIMEOUT_S} s: {said}"
+        time.sleep(0.2)
+
+
+def _is_ready(http: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{http}/v2/health/ready", timeout=5):
+            return True
+    except OSError:
+        return False
