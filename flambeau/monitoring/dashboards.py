@@ -154,7 +154,8 @@ OVERVIEW = Dashboard(
                   (f"process_resident_memory_bytes{{{PROCESS},{WHERE}}}", "{{job}} {{instance}}")),
             lines("Processes replaced", "short", "Processes of `flambeau serve --processes` that "
                   "ended by themselves, by kind.",
-                  (grown("flambeau_process_restarts_total", WHERE, "instance, kind"),
+                  (grown("flambeau_process_restarts_total", WHERE, "instance, kind")
+                   + ' or label_replace(vector(0), "kind", "none", "", "")',
                    "{{instance}} {{kind}}")),
             lines("Open files", "percentunit", "Share of the file descriptors a process may have.",
                   (f"process_open_fds{{{PROCESS},{WHERE}}} / process_max_fds{{{PROCESS},{WHERE}}}",

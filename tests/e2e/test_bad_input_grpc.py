@@ -203,8 +203,9 @@ def test_scheduling_parameters(stub: Any, name: str, value: dict[str, Any], mess
     assert message in details
 
 
-def test_call_this_server_does_not_have(stub: Any) -> None:
-    code, _ = error_of(lambda: stub.RepositoryIndex(pb.RepositoryIndexRequest()))
+def test_call_this_server_does_not_have(channel: grpc.Channel) -> None:
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelForget", None, None)
+    code, _ = error_of(lambda: call(b""))
     assert code is StatusCode.UNIMPLEMENTED
 
 

@@ -188,4 +188,4 @@ def test_extension_that_is_not_offered_is_refused(server: ServerProcess) -> None
     )  # fmt: skip
     assert reply.status == 501
     assert "shared_memory_region" in reply.error()
-    assert post(server, "/v2/repository/index", {}).status == 404
+    assert post(server, "/v2/repository/models", {}).status == 404
