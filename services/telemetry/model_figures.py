@@ -29,7 +29,7 @@ BACKEND, REJECTED, CANCELLED, OTHER = "BACKEND", "REJECTED", "CANCELED", "OTHER"
 
 
 class VersionFigures(msgspec.Struct, array_like=True, gc=False):
-    """What one process, or several together, have counted of a version."""
+    """The counts of a version, of one process or of several together."""
 
     model: str
     version: str
@@ -132,7 +132,7 @@ class RunFigures:
 
 
 class OneVersion:
-    """Where the figures of one version are counted, in this process.
+    """The counters of one version in this process.
 
     Attributes:
         runs: its runs.

@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Compared:
-    """What a run has found."""
+    """The result of a run."""
 
     equal: int = 0
     explained: Counter[str] = field(default_factory=Counter)

@@ -39,7 +39,7 @@ METHODS = ("ModelInfer", "ModelMetadata", "ModelReady", "ServerMetadata")
 
 @dataclass(slots=True)
 class Found:
-    """What a run of a fuzzer found."""
+    """The result of a run of a fuzzer."""
 
     seed: int
     requests: int = 0

@@ -52,7 +52,7 @@ class OpenSequence(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRules:
-    """What the signature of a model with sequences says of them."""
+    """The rules of a model's sequences, by its signature."""
 
     sequences: Sequences
     initial: tuple[Array, ...]

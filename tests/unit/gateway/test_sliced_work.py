@@ -44,8 +44,8 @@ async def test_each_turn_of_the_loop_does_one_slice_and_all_take_turns() -> None
 
 
 def test_sockets_are_polled_between_the_first_slices_and_the_next() -> None:
-    """What uvloop's callback of a socket calls soon runs before the next poll: it read the whole
-    body just before, and both would be one long turn."""
+    """uvloop runs what a socket's callback calls soon before it polls again: the callback has read
+    the whole body just before, and both would be one long turn."""
     log: list[str] = []
 
     async def run() -> None:

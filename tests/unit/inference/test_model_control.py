@@ -79,6 +79,7 @@ async def test_an_act_ends_the_pause() -> None:
     await asyncio.sleep(0)
     act = asyncio.ensure_future(control.act("load", "b"))
     await pause
+    assert "b" in control.asked
     passed(control)
     await act
     stop.set()
