@@ -24,6 +24,8 @@ BIN := $(VENV)/bin
 SIDE_BY_SIDE := -n $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8))) --dist worksteal
 PROTOC := $(CLIENTS)/bin/python -m grpc_tools.protoc -I.
 PROTOS := protos/*.proto protos/flambeau/v1/*.proto
+# Contracts of doors that the client does not use.
+DOORS := protos/torchserve/*.proto
 # The client has its message classes from this file, not from the stubs.
 DESCRIPTORS := flambeau/protocol/client_messages.binpb
 PIP_INSTALL := pip install -qq --disable-pip-version-check --no-compile
@@ -80,6 +82,7 @@ $(DEVELOPING): pyproject.toml $(CLIENTS_INSTALLED) | $(SERVING)
 	@touch $@
 
 $(CLIENTS_INSTALLED): pyproject.toml
+	@test ! -L $(CLIENTS) || { echo "$(CLIENTS) is a link, and would be emptied; remove it, or set CLIENTS=" >&2; exit 1; }
 	@echo "installing the clients that tests drive into $(CLIENTS)"
 	@$(PYTHON) -m venv --clear $(CLIENTS)
 	@$(CLIENTS)/bin/$(PIP_INSTALL) --upgrade pip
@@ -191,6 +194,10 @@ adversarial: $(DEVELOPING) ## Hostile clients and stores beside a healthy client
 conformance: $(DEVELOPING) ## Every call, mutated requests, schemathesis, and Triton beside ours. ARGS="--seed 7 --seconds 30"
 	@$(BIN)/python -m tests.conformance $(ARGS)
 
+.PHONY: conformance-torchserve
+conformance-torchserve: $(DEVELOPING) ## The same calls of TorchServe 0.12 and of ours, every difference explained. ARGS="--seed 7"
+	@$(BIN)/python -m tests.conformance_torchserve $(ARGS)
+
 .PHONY: mutants
 mutants: $(DEVELOPING) ## Change the sources in 200 places, and see whether a test notices. ARGS="--count 20 --seed 7"
 	@$(BIN)/python -m tests.mutants $(ARGS)
@@ -212,6 +219,7 @@ lint: $(DEVELOPING) ## Format, lint, types, imports, and stubs and descriptors t
 	@made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; mkdir -p "$$made/$(dir $(DESCRIPTORS))"; \
 		$(PROTOC) --python_out="$$made" --pyi_out="$$made" \
 			--include_imports --descriptor_set_out="$$made/$(DESCRIPTORS)" $(PROTOS); \
+		$(PROTOC) --python_out="$$made" --pyi_out="$$made" $(DOORS); \
 		(cd "$$made" && find . -type f) | while read -r stub; do diff -q "$$made/$$stub" "$$stub"; done
 
 .PHONY: format
@@ -222,6 +230,7 @@ format: $(DEVELOPING) ## Format and fix what can be fixed.
 .PHONY: protos
 protos: $(CLIENTS_INSTALLED) ## Generate the stubs and the client's descriptors from protos/*.proto.
 	@$(PROTOC) --python_out=. --pyi_out=. --include_imports --descriptor_set_out=$(DESCRIPTORS) $(PROTOS)
+	@$(PROTOC) --python_out=. --pyi_out=. $(DOORS)
 
 .PHONY: dashboards
 dashboards: $(DEVELOPING) ## Generate dashboards, alert rules and docs/reference/metrics.md from the code.
@@ -253,6 +262,10 @@ bench: $(SERVING) ## Measure the raw model against what is served; writes bench/
 .PHONY: bench-peers
 bench-peers: $(SERVING) ## The same weights on TorchServe, Triton and others, each installed from PyPI first.
 	@$(BIN)/python -m bench.peers $(ARGS)
+
+.PHONY: bench-torchserve
+bench-torchserve: $(SERVING) ## The same archives on TorchServe 0.12 and on ours: CPU, throughput, latency, start.
+	@$(BIN)/python -m bench.peers.torchserve_migration $(ARGS)
 
 .PHONY: bench-overload
 bench-overload: $(SERVING) ## What becomes of requests with 50 ms when twice as much is asked as can be done.
@@ -296,7 +309,7 @@ bench-limits: $(SERVING) ## 10,000 connections, the slowest answers at half of c
 	@$(BIN)/python -m bench.limits $(ARGS)
 
 .PHONY: bench-front
-bench-front: $(DEVELOPING) ## Streams beside calls with one answer, and parts of a decoupled model beside Triton's.
+bench-front: $(DEVELOPING) ## Streams, sequences, large tensors, loads and unloads, beside Triton. ARGS="--only tensors"
 	@$(BIN)/python -m bench.front $(ARGS)
 
 .PHONY: bench-operate

@@ -139,7 +139,7 @@ def main() -> None:
         for name, clients in ((LARGE, CLIENTS), (SMALL, 1), (SMALL, CLIENTS))
         for group in _both_shapes(store, name, clients, given.rounds, given.seconds)
     ]
-    rows = {count: _rows_a_batch(store, count, given.seconds) for count in (1, GATEWAYS)}
+    rows = _rows_a_batch(store, given.seconds)
     drained = _drained(store)
     print(_table(figures))
     document = {
@@ -206,27 +206,33 @@ def _measure(
     return figures
 
 
-def _rows_a_batch(store: ModelStore, gateways: int, seconds: int) -> float:
-    """Returns the mean rows of a batch when the same clients use so many gateways."""
+def _rows_a_batch(store: ModelStore, seconds: int) -> dict[int, float]:
+    """Returns the mean rows of a batch when the same clients use one gateway, or all of them.
+
+    One worker runs both loads: another one may learn another best size of a batch.
+    """
     manifest = newest_manifest(store, LARGE)
     model = golden_model(store, manifest)
     ask = ask_for(model, FORM, model.rows[:1])
-    with split_server(store, [LARGE], gateways) as split:
+    rows = {}
+    with split_server(store, [LARGE], GATEWAYS) as split:
         artifact = served_artifact(manifest, "")
         length = check_answers(split.gateways[0], model, artifact)[FORM]
+        for count in (1, GATEWAYS):
 
-        def load(gateway: ServerProcess) -> Load:
-            lasts_s = seconds + 2 * EDGE_S
-            return closed_loop(gateway, FORM, ask, CLIENTS // gateways, lasts_s, length)
+            def load(gateway: ServerProcess, clients: int = CLIENTS // count) -> Load:
+                return closed_loop(gateway, FORM, ask, clients, seconds + 2 * EDGE_S, length)
 
-        with ThreadPoolExecutor(gateways) as threads:
-            loads = threads.map(load, split.gateways)
-            time.sleep(EDGE_S)
-            before = read_metrics(split.worker.metrics)
-            time.sleep(seconds)
-            rows = read_metrics(split.worker.metrics).since(before).mean_batch_rows(LARGE)
-    failed = sum(load.failed for load in loads)
-    print(f"  {gateways} gateways: {rows:.1f} rows a batch, failures {failed}", flush=True)
+            with ThreadPoolExecutor(count) as threads:
+                loads = threads.map(load, split.gateways[:count])
+                time.sleep(EDGE_S)
+                before = read_metrics(split.worker.metrics)
+                time.sleep(seconds)
+                since = read_metrics(split.worker.metrics).since(before)
+            rows[count] = since.mean_batch_rows(LARGE)
+            failed = sum(load.failed for load in loads)
+            print(f"  {count} gateways: {rows[count]:.1f} rows a batch, failures {failed}",
+                  flush=True)  # fmt: skip
     return rows
 
 

@@ -13,6 +13,9 @@ from flambeau.commands.import_model import import_
 from flambeau.commands.infer import infer
 from flambeau.commands.jobs import jobs_app
 from flambeau.commands.keys import keys_app
+from flambeau.commands.migration.capture import capture
+from flambeau.commands.migration.export_model import export
+from flambeau.commands.migration.replay import replay
 from flambeau.commands.models import models_app
 from flambeau.commands.options.set_command import RecipeCommand, SettingsCommand
 from flambeau.commands.options.tls import CaFile, CertificateFile, KeyFile, UseTls, keep_tls
@@ -35,11 +38,12 @@ app = Verbs(
     help="Train, export, verify, publish and serve PyTorch models.",
 )
 app.command(cls=RecipeCommand)(sweep)
-for verb in (report, verify, push, pull, serve, infer, alerts, up, up_split, demo):
+for verb in (report, verify, push, pull, serve, infer, alerts, up, up_split, demo, replay, capture):
     app.command(cls=SettingsCommand if verb in (serve, up, up_split) else None)(verb)
 app.command("import")(import_)
 for process in (gateway, inference, trainer):
     app.command(context_settings=PASSED_ON)(process)
+models_app.command()(export)
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
 app.add_typer(queue_app, name="queue")

@@ -23,6 +23,8 @@ StoreError
 ├── BumpTooSmallError          a semantic version that would hide a change from callers
 ├── UnsafeOnnxError            an ONNX file that needs other files or custom operators
 ├── ArchiveError               a torch file that inflates to many times its size
+├── ModelArchiveError          a TorchServe archive that is damaged, unsafe or incomplete
+├── ServerPropertiesError      a TorchServe configuration that cannot be followed
 ├── ConflictError              another writer published or moved a pointer first
 │   └── StalePointerError          an alias no longer names the expected version
 └── StorageError               the disk or the bucket failed (full, forbidden, unreachable)
@@ -120,6 +122,14 @@ class UnsafeOnnxError(StoreError):
 
 class ArchiveError(StoreError):
     """A torch file that is not a zip archive, or that inflates to many times its size."""
+
+
+class ModelArchiveError(StoreError):
+    """A TorchServe archive that is damaged, unsafe, too large, or lacks what it names."""
+
+
+class ServerPropertiesError(StoreError):
+    """A configuration of TorchServe with a value that cannot be followed."""
 
 
 class ConflictError(StoreError):

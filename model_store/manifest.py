@@ -115,6 +115,22 @@ class MadeWith(StrictModel):
 PythonProcess = Literal["own", "shared"]
 
 
+class ModelFolder(StrictModel):
+    """A folder of this machine that a Python model reads, and how its caller wants it to be run.
+
+    Such a version is served here only: see `archives/archive_version.py`.
+    """
+
+    size_bytes: int = Field(ge=0)
+    """Total size of its files."""
+    instances: int = Field(ge=1, le=64)
+    """Processes that run it, in place of the server's setting."""
+    execution_timeout_s: float = Field(gt=0, le=86_400)
+    """Timeout of one batch, in place of the server's setting."""
+    open_time_limit_s: float = Field(default=120.0, gt=0, le=86_400)
+    """Time limit of opening it, in place of the server's setting."""
+
+
 class PythonModel(StrictModel):
     """Class of a Python model, and the files beside its source; see `python_models/`."""
 
@@ -126,6 +142,9 @@ class PythonModel(StrictModel):
     """Its side files: tokenizers, vocabularies, networks, further modules."""
     process: PythonProcess = "own"
     """Process that runs it unless the server isolates every model: its own, or the server's."""
+    # Omitted from JSON if None, so that older manifests serialize as before.
+    folder: ModelFolder | None = Field(default=None, exclude_if=lambda folder: folder is None)
+    """Folder that it reads besides; its golden rows then say that it is ready, and no more."""
 
     @model_validator(mode="after")
     def _modules_need_a_process(self) -> "PythonModel":
@@ -177,6 +196,17 @@ class Artifact(StrictModel):
         """Returns the file, the file of its weights if there is one, and the side files."""
         weights = [] if self.weights is None else [self.weights]
         return [self.file, *weights, *(() if self.python is None else self.python.files)]
+
+    @property
+    def folder(self) -> ModelFolder | None:
+        """The folder that a Python model reads; None for every other artifact."""
+        return None if self.python is None else self.python.folder
+
+    @property
+    def size_bytes(self) -> int:
+        """Total size of its files, and of its folder."""
+        own = 0 if self.folder is None else self.folder.size_bytes
+        return own + sum(entry.size_bytes for entry in self.all_files())
 
     def check_file(self, data: bytes) -> None:
         """Checks the bytes of its file before a runtime reads them.

@@ -14,7 +14,6 @@ they are read.
 
 import contextlib
 import getpass
-import hashlib
 import json
 import socket
 import uuid
@@ -57,6 +56,7 @@ from model_store.semver.compatibility import identity_of
 from model_store.semver.semver import Bump
 from model_store.signatures.key_folder import TrustedKey
 from model_store.signatures.signing import MAX_SIGNATURE_BYTES, Digests, verify
+from model_store.storage.checked_files import checked, read_drafted
 from model_store.storage.storage import MissingFileError, Storage
 
 MAX_CLAIM_ATTEMPTS = 100
@@ -279,7 +279,7 @@ class ModelStore:
         from model_store.golden import parse_golden  # imports NumPy, which a listing does not use
 
         check_parts(self, draft)
-        golden = parse_golden(_read_drafted(folder, draft.golden.file), draft)
+        golden = parse_golden(read_drafted(folder, draft.golden.file), draft)
         model = check_name(draft.model)
         listing = self._listing_of(model)
         with naming_pipelines(self, model):
@@ -293,7 +293,7 @@ class ModelStore:
         try:
             parse_manifest(sealed, "the manifest")  # an unreadable manifest is not published
             for entry in draft.all_files():
-                self.write_file(manifest, entry, _read_drafted(folder, entry))
+                self.write_file(manifest, entry, read_drafted(folder, entry))
                 if progress:
                     progress(entry.file, entry.size_bytes)
             if sign:
@@ -384,6 +384,17 @@ class ModelStore:
                 )
         return self._point(model, version, alias, why, current)
 
+    def set_aliases(self, model: str, aliases: Mapping[str, int], why: str = "") -> Pointers:
+        """Replaces all aliases of a model, as a new generation: the others name nothing any more.
+
+        Raises:
+            BadNameError: an alias is not a valid name.
+            ConflictError: another writer moved a pointer concurrently; read again and retry.
+        """
+        for alias in aliases:
+            check_alias(alias)
+        return self._following(model, aliases, why, self.pointers(model))
+
     def rollback(self, model: str, alias: str = PRODUCTION, why: str = "rollback") -> Pointers:
         """Points an alias at the version it named before.
 
@@ -400,10 +411,16 @@ class ModelStore:
     ) -> Pointers:
         """Writes the generation after `current`, unless another writer has done so since."""
         self.manifest(model, version)  # the target exists and can be read
+        aliases = {**(current.aliases if current else {}), alias: version}
         check_alias(alias)
+        return self._following(model, aliases, why, current)
+
+    def _following(
+        self, model: str, aliases: Mapping[str, int], why: str, current: Pointers | None
+    ) -> Pointers:
         following = Pointers(
             generation=current.generation + 1 if current else 1,
-            aliases={**(current.aliases if current else {}), alias: version},
+            aliases=dict(aliases),
             who=this_user(),
             when=datetime.now(UTC),
             why=why,
@@ -450,21 +467,6 @@ class ModelStore:
             semver_index.discard(self.storage, manifest)
 
 
-def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
-    """Returns the bytes if they match the entry.
-
-    Raises:
-        DigestMismatchError: size or sha256 differ.
-    """
-    found = hashlib.sha256(data).hexdigest()
-    if found != entry.sha256 or len(data) != entry.size_bytes:
-        raise DigestMismatchError(
-            f"{where}: sha256 differs from the manifest (expected {entry.sha256[:12]}… and "
-            f"{entry.size_bytes} bytes, found {found[:12]}… and {len(data)}); refused"
-        )
-    return data
-
-
 def manifest_path(model: str, version: int) -> str:
     """Returns the path of a version's manifest in its store."""
     return f"{model}/{version}/{MANIFEST}"
@@ -473,16 +475,6 @@ def manifest_path(model: str, version: int) -> str:
 def signature_path(model: str, version: int) -> str:
     """Returns the path of a version's signature in its store, if it has one."""
     return f"{model}/{version}/{SIGNATURE}"
-
-
-def _read_drafted(folder: Path, entry: FileEntry) -> bytes:
-    try:
-        data = (folder / entry.file).read_bytes()
-    except OSError as error:
-        raise StorageError(
-            f"cannot read '{entry.file}', which the draft names, in {folder}: {error.strerror}"
-        ) from error
-    return checked(data, entry, entry.file)
 
 
 def _pointer_path(model: str, generation: int) -> str:

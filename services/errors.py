@@ -164,6 +164,10 @@ class JobNotOverError(ServingError):
     grpc_code = "FAILED_PRECONDITION"
 
 
+class NoSequenceError(InvalidRequestError):
+    """A request without a sequence, to a model that keeps state over one."""
+
+
 class SequenceLostError(ServingError):
     """The sequence was never started here, or its state is gone; the client starts it again."""
 
@@ -191,6 +195,10 @@ class UnsupportedError(ServingError):
 
     http_status = 501
     grpc_code = "UNIMPLEMENTED"
+
+
+class SeveralAnswersError(UnsupportedError):
+    """A request that its model answers in several parts, or in none, by a call for one answer."""
 
 
 class ModelNotReadyError(ServingError):

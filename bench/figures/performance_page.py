@@ -9,19 +9,24 @@ PAGE = ROOT / "docs/reference/performance.md"
 PYTHON_PAGE = ROOT / "docs/reference/performance-python.md"
 PROCESSES_PAGE = ROOT / "docs/reference/performance-processes.md"
 LIMITS_PAGE = ROOT / "docs/reference/performance-limits.md"
+FRONT_PAGE = ROOT / "docs/reference/performance-front.md"
+PEERS_PAGE = ROOT / "docs/reference/performance-peers.md"
+PINNED_PAGE = ROOT / "docs/reference/performance-pinned.md"
+TORCHSERVE_PAGE = ROOT / "docs/reference/performance-torchserve.md"
 GPU_PAGE = ROOT / "docs/reference/performance-gpu.md"
 PAGES = {
-    "gpu": GPU_PAGE, "limits": LIMITS_PAGE, "front": LIMITS_PAGE,
+    "gpu": GPU_PAGE, "peers": PEERS_PAGE, "limits": LIMITS_PAGE, "front": FRONT_PAGE,
+    "torchserve": TORCHSERVE_PAGE,
     "publish": PYTHON_PAGE, "python": PYTHON_PAGE,
     "copies": PROCESSES_PAGE, "split": PROCESSES_PAGE, "cores": PROCESSES_PAGE,
     "soak-processes": PROCESSES_PAGE,
 }  # fmt: skip
-"""Pages of benchmarks that are not on `PAGE`, by name."""
+"""Pages of benchmarks that are not on `PAGE`, by name; pinned figures are on `PINNED_PAGE`."""
 
 
 def write_block(name: str, block: str) -> None:
     """Writes a benchmark's tables into its page."""
-    page = PAGES.get(name.removesuffix("-pinned"), PAGE)
+    page = PINNED_PAGE if name.endswith("-pinned") else PAGES.get(name, PAGE)
     text = page.read_text() if page.exists() else ""
     page.write_text(with_block(text, name, block))
     print(f"wrote {page}")

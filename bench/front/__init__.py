@@ -1,1 +1,1 @@
-"""Figures of the front door beside plain inference: streams."""
+"""Figures of the front door: streams, sequences, large tensors, models that come and go."""

@@ -16,6 +16,7 @@ ACK, END_STREAM, END_HEADERS = 1, 1, 4
 HEAD = struct.Struct(">HBBBI")
 HEAD_BYTES = 9
 WIDE = 2**31 - 1
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 READ_BYTES = 2**18
 TIMEOUT_S = 60.0
 SERVICE = "/inference.GRPCInferenceService"
@@ -31,7 +32,8 @@ def message(content: bytes) -> bytes:
     return b"\x00" + len(content).to_bytes(4, "big") + content
 
 
-def _block(method: str) -> bytes:
+def call_block(method: str) -> bytes:
+    """Encodes the header block of a call."""
     fields = {
         ":method": "POST", ":scheme": "http", ":path": f"{SERVICE}/{method}", ":authority": "bench",
         "content-type": "application/grpc", "te": "trailers",
@@ -52,11 +54,11 @@ class FrameClient:
         self._next_stream = 1
         first = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, WIDE))
         widened = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", WIDE - 65_535))
-        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + first + widened)
+        connection.sendall(PREFACE + first + widened)
 
     def unary(self, content: bytes, count: int, in_flight: int) -> None:
         """Makes calls, each with one message and one answer."""
-        head, data = _block("ModelInfer"), message(content)
+        head, data = call_block("ModelInfer"), message(content)
 
         def calls(number: int) -> bytes:
             parts = []
@@ -82,7 +84,7 @@ class FrameClient:
         stream, data = self._new_stream(), message(content)
         one = frame(DATA, 0, 0, data)[:5] + stream.to_bytes(4, "big") + data
         sent = min(in_flight, count)
-        head = frame(HEADERS, END_HEADERS, stream, _block("ModelStreamInfer"))
+        head = frame(HEADERS, END_HEADERS, stream, call_block("ModelStreamInfer"))
         self._socket.sendall(head + one * sent)
         answered = 0
         while answered < count * answers:
@@ -125,7 +127,13 @@ class FrameClient:
 @contextmanager
 def frame_client(address: str) -> Iterator[FrameClient]:
     """Opens a connection to `host:port`."""
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connect(address) as connection:
         yield FrameClient(connection)
+
+
+def connect(address: str) -> socket.socket:
+    """Opens a socket to `host:port`."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection

@@ -6,8 +6,7 @@ one row, as fast as they are read; its figure is parts a second of CPU time.
 """
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,10 +16,9 @@ import torch
 
 import flambeau
 from bench.front.frames import FrameClient, frame_client
-from bench.peers.peer import Launch, PeerError
+from bench.front.triton_beside import triton
+from bench.peers.peer import Launch
 from bench.peers.process_tree import cpu_seconds
-from bench.peers.running_server import running
-from bench.peers.servers.triton_peer import Triton
 from bench.servers.measured_server import measured_server
 from model_store.store import ModelStore
 from protos import open_inference_pb2 as pb
@@ -30,6 +28,11 @@ IN_FLIGHT = 64
 REQUESTS, PARTS = 20_000, 50_000
 """Messages and parts of one measurement."""
 WARM_UP = 2_000
+TRITON_CONFIG = f"""\
+max_batch_size: 1
+input [ {{ name: "x" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
+output [ {{ name: "y" data_type: TYPE_FP32 dims: [ {WIDTH} ] }} ]
+model_transaction_policy {{ decoupled: true }}"""
 
 
 class Parts:
@@ -86,9 +89,10 @@ def measure_streams(rounds: int) -> StreamFigures:
             unary.append((between - before) / REQUESTS * 1e6)
             streamed.append((cpu_seconds(server.pid) - between) / REQUESTS * 1e6)
             parts.append(_parts_per_cpu_s(client, server.pid))
-    with _triton() as found:
+    with triton("parts", "triton_parts.py", TRITON_CONFIG, _ask_one) as found:
         if found is not None:
-            peer = [_parts_per_cpu_s(*found) for _ in range(rounds)]
+            with frame_client(found.launch.grpc) as client:
+                peer = [_parts_per_cpu_s(client, found.pid) for _ in range(rounds)]
     return StreamFigures(
         unary_us=median(unary),
         streamed_us=median(streamed),
@@ -111,26 +115,6 @@ def _asking(model: str, value: float) -> bytes:
     return request.SerializeToString()
 
 
-@contextmanager
-def _triton() -> Iterator[tuple[FrameClient, int] | None]:
-    """Runs Triton with the same decoupled model, if it runs here."""
-    try:
-        with ExitStack() as stack:
-            peer = Triton(0)
-            peer.install()
-            launch = peer.start_parts(WIDTH)
-            server = stack.enter_context(running(launch, lambda: _why_no_answer(launch)))
-            client = stack.enter_context(frame_client(launch.grpc))
-            yield client, server.pid
-    except (PeerError, OSError) as error:
-        print(f"Triton does not run here: {error}")
-        yield None
-
-
-def _why_no_answer(launch: Launch) -> str:
-    try:
-        with frame_client(launch.grpc) as client:
-            client.streamed(_asking("parts", 1), 1, 1)
-    except OSError as error:
-        return str(error)
-    return ""
+def _ask_one(launch: Launch) -> None:
+    with frame_client(launch.grpc) as client:
+        client.streamed(_asking("parts", 1), 1, 1)

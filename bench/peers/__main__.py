@@ -93,7 +93,7 @@ def _write(report: PeerReport) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     (RESULTS / f"{name}.svg").write_text(report.plot())
     print(f"wrote {RESULTS}/{name}.json and {RESULTS}/{name}.svg")
-    write_block(name, report.tables(f"../bench/results/{name}.svg"))
+    write_block(name, report.tables(f"../../bench/results/{name}.svg"))
 
 
 def _arguments(peers: Sequence[str]) -> argparse.Namespace:

@@ -1,16 +1,15 @@
 """`flambeau import`: publishes a model that was trained elsewhere, from its files."""
 
-import contextlib
-import signal
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.ended_by_sigterm import ended_by_sigterm
 from flambeau.commands.options.keys import KeysFolder
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.text.failures import failing_with
@@ -31,8 +30,8 @@ Files = Annotated[
     typer.Argument(
         metavar="FILE",
         help="An ONNX, TorchScript, .pt2, AOTInductor or OpenVINO file, and files beside it; "
-        "weights (with --network); a Python file and class, model.py:Model; a folder of MLflow, "
-        "Triton or Hugging Face; or a pipeline in YAML.",
+        "weights (with --network); a Python file and class, model.py:Model; a TorchServe archive "
+        "(.mar); a folder of MLflow, Triton or Hugging Face; or a pipeline in YAML.",
     ),
 ]
 Name = Annotated[
@@ -235,29 +234,26 @@ def import_for_serving(
     _import({**wanted, "batch_axes": batch_axes}, "", "")
 
 
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Lets SIGTERM end the block as an exception does, so that temporary files are removed."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@_ended_by_sigterm()
+@ended_by_sigterm()
 def _import(
     wanted: dict[str, Any], sign_with: str, keys: str, shown: bool = True
 ) -> list[dict[str, Any]]:
     """Imports files, prints each version, and exits with a code for each kind of error."""
     from flambeau.commands.text.imported import print_imported
     from flambeau.protocol.heavy_imports import heavy_imports
-    from model_store.errors import ArchiveError, BadNameError, StoreError, UnsafeOnnxError
+    from model_store.errors import (
+        ArchiveError,
+        BadNameError,
+        ModelArchiveError,
+        StoreError,
+        UnsafeOnnxError,
+    )
     from model_store.signatures.key_folder import KeyFolder
     from training.errors import DataError, RecipeError, TrainingError
 
     codes: dict[type[Exception], int] = {TrainingError: 1, StoreError: 1, OSError: 1}
-    codes |= dict.fromkeys([RecipeError, DataError, BadNameError, ArchiveError, UnsafeOnnxError], 2)
+    wrong = [RecipeError, DataError, BadNameError, ArchiveError, ModelArchiveError, UnsafeOnnxError]
+    codes |= dict.fromkeys(wrong, 2)
     found = []
     with failing_with(codes), needing("train"):
         from model_store.signatures.signing import signer_with

@@ -1,15 +1,30 @@
 """`flambeau serve`: the whole server in one process; prints example requests when ready."""
 
 import tempfile
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flambeau.commands.import_model import BatchAxes, import_for_serving, read_batch_axes
+from flambeau.commands.migration.serve_torchserve import serve_torchserve
 from flambeau.commands.options.model import models_that_begin
+from flambeau.commands.options.torchserve import (
+    DisableTokenAuth,
+    EnableModelApi,
+    FirstModels,
+    ModelStore,
+    Torchserve,
+    TorchserveOptions,
+    TsConfig,
+)
 from flambeau.commands.text.failures import failing_with
 from flambeau.protocol.heavy_imports import heavy_imports
 from model_store.host.install_advice import needing
+
+if TYPE_CHECKING:
+    from services.queueing.records import Lane
 
 Files = Annotated[
     list[str] | None,
@@ -82,6 +97,12 @@ def serve(
     compat: Compat = None,
     set_: Settings = None,
     batch_axis: BatchAxes = None,
+    torchserve: Torchserve = False,
+    ts_config: TsConfig = None,
+    model_store: ModelStore = None,
+    models: FirstModels = None,
+    disable_token_auth: DisableTokenAuth = False,
+    enable_model_api: EnableModelApi = False,
 ) -> None:
     """Serve the models of a store, or a model in a file, over REST and gRPC."""
     named = {
@@ -96,17 +117,30 @@ def serve(
         "compat": compat,
     }
     given = {name: value for name, value in named.items() if value is not None}
-    settings = {**given, **parse_settings(set_ or [])}
-    if not files:
-        if batch_axis:
-            raise typer.BadParameter(
-                "it is for a FILE, and versions of a store have theirs", param_hint="--batch-axis"
-            )
-        run(settings)
-        return
-    if store is not None:
+    settings = with_settings(given, set_)
+    door = TorchserveOptions(ts_config, model_store, models, disable_token_auth, enable_model_api)
+    if torchserve:
+        if files or batch_axis:
+            raise typer.BadParameter("it serves archives, and no FILE", param_hint="--torchserve")
+        serve_torchserve(door, settings, run)
+    elif any(door):
+        raise typer.BadParameter("needs --torchserve", param_hint="an option of TorchServe's API")
+    elif files:
+        _serve_files(files, batch_axis, settings)
+    elif batch_axis:
         raise typer.BadParameter(
-            f"a FILE is served from a store of its own; flambeau import puts it into {store}",
+            "it is for a FILE, and versions of a store have theirs", param_hint="--batch-axis"
+        )
+    else:
+        run(settings)
+
+
+def _serve_files(files: list[str], batch_axis: list[str] | None, settings: dict[str, Any]) -> None:
+    """Serves models of files, from a store that lasts as long as the server."""
+    if "store" in settings:
+        raise typer.BadParameter(
+            "a FILE is served from a store of its own; flambeau import puts it into "
+            f"{settings['store']}",
             param_hint="--store",
         )
     batch_axes = read_batch_axes(batch_axis or [])
@@ -115,8 +149,13 @@ def serve(
         run({**settings, "store": own_store})
 
 
-def run(settings: dict[str, Any]) -> None:
-    """Serves until SIGTERM or Ctrl-C; settings are those of `ServerConfig`."""
+def run(settings: dict[str, Any], called: "Callable[[Lane], str] | None" = None) -> None:
+    """Serves until SIGTERM or Ctrl-C.
+
+    Args:
+        settings: those of `ServerConfig`.
+        called: see `print_listening`.
+    """
     with needing("serve"), heavy_imports():
         from flambeau.commands.text.listening import print_listening
         from model_store.errors import StoreError
@@ -127,8 +166,21 @@ def run(settings: dict[str, Any]) -> None:
         from services.standalone.server import serve as run_server
 
     with failing_with({ConfigError: 2, StoreError: 1, PortError: 1}):
-        run_server(checked(ServerConfig, settings), print_listening)
+        run_server(checked(ServerConfig, settings), partial(print_listening, called=called))
     end_past_held_threads()
+
+
+def with_settings(options: Mapping[str, Any], pairs: list[str] | None) -> dict[str, Any]:
+    """Returns the values of options, and of the `NAME=VALUE` pairs of `--set`.
+
+    Raises:
+        BadParameter: a pair is malformed, or names what an option gives.
+    """
+    settings = parse_settings(pairs or [])
+    for name in options.keys() & settings.keys():
+        told = f"'{name}' has an option, which says {options[name]}; leave out one of the two"
+        raise typer.BadParameter(told, param_hint="--set")
+    return {**options, **settings}
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:

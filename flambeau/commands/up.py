@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
-from flambeau.commands.serve import parse_settings, run
+from flambeau.commands.serve import run, with_settings
 from flambeau.commands.text.failures import failing_with
 from model_store.host.install_advice import needing
 from model_store.host.own_process import own_command
@@ -38,7 +38,7 @@ def up(
         from services.settings import ConfigError, checked
         from services.standalone.config import ServerConfig
 
-    settings = {"store": store, **parse_settings(set_ or [])}
+    settings = with_settings({"store": store}, set_)
     with failing_with({ConfigError: 2, PortError: 1}):  # before the training, which takes longer
         config = checked(ServerConfig, settings)
         check_machine(config)

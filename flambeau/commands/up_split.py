@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
-from flambeau.commands.serve import parse_settings
+from flambeau.commands.serve import with_settings
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.up import FirstRecipe, fill_if_empty
 from model_store.host.install_advice import needing
@@ -64,7 +64,7 @@ def up_split(
     failures = {ConfigError: 2, PortError: 1, SplitProcessError: 1, ClientError: 1}
     with failing_with(failures), needing(EXTRAS), contextlib.ExitStack() as stack:
         # Configuration errors are found before a training, which takes longer.
-        plan = plan_processes(gateways, workers, {"store": store, **parse_settings(set_ or [])})
+        plan = plan_processes(gateways, workers, with_settings({"store": store}, set_))
         FOLDER.mkdir(parents=True, exist_ok=True)
         stack.enter_context(_alone_in(FOLDER))
         check_free(plan["gateway"][0].get("host", "127.0.0.1"), dict(_ports(plan)))
@@ -86,7 +86,10 @@ def up_split(
                        f"metrics http://{gateway.metrics}/metrics")  # fmt: skip
         if not asked.is_set():
             typer.echo(f"logs       {FOLDER}/*.log\nCtrl-C stops everything")
-            if load:
+            chosen = any(one.get("model_control") == "explicit" for one in plan["inference"])
+            if load and chosen:
+                typer.echo("load       none: callers load the models (model_control=explicit)")
+            elif load:
                 _send_load(_any_model(store), grpcs, asked)
             asked.wait()
         redis.check()

@@ -13,7 +13,7 @@ from flambeau.commands.options.as_json import AsJson, print_json
 from flambeau.commands.options.keys import KeysFolder
 from flambeau.commands.options.model import ModelName, VersionOrDefault
 from flambeau.commands.options.store import DEFAULT_STORE, STORE_FAILURES, StoreUrl
-from flambeau.commands.serve import parse_settings
+from flambeau.commands.serve import with_settings
 from flambeau.commands.text.certificate import certificate_lines, list_lines
 from flambeau.commands.text.failures import failing_with
 from model_store.errors import StoreError
@@ -80,7 +80,7 @@ def verify(
             _list(opened, manifest, as_json)
             return
         named = {"device": device, "threads": threads, **_trusting(keys)}
-        settings = named | parse_settings(set_ or [])
+        settings = with_settings(named, set_)
         options = _options(manifest.model, settings, time_limit_s, memory_gib)
         certificate = _verified(opened, manifest, options, keys, data)
         _print(certificate, as_json)

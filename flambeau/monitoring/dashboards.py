@@ -164,6 +164,7 @@ OVERVIEW = Dashboard(
     ),
 )  # fmt: skip
 
+NO_STATE = "No model with state is served"
 MODEL_DETAIL = Dashboard(
     uid="flambeau-model",
     title="flambeau: model",
@@ -220,6 +221,15 @@ MODEL_DETAIL = Dashboard(
                    f"(flambeau_model_load_duration_seconds_count{{{VERSION}}})",
                    "{{model}} {{version}}")),
         )),
+        PanelRow("Sequences", (
+            lines("Open", "none", "Sequences of models with state; max_sequences limits those of "
+                  "one process, and further ones get 503.",
+                  (f"sum by (model, version) (flambeau_open_sequences{{{VERSION}}})",
+                   "{{model}} {{version}}"), stacked=True, quiet=True),
+            lines("Ended", "ops", "By reason: ended, restarted, idle, lost, unloaded.",
+                  (rate("flambeau_ended_sequences_total", VERSION, "version, reason"),
+                   "{{version}} {{reason}}"), stacked=True, quiet=True),
+        ), NO_STATE),
     ),
 )  # fmt: skip
 

@@ -43,3 +43,20 @@ def in_steps(run: Run, inputs: Mapping[str, Array], sequences: Sequences) -> dic
         found = run({name: array[row : row + 1] for name, array in given.items()})
         before = {name: found[state.output] for name, state in sequences.states.items()}
     return given
+
+
+def first_steps(inputs: Mapping[str, Array], sequences: Sequences) -> dict[str, Array]:
+    """Returns rows that are each the first step of a sequence, by their controls.
+
+    Args:
+        inputs: all inputs by name, [rows, ...].
+        sequences: of the model; each of its inputs is among `inputs`.
+    """
+    given = dict(inputs)
+    for control, is_true in (
+        (sequences.start, True), (sequences.ready, True), (sequences.end, False),
+    ):  # fmt: skip
+        if control is not None:
+            value = control.true if is_true else control.false
+            given[control.input] = np.full_like(inputs[control.input], value)
+    return given

@@ -180,7 +180,7 @@ def bytes_elements_in_slices(
             )
         element = view[end_of_length:position]
         elements[found] = (
-            bytes(element) if length <= _BYTES_A_SLICE else (yield from _copied_in_slices(element))
+            bytes(element) if length <= _BYTES_A_SLICE else (yield from copied_in_slices(element))
         )
         found += 1
         if position - slice_from >= _BYTES_A_SLICE or found % _ELEMENTS_A_SLICE == 0:
@@ -192,7 +192,7 @@ def bytes_elements_in_slices(
     return elements[:count]
 
 
-def _copied_in_slices(view: memoryview) -> Generator[None, None, bytes]:
+def copied_in_slices(view: memoryview) -> Generator[None, None, bytes]:
     """Copies a long element in slices; page faults of new memory cost more than the copying."""
     copy = io.BytesIO(bytes(len(view)))  # zero pages cost nothing yet; `getvalue` copies nothing
     for start in range(0, len(view), _BYTES_A_SLICE):

@@ -29,6 +29,9 @@ MAX_TEXT_BYTES = 2**22
 piece. A text of this size stalls other callers of the server for 7 ms as JSON, 5 ms by gRPC and
 2 ms as binary data over REST; one of 32 MiB for 88, 25 and 23 ms (2 busy cores, the healthy client
 of `tests/adversarial`)."""
+MAX_FOLDER_TEXT_BYTES = 2**26
+"""The same for a model that is served from a folder (`manifest.ModelFolder`): its answers are
+bodies of HTTP, which are passed on as they are. Ten times TorchServe's limit of one answer."""
 SINGLE_OUTPUT = "output"
 """Name of an output that is returned without one, if no signature names it."""
 
@@ -43,10 +46,16 @@ class Answers:
     Args:
         method: name of the class and method, for messages.
         specs: outputs of the signature; None accepts all, to find out what the model returns.
+        most_text_bytes: limit of an output of text in a batch.
     """
 
-    def __init__(self, method: str, specs: Sequence[TensorSpec] | None) -> None:
-        self._method = method
+    def __init__(
+        self,
+        method: str,
+        specs: Sequence[TensorSpec] | None,
+        most_text_bytes: int = MAX_TEXT_BYTES,
+    ) -> None:
+        self._method, self._most_text_bytes = method, most_text_bytes
         self._specs = None if specs is None else {spec.name: spec for spec in specs}
         # Type and further dimensions of outputs that can be checked at a glance.
         self._plain = {
@@ -185,7 +194,7 @@ class Answers:
             raise AnswerError(f"{self._method} returned '{name}': {error}") from error
         size_bytes, most = array.nbytes, MAX_ANSWER_BYTES
         if datatype == "BYTES":
-            size_bytes, most = sum(map(len, array.ravel().tolist())), MAX_TEXT_BYTES
+            size_bytes, most = sum(map(len, array.ravel().tolist())), self._most_text_bytes
         if size_bytes > most:
             raise AnswerError(
                 f"{self._method} returned '{name}' of {size_bytes:,} bytes; at most {most:,} fit, "

@@ -21,7 +21,12 @@ from flambeau.protocol.python_model import Context, Network
 from flambeau.protocol.signature import TensorSpec
 from flambeau.protocol.tensors import Array
 from model_store.manifest import PythonModel
-from model_store.python_models.answers import AnswerError, Answers
+from model_store.python_models.answers import (
+    MAX_FOLDER_TEXT_BYTES,
+    MAX_TEXT_BYTES,
+    AnswerError,
+    Answers,
+)
 from model_store.user_code import UserCodeError, forget, load_name
 
 MAX_SOURCE_BYTES = 2**20
@@ -81,7 +86,8 @@ class OpenModel:
         self._is_async_parts = is_async_parts
         self.gives_parts = is_async_parts or inspect.isgeneratorfunction(inspect.unwrap(method))
         """True if requests have many answers, from `run_in_parts`."""
-        self._answers = Answers(f"{self._name}.{method.__name__}", outputs)
+        most_text = MAX_TEXT_BYTES if described.folder is None else MAX_FOLDER_TEXT_BYTES
+        self._answers = Answers(f"{self._name}.{method.__name__}", outputs, most_text)
         if hasattr(self._model, "load"):
             self._calling("load", lambda: self._awaited(self._model.load(context)))
 

@@ -20,7 +20,7 @@ runs once, and never after the edge cancelled.
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -159,6 +159,8 @@ class Admission:
         self._degrades = degrades
         self.words: Words | None = None
         """Messages of requests that a signature refuses, in place of its own."""
+        self.error_words: Callable[[ServingError, str, str], ServingError] | None = None
+        """Returns an error of a model and a protocol with other words."""
         self._degraded = metrics.degraded
         metrics.in_flight.set_function(lambda: queue.unanswered)
         self._known: dict[int, _Known] = {}
@@ -366,4 +368,6 @@ def _place(step: SequenceStep, signature: Signature) -> SequenceStep | None:
     sequences = signature.sequence
     if sequences is None:
         return None
+    if sequences.max_idle_s == step.idle_s:
+        return step
     return SequenceStep(step.id, step.is_start, step.is_end, sequences.max_idle_s)

@@ -63,6 +63,10 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     open_to_strangers: bool = False
     """Accept inference and jobs from other machines although no credentials are required; set it
     only where a proxy in front controls access."""
+    shared_memory_objects: str = ""
+    """Names of shared memory objects that callers on this host may register and send tensors
+    through, as a pattern such as `client-*`; empty for none. The server reads and writes them as
+    its own user: set it where local clients send large tensors, to names that only they use."""
     access_log: bool = False
     """One log line for every answered request; turn it on to trace requests one by one, at the
     cost of as much time as a small request takes. Failures are always logged."""

@@ -9,8 +9,8 @@ and the edges close (gRPC by GOAWAY).
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from services.access.tenants import Tenants
 from services.errors import ShuttingDownError
 from services.gateway.admission import Admission
 from services.gateway.config import GatewaySettings
+from services.gateway.edge_port import Door, EdgeParts, EdgePort, http_server
 from services.gateway.edges.administration.calls import AdministrationCalls, FiguresSource
 from services.gateway.edges.administration.repository import ActOnModel, Repository
 from services.gateway.edges.administration.running_settings import RunningSettings, Tell
@@ -26,7 +27,9 @@ from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.server_facts import NAME, ServerFacts
+from services.gateway.server_facts import NAME, SHARED_MEMORY, ServerFacts
+from services.gateway.shared_regions.region_table import RegionTable, make_table
+from services.gateway.shared_regions.regions import SharedRegions
 from services.gateway.triton import words
 from services.ports import listen, metrics_server
 from services.process import freeze_garbage
@@ -40,10 +43,8 @@ from services.tls import open_certificates
 from services.tracing.tracer import Tracer
 from services.wire.byte_budget import ByteBudget
 from services.wire.compression import CompressionThread
-from services.wire.http1.connection import HttpConnection
-from services.wire.http1.port import HttpPort
 from services.wire.loop_turns import LoopTurns
-from services.wire.open_port import PortLimits, PortServer
+from services.wire.open_port import PortLimits
 
 if TYPE_CHECKING:
     from services.access.authenticator import Authenticator
@@ -74,6 +75,8 @@ class Listening:
     """Warning about the store for its operator; empty for none."""
     processes: str = ""
     """The processes of the server, in words; empty for one by default."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of a door, by the settings of its ports; empty for the usual ports."""
     served: list[ServedVersion]
     found: Look
     """The versions that should be served and are not."""
@@ -98,6 +101,8 @@ class Front:
         figures: figures of the whole server, if other processes have some; else its own.
         control: loads and unloads models, where callers may.
         tell: changes settings of all processes of the server, if there are several.
+        region_table: descriptor of the table of regions that these fronts share; None for its own.
+        door: API in place of the usual one, on ports of its own.
 
     Raises:
         ConfigError: unauthenticated clients could reach it, or the files of credentials or of TLS
@@ -120,9 +125,13 @@ class Front:
         figures: FiguresSource | None = None,
         control: ActOnModel | None = None,
         tell: Tell | None = None,
+        region_table: int | None = None,
+        door: Door | None = None,
     ) -> None:
-        check_open(config, config.host, is_opened=config.open_to_strangers)
+        if door is None:
+            check_open(config, config.host, is_opened=config.open_to_strangers)
         self._config = config
+        self._door = door
         self._rates = rates
         self._tracer, self._sampler = tracer, sampler
         self._authenticator = _open_authenticator(config, metrics, rates)
@@ -145,18 +154,21 @@ class Front:
         self._is_one_of_many = processes > 1
         self._readiness = Readiness(config.readiness)
         as_triton = config.compat == "triton"
-        name = words.NAME if as_triton else NAME
-        self._facts = ServerFacts(version, directory, self._admission, self._readiness, name)
+        self._regions = _open_regions(config, region_table)
+        facts = self._admission, self._readiness, words.NAME if as_triton else NAME
+        further = () if self._regions is None else (SHARED_MEMORY,)
+        self._facts = ServerFacts(version, directory, *facts, further)
         self._accounting = RequestAccounting(metrics, directory, config.access_log, tracer)
         self._administration = self._make_administration(figures, control, tell)
         if as_triton:
             directory.unknown_words = words.unknown
             self._admission.words = partial(words.refusal, self._accounting.given_id)
+            self._admission.error_words = words.of_error
         self._compression = CompressionThread()
         self._certificates = open_certificates(config, metrics.tls)
         service = open_service(self._admission) if open_service is not None else None
-        self._grpc, self._rest = self._make_edges(service)
-        self._ports = (0, 0, 0)
+        self._ports = self._make_ports(service)
+        self._bound: dict[str, int] = {}
 
     def _make_administration(
         self, figures: FiguresSource | None, control: ActOnModel | None, tell: Tell | None
@@ -169,36 +181,79 @@ class Front:
             control,
             timeout_s=config.request_timeout_s,
             is_closed=is_closed,
+            as_triton=config.compat == "triton",
         )
-        settings = RunningSettings(self._tracer, tell, is_closed=is_closed)
-        return AdministrationCalls(self._directory, self._accounting, figures, repository, settings)
+        settings = RunningSettings(
+            self._tracer, tell, is_closed=is_closed, as_triton=config.compat == "triton"
+        )
+        return AdministrationCalls(
+            self._directory, self._accounting, figures, repository, settings, self._regions
+        )
 
-    def _make_edges(self, service: JobService | None) -> tuple[GrpcEdge, PortServer]:
-        """Makes both edges, which share one byte budget and the turns of the event loop."""
-        parts = (self._admission, self._facts, self._accounting)
-        limits, turns = _port_limits(self._config), LoopTurns()
+    def _parts(self) -> EdgeParts:
+        """Returns what all edges share: one byte budget, and the turns of the event loop."""
         budget = ByteBudget(self._config.buffer_limit_bytes)
         self._metrics.buffered_bytes.set_function(lambda: budget.held_bytes)
-        tls = self._certificates
+        return EdgeParts(
+            admission=self._admission,
+            accounting=self._accounting,
+            facts=self._facts,
+            sampler=self._sampler,
+            metrics=self._metrics,
+            limits=_port_limits(self._config),
+            budget=budget,
+            turns=LoopTurns(),
+            compression=self._compression,
+            certificates=self._certificates,
+        )
+
+    def _make_ports(self, service: JobService | None) -> list[EdgePort]:
+        """Makes both edges, or those of the door, and their ports."""
+        shared = self._parts()
+        if self._door is not None:
+            return self._door.ports(shared)
+        parts = (self._admission, self._facts, self._accounting)
+        config, tls = self._config, self._certificates
         grpc = GrpcEdge(
             *parts,
-            limits=limits,
-            budget=budget,
-            turns=turns,
+            limits=shared.limits,
+            budget=shared.budget,
+            turns=shared.turns,
             compression=self._compression,
             service=service,
             authenticator=self._authenticator,
             sampler=self._sampler,
             tls=tls.grpc_context if tls is not None else None,
             administration=self._administration,
-            always_raw=self._config.compat == "triton",
+            always_raw=config.compat == "triton",
+            regions=self._regions,
         )
         route = RestEdge(
-            *parts, service, self._authenticator, self._sampler, self._administration
+            *parts,
+            service,
+            self._authenticator,
+            self._sampler,
+            self._administration,
+            self._regions,
         ).route
-        rest = HttpPort(route, limits, self._metrics, budget, turns, self._compression)
-        context = tls.context if tls is not None else None
-        return grpc, PortServer(rest, partial(HttpConnection, rest), context)
+        rest = http_server(route, shared, is_tls=tls is not None)
+        host = config.host
+        return [
+            EdgePort(
+                name="http_port",
+                host=host,
+                port=config.http_port,
+                server=rest,
+                begin_drain=rest.begin_drain,
+            ),
+            EdgePort(
+                name="grpc_port",
+                host=host,
+                port=config.grpc_port,
+                server=grpc,
+                announce=grpc.announce_health,
+            ),
+        ]
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -215,26 +270,26 @@ class Front:
                 stack.enter_context(self._sampler.writing())
             if self._certificates is not None:
                 stack.enter_context(self._certificates.renewing())
-            http_socket, grpc_socket = (
+            sockets = [
                 stack.enter_context(
-                    listen(config.host, port, name, is_shared=self._is_one_of_many)
+                    listen(one.host, one.port, one.name, is_shared=self._is_one_of_many)
                 )
-                for name, port in (
-                    ("http_port", config.http_port), ("grpc_port", config.grpc_port)
-                )
-            )  # fmt: skip
-            metrics_port = config.metrics_port
+                for one in self._ports
+            ]
+            metrics_address = config.host, config.metrics_port
+            if self._door is not None:
+                metrics_address = self._door.metrics_address
+            metrics_port = metrics_address[1]
             if not self._is_one_of_many:
                 metrics_port = stack.enter_context(
-                    metrics_server(
-                        config.host, metrics_port, self._metrics.registry, self.why_not_ready
-                    )
+                    metrics_server(*metrics_address, self._metrics.registry, self.why_not_ready)
                 )
             stack.enter_context(sampling_lag(self._metrics.loop_lag_seconds.labels()))
-            ports = [found.getsockname()[1] for found in (http_socket, grpc_socket)]
-            self._ports = (ports[0], ports[1], metrics_port)
-            await self._grpc.start(grpc_socket)
-            await self._rest.start(http_socket)
+            for one, found in zip(self._ports, sockets, strict=True):
+                self._bound[one.name] = found.getsockname()[1]
+            self._bound["metrics_port"] = metrics_port
+            for one, found in zip(self._ports, sockets, strict=True):
+                await one.server.start(found)
             async with asyncio.TaskGroup() as tasks:
                 # Key files are watched, and rates shared, while the ports are open.
                 runs = [
@@ -247,15 +302,14 @@ class Front:
 
     def look(self, found: Look) -> None:
         """Applies a change of the served versions."""
-        http_port, grpc_port, metrics_port = self._ports
+        bound = self._bound
         first = found.started and not self._readiness.look.started
         self._directory.complete = found.started
         self._readiness.see(
             found,
-            {"host": self._config.host, "http_port": http_port, "grpc_port": grpc_port,
-             "metrics_port": metrics_port, "models": found.served},
-        )  # fmt: skip
-        self._grpc.announce_health()
+            {"host": self._config.host, **bound, "models": found.served},
+        )
+        self._announce()
         for served in self._directory.all_versions():
             if served.state == "ready":
                 self._accounting.expect(served.lane)
@@ -264,15 +318,33 @@ class Front:
             self._on_started(
                 Listening(
                     host=self._config.host,
-                    http_port=http_port,
-                    grpc_port=grpc_port,
-                    metrics_port=metrics_port,
+                    http_port=bound.get("http_port", 0),
+                    grpc_port=bound.get("grpc_port", 0),
+                    metrics_port=bound.get("metrics_port", 0),
                     is_tls=self._certificates is not None,
-                    asks_for_credentials=self._authenticator is not None,
+                    asks_for_credentials=self._asks_for_credentials(),
+                    addresses=self._addresses(),
                     served=list(self._directory.all_versions()),
                     found=found,
                 )
             )
+
+    def _addresses(self) -> dict[str, str]:
+        """Returns the addresses of a door."""
+        if self._door is None:
+            return {}
+        host = self._door.metrics_address[0]
+        found = {one.name: f"{one.host}:{self._bound[one.name]}" for one in self._ports}
+        return {**found, "metrics_port": f"{host}:{self._bound['metrics_port']}"}
+
+    def _asks_for_credentials(self) -> bool:
+        if self._door is not None:
+            return self._door.asks_for_credentials
+        return self._authenticator is not None
+
+    def _announce(self) -> None:
+        for one in self._ports:
+            one.announce()
 
     def why_not_ready(self) -> str:
         """Returns why clients should send nothing here; empty if they may."""
@@ -282,8 +354,9 @@ class Front:
         """Reports not ready, and still accepts for `drain_delay_s` until clients have noticed."""
         logger.info("draining")
         self._facts.leaving = True
-        self._grpc.announce_health()
-        self._rest.begin_drain()
+        self._announce()
+        for one in self._ports:
+            one.begin_drain()
         await asyncio.sleep(self._config.drain_delay_s)
 
     async def drain(self) -> bool:
@@ -306,7 +379,7 @@ class Front:
 
     async def close(self) -> None:
         """Closes the edges, once the last responses are written."""
-        await asyncio.gather(self._rest.stop(LAST_REPLIES_S), self._grpc.stop(LAST_REPLIES_S))
+        await asyncio.gather(*(one.server.stop(LAST_REPLIES_S) for one in self._ports))
         self._compression.close()
 
 
@@ -320,6 +393,14 @@ def _port_limits(config: GatewaySettings) -> PortLimits:
         max_age_s=config.grpc_max_connection_age_s,
         grace_s=config.request_timeout_s,  # no call outlasts the longest request
     )
+
+
+def _open_regions(config: GatewaySettings, table: int | None) -> SharedRegions | None:
+    """Opens the shared memory of callers, if the settings allow any."""
+    if not config.shared_memory_objects:
+        return None
+    opened = RegionTable(make_table() if table is None else table)
+    return SharedRegions(config.shared_memory_objects, config.max_request_bytes, opened)
 
 
 def _open_authenticator(

@@ -24,9 +24,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
-from services.errors import ServingError, UnsupportedError
+from services.errors import ServingError, SeveralAnswersError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.request_accounting import RequestAccounting
+from services.gateway.shared_regions.regions import RegionUse, SharedRegions
 from services.gateway.sliced_work import Slices
 from services.gateway.triton.classes import Classes, classes_of
 from services.queueing.memory_queue import Done, Entry, Outcome
@@ -49,10 +50,10 @@ def only_one(reply: InferReply) -> None:
     """Refuses what a call for one answer cannot give.
 
     Raises:
-        UnsupportedError: the model has another number of answers.
+        SeveralAnswersError: the model has another number of answers.
     """
     if not reply.is_last or not reply.outputs:
-        raise UnsupportedError(
+        raise SeveralAnswersError(
             f"model {reply.lane} answers this request in several parts or in none, and this call "
             "takes exactly one answer"
         )
@@ -132,13 +133,14 @@ class InferencePath:
     Attributes:
         answered_lane: of the newest answer; None before the first.
         answers: counter and histogram of its answers, which are looked up once for many.
+        regions: shared memory of callers; None where it is off.
         open: begins an `Inference`: its sink, `time.monotonic()` of its last byte, the caller's id,
             model, version, and `traceparent`. Not a method: a call less for every request.
     """
 
     __slots__ = (
         "accounting", "admission", "answered_lane", "answers", "answers_of", "open", "protocol",
-        "sampler",
+        "regions", "sampler",
     )  # fmt: skip
 
     def __init__(
@@ -147,7 +149,9 @@ class InferencePath:
         admission: Admission,
         accounting: RequestAccounting,
         sampler: Sampler | None = None,
+        regions: SharedRegions | None = None,
     ) -> None:
+        self.regions = regions
         self.protocol = protocol
         self.admission = admission
         self.accounting = accounting
@@ -158,6 +162,13 @@ class InferencePath:
         )
         self.answered_lane: Lane | None = None
         self.answers: tuple[CounterChild, HistogramChild] = cast(Any, None)
+
+
+def region_use(path: InferencePath, caller: "Caller | None") -> RegionUse | None:
+    """Returns the use of shared memory by a request; None where it is off."""
+    if path.regions is None:
+        return None
+    return RegionUse(path.regions, caller.name if caller is not None else "")
 
 
 class Inference:
@@ -334,7 +345,9 @@ class Inference:
             lane: the version that answered, when its answer could not be written.
         """
         if not self.is_over:
-            sink = self._sink
+            sink, words = self._sink, self._path.admission.error_words
+            if words is not None:
+                error = words(error, self.model, self._path.protocol.name)
             self._leave_queue()
             self._count_failed(self._path.protocol.code(error), error, lane)
             sink.fail(error)

@@ -1,12 +1,12 @@
-"""Refusals that both edges share: naming an input, and unsupported extensions."""
+"""Refusals that both edges share: naming an input, and shared memory where it is not taken."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterator
 
 from services.errors import InvalidRequestError, UnsupportedError
 
-UNSUPPORTED_PARAMETERS = frozenset({"shared_memory_region"})
-"""Parameters that would change the meaning of the response and must not be ignored."""
+REGION = "shared_memory_region"
+"""Parameter that would change the meaning of the response and must not be ignored."""
 
 
 @contextlib.contextmanager
@@ -26,8 +26,8 @@ def unreadable_input(name: str, error: ValueError) -> InvalidRequestError:
     return InvalidRequestError(f"input '{name}': {error}")
 
 
-def refuse_unsupported(parameters: Iterable[str]) -> None:
-    """Refuses parameters of extensions this server does not offer; others are ignored.
+def refuse_unsupported(parameters: Container[str]) -> None:
+    """Refuses parameters of a tensor in shared memory; others are ignored.
 
     Args:
         parameters: their names.
@@ -35,9 +35,8 @@ def refuse_unsupported(parameters: Iterable[str]) -> None:
     Raises:
         UnsupportedError: the message names the parameter.
     """
-    for name in parameters:
-        if name in UNSUPPORTED_PARAMETERS:
-            raise UnsupportedError(
-                f"parameter '{name}' belongs to an extension this server does not support; "
-                "see 'extensions' in GET /v2"
-            )
+    if REGION in parameters:
+        raise UnsupportedError(
+            f"parameter '{REGION}' is not taken here: inferences take shared memory if "
+            "'extensions' in GET /v2 has system_shared_memory, and jobs never do; send the data"
+        )

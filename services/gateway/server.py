@@ -28,6 +28,7 @@ from services.queueing.fleet import FleetView
 from services.queueing.fleet_directory import FleetDirectory
 from services.queueing.host_files import HostFiles
 from services.queueing.memory_queue import MemoryQueue
+from services.queueing.model_control.model_acts import ModelActs
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.jobs import JobLimits, Jobs
 from services.queueing.redis_streams.registry import FleetWatch
@@ -36,7 +37,8 @@ from services.queueing.redis_streams.webhook_queue import WebhookQueue
 from services.readiness import Look
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
-from services.tracing.setting import open_tracer
+from services.tracing.fleet_settings import FleetSettings
+from services.tracing.setting import apply_change, open_tracer
 
 logger = logging.getLogger("flambeau.server")
 
@@ -75,9 +77,11 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     rates = SharedRates(clients.open()) if config.asks_for_credentials else None
     sampler = open_sampler(config, directory, metrics)
     figures = FleetFigures(metrics)
+    acts = ModelActs(clients, directory)
+    settings = FleetSettings(clients, lambda change: apply_change(change, tracer))
     front = Front(
         config, version, metrics, directory, queue, _ignore, open_service, tracer, rates, sampler,
-        figures=figures.of,
+        figures=figures.of, control=acts.act, tell=settings.tell,
     )  # fmt: skip
 
     def unreached(why: str) -> None:
@@ -87,18 +91,22 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     fleet = FleetDirectory(directory, queue, sender.lane)
 
     def changed(view: FleetView) -> None:
-        sender.learn(view.row_s, view.workers)
+        sender.learn(view.row_s, view.workers, view.versions.values())
         fleet.apply(view)
-        front.look(_seen(config.models, directory, fleet.started, view.faults))
+        acts.learn(view)
+        front.look(_seen(config.models, directory, fleet.started, view))
 
     figures.watch = fleet_watch = FleetWatch(clients, changed, metrics)
 
     async def watch() -> None:
         await sender.reached.wait()  # not ready before a request could be sent
-        await fleet_watch.run()
+        try:
+            await fleet_watch.run()
+        finally:
+            await acts.close()
 
     chores: dict[str, Callable[[], Coroutine[None, None, None]]]
-    chores = {"sender": sender.run, "fleet": watch, "jobs": jobs.run}
+    chores = {"sender": sender.run, "fleet": watch, "jobs": jobs.run, "settings": settings.run}
     if config.webhook_hosts:
         chores["webhooks"] = _webhooks(config, clients, name, jobs, directory).run
     await _run(front, jobs, chores)
@@ -141,20 +149,21 @@ async def _run(
     logger.info("stopped")
 
 
-def _seen(named: Sequence[str], directory: Directory, started: bool, faults: Sequence[str]) -> Look:
+def _seen(named: Sequence[str], directory: Directory, started: bool, view: FleetView) -> Look:
     """Compares the versions that the workers serve with those that should be served.
 
     A worker's fault of its store counts only if no worker has any model: otherwise it concerns
     that worker alone, which is not ready itself.
     """
     known = _models(directory)
-    missing = [name for name in named if name not in known]
+    missing = [] if view.is_chosen else [name for name in named if name not in known]
     return Look(
         started=started,
         served=len([model for model in known if directory.live_version(model) is not None]),
         missing={name: f"no worker has it{nearest_name(name, known)}" for name in missing},
         refused=directory.refused(),
-        fault="" if known else "; ".join(faults),
+        fault="" if known else "; ".join(view.faults),
+        unloaded=tuple(sorted({name for one in view.follow for name in one.unloaded} - known)),
     )
 
 

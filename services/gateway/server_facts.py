@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from flambeau.protocol.sequence_spec import CONTROLS
 from flambeau.protocol.signature import BEYOND_TENSORS, TENSOR_FIELDS, Signature, TensorSpec
 from services.errors import ModelNotReadyError, NotFoundError
 from services.gateway.admission import Admission
@@ -26,7 +27,8 @@ EXTENSIONS = (
     "trace",
     "logging",
 )
-"""Only supported extensions: clients branch on these."""
+"""Only supported extensions: clients branch on these. Settings enable further ones."""
+SHARED_MEMORY = "system_shared_memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,10 @@ class ServerFacts:
         admission: Admission,
         readiness: Readiness,
         name: str = NAME,
+        further: tuple[str, ...] = (),
     ) -> None:
         self.name, self.version = name, version
+        self.extensions = EXTENSIONS + further
         self._directory = directory
         self._admission = admission
         self.readiness = readiness
@@ -122,7 +126,9 @@ class ServerFacts:
 
 def _signature_properties(signature: Signature) -> dict[str, str]:
     """Returns, as JSON, facts of a signature that the protocol's tensors cannot express."""
-    document = signature.model_dump(mode="json", include=set(BEYOND_TENSORS))
+    document = signature.model_dump(
+        mode="json", include=set(BEYOND_TENSORS), exclude={"sequence": {"states", "id", *CONTROLS}}
+    )
     if not signature.is_plain:
         document["tensors"] = {
             "inputs": _tensor_fields(signature.inputs),

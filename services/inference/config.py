@@ -8,6 +8,7 @@ from flambeau.protocol.accuracies import Accuracy
 from flambeau.protocol.strict import Matching, StrictModel
 from services.inference.backends.device import parse_device
 from services.inference.backends.onnx_providers import ProviderName
+from services.inference.model_control import ControlMode
 from services.inference.trust import SignatureScope
 from services.settings import ProcessSettings
 
@@ -66,6 +67,11 @@ class InferenceSettings(ProcessSettings):
 
     store: str = "./var/model_store"
     """URL of the model store: a folder, or `s3://bucket/prefix` when several machines serve it."""
+    model_control: ControlMode = "poll"
+    """Choice of the models to serve: `poll` follows the store; `none` serves what it has at the
+    start and follows no change; `explicit` serves those of `models` at first, and then those that
+    callers load and unload (docs/reference/protocols.md). Their pointers are followed then, too.
+    Workers that share a Redis need the same value."""
     artifact: str = ""
     """Serve this artifact of every version instead of the fastest one; to compare or to debug."""
     accuracy: Accuracy = "fast"

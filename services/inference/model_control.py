@@ -58,21 +58,25 @@ class ModelControl:
         Raises:
             ServingError: it cannot be loaded, or too many acts are under way.
         """
-        known = self._acts.get((act, model))
-        if known is None and len(self._acts) >= MAX_ACTS:
+        if (act, model) not in self._acts and len(self._acts) >= MAX_ACTS:
             raise TooManyInFlightError(
                 f"{len(self._acts)} models are being loaded or unloaded, the limit; retry later"
             )
+        await asyncio.shield(self.begin(act, model, dependents))
+
+    def begin(self, act: str, model: str, dependents: bool = False) -> "asyncio.Future[None]":
+        """Begins an act; as `act`, without a limit. Returns its outcome."""
         if act == "load":
             self.asked.setdefault(model)
             self._anew.add(model)
         else:
             for name in [model, *(self.parts_of(model) if dependents else ())]:
                 self.asked.pop(name, None)
+        known = self._acts.get((act, model))
         outcome = known[0] if known else asyncio.get_running_loop().create_future()
         self._acts[act, model] = outcome, self._passes
         self._nudged.set()
-        await asyncio.shield(outcome)
+        return outcome
 
     def take_anew(self) -> set[str]:
         """Returns the models that callers have loaded since: what failed before is tried again."""

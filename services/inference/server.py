@@ -15,19 +15,23 @@ from importlib.metadata import version as installed_version
 
 import prometheus_client
 import uvloop
+from redis.exceptions import RedisError
 
 from model_store.store import ModelStore
 from services.errors import ShuttingDownError
 from services.inference.config import InferenceConfig
 from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.reconciler import Reconciler
+from services.inference.model_control import ModelControl
 from services.inference.start_checks import check_machine
 from services.ports import metrics_server
 from services.process import freeze_garbage, process_name, stop_on_signals
 from services.queueing.directory import Directory
+from services.queueing.fleet import AnnouncedModels, FleetView
 from services.queueing.fleet_directory import make_live
 from services.queueing.host_files import HostFiles
 from services.queueing.memory_queue import MemoryQueue
+from services.queueing.model_control.model_set import ModelSet
 from services.queueing.records import Lane
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.downlink import LaneLoad
@@ -37,7 +41,8 @@ from services.readiness import Readiness
 from services.telemetry.logs import configure_logs
 from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
-from services.tracing.setting import open_tracer
+from services.tracing.fleet_settings import FleetSettings
+from services.tracing.setting import apply_change, open_tracer
 
 logger = logging.getLogger("flambeau.server")
 
@@ -75,13 +80,18 @@ class _Process:
         name = process_name("worker")
         files = HostFiles(name)
         self._receiver = RedisReceiver(clients, name, self._queue, self._metrics, files)
-        self._watch = FleetWatch(
-            clients, lambda view: make_live(self._directory, view), self._metrics
-        )
+        self._watch = FleetWatch(clients, self._follow, self._metrics)
         self._announcer = Announcer(
-            clients, name, self._directory, self._receiver.serves, self._metrics.figures.encoded
-        )
+            clients, name, self._directory, self._receiver.serves, self._metrics.figures.encoded,
+            self._announced_models,
+        )  # fmt: skip
+        self._control = ModelControl(config.model_control, config.models)
+        self._models: ModelSet | None = None
+        if self._control.is_explicit:
+            begin, changed = self._control.begin, self._announcer.announce_soon
+            self._models = ModelSet(clients, config.models, begin, changed)
         self._tracer = open_tracer(config, "inference", self._metrics)
+        self._settings = FleetSettings(clients, lambda change: apply_change(change, self._tracer))
         self._reconciler = Reconciler(
             store,
             self._receiver,
@@ -90,6 +100,7 @@ class _Process:
             serving_policy(config),
             self._announcer.go_live,
             self._tracer,
+            self._control,
         )
 
     async def run(self) -> None:
@@ -108,14 +119,18 @@ class _Process:
             stop_on_signals(asked)
             self._port = port
             async with self._receiver.running(), asyncio.TaskGroup() as tasks:
-                announcing = tasks.create_task(self._announcer.run(), name="announcer")
-                watching = tasks.create_task(self._watch.run(), name="fleet")
+                watches = [self._announcer.run(), self._watch.run(), self._settings.run()]
+                if self._models is not None:
+                    with contextlib.suppress(RedisError):  # it is followed later, then
+                        await self._models.look()
+                    watches.append(self._models.run())
+                watching = [tasks.create_task(watch) for watch in watches]
                 reconciling = self._reconciler.run(drained, self._after_pass)
                 tasks.create_task(reconciling, name="reconciler")
                 await asked.wait()
                 logger.info("draining")
-                announcing.cancel()
-                watching.cancel()
+                for task in watching:
+                    task.cancel()
                 await self._drain()
                 drained.set()
         logger.info("stopped")
@@ -124,12 +139,21 @@ class _Process:
         """Returns why the models are not served, or not announced to Redis; empty if they are."""
         if not self._readiness.is_ready:
             return self._readiness.why()
-        if not self._directory.are_live(self._config.models):
+        if self._models is None and not self._directory.are_live(self._config.models):
             return "starting: the fleet does not use the versions loaded here yet"
         if self._announcer.is_stored:
             return ""
         why = self._outage.why
         return f"the queue is unreachable: {why}" if why else "not announced in Redis yet"
+
+    def _follow(self, view: FleetView) -> None:
+        make_live(self._directory, view)
+        self._control.nudge()  # a load waits for this
+
+    def _announced_models(self) -> AnnouncedModels | None:
+        if self._models is None:
+            return None
+        return self._models.announced(self._reconciler.look.unloaded)
 
     def _after_pass(self) -> None:
         first = self._reconciler.converged_once and not self._announcer.started

@@ -64,6 +64,19 @@ class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
     execution: Execution | None = None
 
 
+class AnnouncedModels(msgspec.Struct, frozen=True, array_like=True):
+    """A worker's announcement of the models that callers have loaded and unloaded."""
+
+    revision: int
+    """The newest revision of the set of models that it follows."""
+    pending: tuple[str, ...] = ()
+    """Models that it is loading or unloading."""
+    refused: dict[str, tuple[str, str]] = {}
+    """By model that it cannot load, the class of the error, and its words."""
+    unloaded: tuple[str, ...] = ()
+    """Models of its store that it should not serve."""
+
+
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
     """The announcement of a worker."""
 
@@ -77,6 +90,8 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     """Reason for which it cannot serve its store or lacks a model; empty if neither."""
     aliases: dict[str, dict[str, int]] = {}
     """By model, the version that each of its aliases names."""
+    models: AnnouncedModels | None = None
+    """Set if callers choose its models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +107,13 @@ class FleetView:
     faults: tuple[str, ...] = ()
     """Faults of workers' stores, each once."""
     workers: dict[Lane, frozenset[str]] = field(default_factory=dict)
-    aliases: dict[str, dict[str, int]] = field(default_factory=dict)
     """Names of the workers that may take requests of a version, by its default lane."""
+    aliases: dict[str, dict[str, int]] = field(default_factory=dict)
+    follow: tuple[AnnouncedModels, ...] = ()
+    """Announcements of the workers whose models callers choose."""
+    is_chosen: bool = False
+    """True if callers choose the models of all workers, and these have read their stores: a version
+    that none of them has was unloaded."""
 
 
 def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVersion:
@@ -148,6 +168,9 @@ def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
         faults=tuple(dict.fromkeys(said.fault for said in announcements if said.fault)),
         workers={lane: frozenset(names) for lane, names in workers.items()},
         aliases=_aliases(announcements, versions),
+        follow=tuple(said.models for said in announcements if said.models is not None),
+        is_chosen=bool(announcements)
+        and all(said.started and said.models is not None for said in announcements),
     )
 
 

@@ -55,7 +55,8 @@ class FleetDirectory:
         for lane, served in known.items():
             if lane in view.versions:
                 continue
-            if lane.model in models or (self._forgets and view.started):
+            forgets = view.is_chosen or (self._forgets and view.started)
+            if lane.model in models or forgets:
                 directory.withdraw(lane)
                 self._change_lanes(served, None)
             else:

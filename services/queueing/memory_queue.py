@@ -206,18 +206,19 @@ class StepEntry(Entry):
     __slots__ = ("place",)
 
     def __init__(self, request: InferRequest, enqueued_at: float, done: Done) -> None:
-        super().__init__(request, enqueued_at, done)
+        Entry.__init__(self, request, enqueued_at, done)  # faster than `super`
         self.place: Place | None = None
         """Its open sequence; set by the intake."""
 
     def finish(self, outcome: Outcome) -> None:
         """Answers the caller, if it still waits."""
-        was_dead, queue = self.dead, self.queue
-        if self.place is not None and not was_dead:
+        if self.dead:
+            return
+        if self.place is not None:
             self.place.under_way = False
-        super().finish(outcome)
-        if queue is not None and not was_dead:
-            queue.step_is_over(self)
+        Entry.finish(self, outcome)
+        if self.queue is not None:
+            self.queue.step_is_over(self)
 
 
 class MemoryQueue:

@@ -45,7 +45,7 @@ class Lane(NamedTuple):
         return f"{of_version} artifact '{self.artifact}'" if self.artifact else of_version
 
 
-class SequenceStep(NamedTuple):
+class SequenceStep(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The place of a request in a sequence, whose steps one instance runs in order.
 
     A sequence begins with a step that says so. It ends with one that says so, or when its model has

@@ -41,7 +41,8 @@ class SequenceSteps(Generic[E]):
         Raises:
             QueueFullError: too many wait.
         """
-        key = _key(entry)
+        request = entry.request
+        key = request.lane, request.sequence.id  # type: ignore[union-attr]
         steps = self._steps.setdefault(key, entry)
         if steps is entry:
             return True
@@ -57,7 +58,8 @@ class SequenceSteps(Generic[E]):
 
     def over(self, entry: E) -> E | None:
         """Removes a step that is over. Returns the one that may go on now, if any."""
-        key = _key(entry)
+        request = entry.request
+        key = request.lane, request.sequence.id  # type: ignore[union-attr]
         steps = self._steps[key]
         if not isinstance(steps, deque):
             del self._steps[key]
@@ -76,9 +78,3 @@ class SequenceSteps(Generic[E]):
         for (own, _), steps in list(self._steps.items()):
             if own == lane and isinstance(steps, deque):
                 yield from list(steps)[1:]
-
-
-def _key(entry: Step) -> tuple[Lane, str]:
-    request = entry.request
-    assert request.sequence is not None
-    return request.lane, request.sequence.id

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from services.gateway.config import GatewaySettings
 from services.inference.config import InferenceSettings
-from services.inference.model_control import ControlMode
 
 MOST_AUTOMATIC = 4
 """An edge takes some 40 µs for a small request and the model process 20, so that two edges keep it
@@ -29,10 +28,9 @@ class ServerConfig(GatewaySettings, InferenceSettings):
     1 for a single process that does both. Raise it where one core does not take the requests of
     small models, or `auto` for one less than the cores of this process, up to 4."""
 
-    model_control: ControlMode = "poll"
-    """Choice of the models to serve: `poll` follows the store; `none` serves what it has at the
-    start and follows no change; `explicit` serves those of `models` at first, and then those that
-    callers load and unload (docs/reference/protocols.md). Their pointers are followed then, too."""
+    torchserve: str = ""
+    """Folder that `flambeau serve --torchserve` makes for TorchServe's API and its registered
+    archives; set by that option alone."""
 
     @model_validator(mode="after")
     def _is_on_a_machine_for_several(self) -> Self:

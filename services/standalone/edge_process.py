@@ -1,7 +1,8 @@
 """One edge of a server of several processes: the ports, admission and accounting; no models.
 
-It is started by the supervisor: settings on standard input, and two descriptors as arguments, the
-channel to the supervisor and the page of counts, with its slot and the number of edges.
+It is started by the supervisor: settings on standard input, and three descriptors as arguments, the
+channel to the supervisor and the page of counts, with its slot and the number of edges; and the
+table of shared memory regions.
 
 It drains when the supervisor says so or has ended, and at SIGTERM or SIGINT.
 """
@@ -60,13 +61,20 @@ class EdgeProcess:
         counts: requests in flight of all edges.
         slot: place of its own among them.
         edges: number of edges.
+        regions: descriptor of the table of shared memory regions.
 
     Raises:
         ConfigError: as `Front`.
     """
 
     def __init__(
-        self, config: ServerConfig, end: socket.socket, counts: SharedCounts, slot: int, edges: int
+        self,
+        config: ServerConfig,
+        end: socket.socket,
+        counts: SharedCounts,
+        slot: int,
+        edges: int,
+        regions: int,
     ) -> None:
         version = installed_version("flambeau")
         self._counts, self._slot = counts, slot
@@ -92,6 +100,11 @@ class EdgeProcess:
         directory.missing = lambda lane: self._link.send(MissedMessage(lane))
         self._tracer = open_tracer(config, "gateway", self._metrics)
         self._settings_waits: list[asyncio.Event] = []
+        door = None
+        if config.torchserve:
+            from services.standalone.torchserve_door import open_door
+
+            door = open_door(config, directory, self._link.act)
         self._front = Front(
             config, version, self._metrics, directory, self._queue,
             self._is_up,
@@ -102,6 +115,8 @@ class EdgeProcess:
             figures=self._all_figures,
             tell=self._tell_settings,
             control=self._link.act if config.model_control == "explicit" else None,
+            region_table=regions,
+            door=door,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -232,9 +247,9 @@ class EdgeProcess:
 
 
 async def _serve(config: ServerConfig, end: socket.socket, counts: int, *place: int) -> int:
-    slot, edges = place
+    slot, edges, regions = place
     try:
-        edge = EdgeProcess(config, end, SharedCounts(counts, edges), slot, edges)
+        edge = EdgeProcess(config, end, SharedCounts(counts, edges), slot, edges, regions)
     except ConfigError as error:
         Control(end, lambda *_: None, lambda: None).send("failed", ["ConfigError", str(error)])
         return 2
@@ -249,10 +264,10 @@ async def _serve(config: ServerConfig, end: socket.socket, counts: int, *place: 
 def main(arguments: list[str]) -> int:
     """Runs the edge. Returns its exit code."""
     config = ServerConfig.model_validate_json(sys.stdin.buffer.read())
-    control, counts, slot, edges = map(int, arguments)
+    control, counts, *place = map(int, arguments)
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    code = uvloop.run(_serve(config, socket.socket(fileno=control), counts, slot, edges))
+    code = uvloop.run(_serve(config, socket.socket(fileno=control), counts, *place))
     os.close(counts)
     end_past_held_threads()
     return code

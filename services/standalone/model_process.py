@@ -9,7 +9,6 @@ import asyncio
 import signal
 import socket
 import sys
-from dataclasses import replace
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -111,8 +110,7 @@ class ModelProcess:
 async def _serve(config: ServerConfig, end: socket.socket) -> int:
     try:
         check_machine(config)
-        policy = replace(serving_policy(config), control=config.model_control)
-        process = ModelProcess(config, ModelStore(config.store), policy)
+        process = ModelProcess(config, ModelStore(config.store), serving_policy(config))
     except (ConfigError, StoreError) as error:
         kind = "ConfigError" if isinstance(error, ConfigError) else "StoreError"
         Control(end, lambda *_: None, lambda: None).send("failed", [kind, str(error)])

@@ -62,7 +62,7 @@ def serve(
     check_machine(config)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     store = ModelStore(config.store)
-    policy = replace(serving_policy(config), pinned=pinned or {}, control=config.model_control)
+    policy = replace(serving_policy(config), pinned=pinned or {})
     uvloop.run(_serve(config, store, policy, on_started))
 
 
@@ -79,6 +79,11 @@ async def _serve(
     tracer = open_tracer(config, "server", metrics)
     sampler = open_sampler(config, directory, metrics, store.url)
     control = ModelControl(policy.control, policy.models)
+    door = None
+    if config.torchserve:
+        from services.standalone.torchserve_door import open_door
+
+        door = open_door(config, directory, control.act)
     front = Front(
         config, version, metrics, directory, queue,
         lambda listening: on_started(
@@ -92,6 +97,7 @@ async def _serve(
             )
         ),
         tracer=tracer, sampler=sampler, control=control.act if control.is_explicit else None,
+        door=door,
     )  # fmt: skip
     reconciler = Reconciler(
         store, queue, directory, metrics, policy, tracer=tracer, control=control

@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 from model_store.errors import StoreError
 from model_store.host.own_process import own_command
 from services.gateway.front import Listening
+from services.gateway.shared_regions.region_table import make_table
 from services.ports import PortError, metrics_server, reserve
 from services.process import STOPPING, blocked_signals
 from services.queueing.fleet import fleet_view
@@ -102,6 +103,7 @@ class Supervisor:
         self._model = Child(MODEL, -1)
         self._children = [self._model, *self._edges]
         self._page = make_counts()
+        self._regions = make_table()
         self._counts = SharedCounts(self._page, config.edges)
         self._metrics = SupervisorMetrics()
         self._past: list[MetricFamily] = []
@@ -126,13 +128,19 @@ class Supervisor:
         config = self._config
         registry = CollectorRegistry()
         registry.register(MergedCollector(self._scrape(asyncio.get_running_loop())))
+        addresses = self._addresses()
+        metrics_address = addresses.pop("metrics_port")
         with contextlib.ExitStack() as stack:
-            for name, port in (("http_port", config.http_port), ("grpc_port", config.grpc_port)):
-                held = stack.enter_context(reserve(config.host, port, name))
+            for name, (host, port) in addresses.items():
+                held = stack.enter_context(reserve(host, port, name))
                 self._ports[name] = held.getsockname()[1]
             self._ports["metrics_port"] = stack.enter_context(
-                metrics_server(config.host, config.metrics_port, registry, self._why_not_ready)
+                metrics_server(*metrics_address, registry, self._why_not_ready)
             )
+            if config.torchserve:
+                from services.standalone.torchserve_door import fix_ports
+
+                fix_ports(config, self._ports)
             stack.enter_context(self._signals())
             try:
                 for child in self._children:
@@ -145,6 +153,16 @@ class Supervisor:
             finally:
                 self._kill_all()
         logger.info("stopped")
+
+    def _addresses(self) -> dict[str, tuple[str, int]]:
+        """Returns the addresses of the ports, by setting."""
+        config = self._config
+        if config.torchserve:
+            from services.standalone.torchserve_door import addresses_of
+
+            return addresses_of(config)
+        ports = ("http_port", "grpc_port", "metrics_port")
+        return {name: (config.host, getattr(config, name)) for name in ports}
 
     async def _drain(self) -> None:
         logger.info("draining")
@@ -193,7 +211,7 @@ class Supervisor:
         """Starts a process in its place."""
         config = self._config
         if child.kind == EDGE:
-            config = config.of_edge(self._ports)
+            config = config.of_edge({} if config.torchserve else self._ports)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as stack:
             stack.enter_context(theirs)
@@ -204,7 +222,8 @@ class Supervisor:
             arguments, passed = [str(theirs.fileno())], [theirs.fileno()]
             if child.kind == EDGE:
                 arguments += [str(self._page), str(child.slot), str(len(self._edges))]
-                passed.append(self._page)
+                arguments.append(str(self._regions))
+                passed += [self._page, self._regions]
             command = own_command(f"services.standalone.{child.kind}_process", *arguments)
             with blocked_signals():  # until it handles them: a service manager signals it, too
                 child.process = subprocess.Popen(command, stdin=settings, pass_fds=passed)  # noqa: S603
@@ -349,13 +368,16 @@ class Supervisor:
             return
         self._has_started = True
         about, view = self._view
+        ports = self._ports
+        addresses = self._addresses() if self._config.torchserve else {}
         served = fleet_view([view.announcement]).versions
         self._on_started(
             Listening(
                 host=self._config.host,
-                http_port=self._ports["http_port"],
-                grpc_port=self._ports["grpc_port"],
-                metrics_port=self._ports["metrics_port"],
+                http_port=ports.get("http_port", 0),
+                grpc_port=ports.get("grpc_port", 0),
+                metrics_port=ports["metrics_port"],
+                addresses={one: f"{host}:{ports[one]}" for one, (host, _) in addresses.items()},
                 is_tls=bool(self._config.tls_certificate_file),
                 asks_for_credentials=self._config.asks_for_credentials,
                 served=[served[lane] for lane in sorted(served)],

@@ -16,13 +16,18 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 
 class CounterChild:
-    """One counter, for one set of label values."""
+    """One counter or gauge, for one set of label values."""
 
     __slots__ = ("value",)
 
@@ -70,6 +75,8 @@ class HistogramChild:
 class LoopCounter(Collector):
     """A counter family; `name` without `_total`, as in `prometheus_client`."""
 
+    family_type: type[CounterMetricFamily] | type[GaugeMetricFamily] = CounterMetricFamily
+
     def __init__(
         self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
     ) -> None:
@@ -84,12 +91,26 @@ class LoopCounter(Collector):
             child = self._children[values] = CounterChild()
         return child
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Yields the current family; called by a scrape."""
-        family = CounterMetricFamily(self._name, self._documentation, labels=self.label_names)
+        family = self.family_type(self._name, self._documentation, labels=self.label_names)
         for values, child in list(self._children.items()):
             family.add_metric(values, child.value)
         yield family
+
+
+class LoopGauge(LoopCounter):
+    """A gauge family: each child's `value` is set, or counted up and down."""
+
+    family_type = GaugeMetricFamily
+
+    def remove(self, *values: str) -> None:
+        """Removes the gauge of label values.
+
+        Raises:
+            KeyError: there is none.
+        """
+        del self._children[values]
 
 
 class LoopHistogram(Collector):

@@ -5,7 +5,8 @@ In: the families of each process, as bytes. Out: families for `prometheus_client
 Rules:
 - counters, histograms and gauges are summed: each counts what happened in its process;
 - what describes all processes alike is not: an information keeps its 1, the earliest start and the
-  nearest expiry count, and a gauge that one process does not know (NaN) is that of the others;
+  nearest expiry count, the largest gauge of a host or a handler does, and a gauge that one process
+  does not know (NaN) is that of the others;
 - counters of a process that has ended stay, as of the last scrape: a sum that fell would look like
   a restart of all.
 """
@@ -23,6 +24,8 @@ _SMALLEST = (
     "flambeau_tls_certificate_not_after_timestamp_seconds",
 )
 _LARGEST = ("python_info", "flambeau_access_source_stale")
+_SUMMED = ("flambeau_", "process_", "nv_")
+"""Beginnings of names of gauges that are summed; others are those of `torchserve_metrics.py`."""
 _LASTING_TYPES = ("counter", "histogram", "unknown")
 """Counters of Triton's names have no type (`triton_metrics.py`)."""
 
@@ -139,5 +142,7 @@ def _value(family: MetricFamily, one: float, other: float) -> float:
     if family.name in _SMALLEST:
         return min(one, other)
     if family.type == "info" or family.name in _LARGEST:
+        return max(one, other)
+    if family.type == "gauge" and not family.name.startswith(_SUMMED):
         return max(one, other)
     return one + other

@@ -13,7 +13,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from services.telemetry.access_metrics import AccessMetrics
-from services.telemetry.loop_metrics import LoopCounter, LoopHistogram
+from services.telemetry.loop_metrics import LoopCounter, LoopGauge, LoopHistogram
 from services.telemetry.model_figures import ModelFigures
 from services.telemetry.triton_metrics import TritonMetrics
 
@@ -29,6 +29,7 @@ LANE = ("model", "version")
 DROPPED = ("cancelled", "expired", "infeasible", "failed")
 RESTARTED = ("blocked", "died")
 FINISHED = ("done", "failed", "expired")
+SEQUENCE_ENDS = ("ended", "restarted", "idle", "lost", "unloaded")
 PROCESS_KINDS = ("model", "edge")
 UNSAMPLED = ("rate_limited", "queue_full", "store_failed", "failed")
 """Values of the labels `reason`, `state` and `kind`."""
@@ -138,6 +139,21 @@ class Metrics:
         self.worker_restarts = LoopCounter(
             "flambeau_worker_restarts",
             "Restarts of a version's backend, by reason: blocked or died.",
+            (*LANE, "reason"),
+            registry=registry,
+        )
+        self.open_sequences = LoopGauge(
+            "flambeau_open_sequences",
+            "Sequences of a model with state that are open: begun, and neither ended nor idle for "
+            "too long.",
+            LANE,
+            registry=registry,
+        )
+        self.ended_sequences = LoopCounter(
+            "flambeau_ended_sequences",
+            "Sequences that are open no more, by reason: ended (by their last step), restarted (a "
+            "first step began them anew), idle, lost (their state was in an instance that was "
+            "replaced) or unloaded (with their version).",
             (*LANE, "reason"),
             registry=registry,
         )
@@ -336,6 +352,7 @@ class Metrics:
             self.stream_oldest_seconds,
             self.waiting_jobs,
             self.running_jobs,
+            self.open_sequences,
         ):
             with contextlib.suppress(
                 KeyError

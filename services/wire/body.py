@@ -243,7 +243,7 @@ class ChunkedBody:
 def too_large(max_bytes: int) -> PayloadTooLargeError:
     """Returns the error of a body over the limit, compressed or not."""
     if max_bytes <= SMALL_BODY_BYTES:
-        words = "the limit of what this path reads; send none"
+        words = "the limit of what this path or call reads; send less"
     else:
         words = "the limit (max_request_bytes; of a training service max_bundle_bytes); send less"
     return PayloadTooLargeError(f"the body is over {max_bytes} bytes, {words}")

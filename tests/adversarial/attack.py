@@ -24,7 +24,9 @@ A_STORE = "a store"
 """Family of the attacks by files of the store; all others come through the ports."""
 
 Run = Callable[["Target", Random], Awaitable[None]]
-VictimName = Literal["open", "keyed", "tls", "split", "processes", "trainer"]
+VictimName = Literal[
+    "open", "keyed", "tls", "split", "processes", "captured", "trainer", "torchserve"
+]
 VICTIMS: tuple[VictimName, ...] = get_args(VictimName)
 
 
@@ -37,8 +39,9 @@ class Attack:
         run: coroutine function of one round.
         victim: target server: `open` without authentication; `keyed`, which requires credentials;
             one that speaks `tls`; one that is `split` into a gateway and a worker with Redis
-            between them; one of two edges and a model process, as `processes`; or the training
-            service, without authentication, as `trainer`.
+            between them; one of two edges and a model process, as `processes`; one behind
+            `flambeau capture`, as `captured`; the training service, without authentication, as
+            `trainer`; or one with TorchServe's API, without tokens, as `torchserve`.
     """
 
     name: str
@@ -192,17 +195,18 @@ def attacks_on(victim: VictimName, attacks: Sequence[Attack], seed: int) -> list
     """Returns those of the attacks that are run on a kind of server.
 
     On `processes` these are its own and, as the seed chooses, a third of those on the ports of
-    `open`: all of them would double the time.
+    `open`: all of them would double the time. On `captured` these are those of HTTP/1 on `open`.
     """
     found = [attack for attack in attacks if attack.victim == victim]
+    of_ports = [one for one in attacks if one.victim == "open" and one.family != A_STORE]
+    more: Sequence[Attack] = ()
     if victim == "processes":
-        of_ports = [one for one in attacks if one.victim == "open" and one.family != A_STORE]
-        chosen = set(Random(seed).sample(of_ports, math.ceil(len(of_ports) / 3)))
-        found += [
-            replace(one, name=f"processes, {one.name}", victim=victim)
-            for one in of_ports
-            if one in chosen
-        ]
+        more = Random(seed).sample(of_ports, math.ceil(len(of_ports) / 3))
+    if victim == "captured":
+        more = [one for one in of_ports if one.family == "HTTP/1"]
+    found += [
+        replace(one, name=f"{victim}, {one.name}", victim=victim) for one in of_ports if one in more
+    ]
     return found
 
 

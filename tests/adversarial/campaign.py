@@ -11,7 +11,7 @@ from random import Random
 from services.low_priority_thread import NICENESS, lower_priority
 from tests.adversarial.attack import Attack, Target, VictimName
 from tests.adversarial.neighbour import Neighbour, Seen, neighbour
-from tests.adversarial.verdict import MAX_STALL_S, Row, combined
+from tests.adversarial.verdict import MAX_ATTACKED_STALL_S, MAX_STALL_S, Row, combined
 from tests.adversarial.victim import Victim, make_store, running_victim
 
 ROUND_TIMEOUT_S = 60.0
@@ -60,7 +60,11 @@ class Campaign:
                 server = victim.server
                 grpc_port = 0 if self._name == "trainer" else server.grpc_port
                 with neighbour(
-                    server.http_port, grpc_port, victim.key, victim.certificate
+                    server.http_port,
+                    grpc_port,
+                    victim.key,
+                    victim.certificate,
+                    "torchserve" if self._name == "torchserve" else "",
                 ) as beside:
                     while left and not victim.has_ended:
                         if left[0].family != family:
@@ -74,7 +78,8 @@ class Campaign:
     def _judge(self, attack: Attack, victim: Victim, beside: Neighbour) -> Row:
         """Measures an attack, and repeats one whose stall is over the limit."""
         rows = [self._attack(attack, victim, beside)]
-        if rows[0].seen.worst_stall_s > self._max_stall_s:
+        seen = rows[0].seen
+        if seen.worst_stall_s > self._max_stall_s or seen.attacked_stall_s > MAX_ATTACKED_STALL_S:
             for _ in range(REPETITIONS):
                 if not victim.has_ended:
                     rows.append(self._attack(attack, victim, beside))

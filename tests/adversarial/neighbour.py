@@ -1,11 +1,13 @@
 """The healthy client beside an attack, in a process of its own.
 
-Run as `python -m tests.adversarial.neighbour HTTP_PORT GRPC_PORT KEY CERTIFICATE`, the last one
-for a server that speaks TLS, else empty; a GRPC_PORT of 0 means the training service, which is
-asked for its jobs over REST. Otherwise four threads send requests in a loop: an inference over
-REST, one over gRPC, liveness on a new connection, and `control`, an echo process that does nothing
-else. A wait for `control` is caused by the machine, so it is subtracted from the waits for the
-server at the same moment.
+Run as `python -m tests.adversarial.neighbour HTTP_PORT GRPC_PORT KEY CERTIFICATE API`. CERTIFICATE
+is for a server that speaks TLS, else empty; a GRPC_PORT of 0 means the training service, which is
+asked for its jobs over REST; an API of `torchserve` means that of TorchServe, whose model `calm` is
+asked over REST, and `attacked`, the model `echo`, which attacks ask as well and whose queue they
+share. Otherwise four threads send requests in a loop: an inference over REST, one over gRPC,
+liveness on a new connection, and `control`, an echo process that does nothing else. A wait for
+`control` is caused by the machine, so it is subtracted from the waits for the server at the same
+moment.
 
 A line `begin` on its standard input starts a measurement, and `end` ends it: it then prints the
 result as one line of JSON, a `Seen`.
@@ -36,6 +38,8 @@ PROBE_PAUSE_S = 0.05
 TIMEOUT_S = 60.0
 BODY = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
 RIGHT = [2.0, 4.0, 6.0, 8.0]
+ATTACKED = "attacked"
+"""The stream that asks the model under attack."""
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
@@ -49,6 +53,7 @@ class Seen:
 
     Attributes:
         stall_s: longest wait of each stream, less the machine's own at that moment.
+        attacked_stall_s: the same of the stream that asks the model under attack; 0 without one.
         machine_s: longest wait for `control`.
         asked: number of requests, answered or not.
         failed: error messages.
@@ -60,10 +65,11 @@ class Seen:
     asked: int
     failed: list[str]
     wrong: list[str]
+    attacked_stall_s: float = 0.0
 
     @property
     def worst_stall_s(self) -> float:
-        """Longest stall of all streams."""
+        """Longest stall of all streams but the one that asks the model under attack."""
         return max(self.stall_s.values(), default=0.0)
 
 
@@ -143,6 +149,25 @@ def over_rest(port: int, key: str, certificate: str) -> Callable[[], None]:
     return ask
 
 
+def over_predictions(port: int, model: str) -> Callable[[], None]:
+    """Returns predictions of TorchServe's API, each on a new connection."""
+
+    def ask() -> None:
+        connection = http_connection(port, "")
+        try:
+            connection.request("POST", f"/predictions/{model}", BODY)
+            with connection.getresponse() as answer:
+                text = answer.read()
+            if answer.status != 200:
+                raise http.client.HTTPException(f"{answer.status} {text[:200]!r}")
+            if text != BODY:
+                raise WrongAnswerError(text.decode("latin-1"))
+        finally:
+            connection.close()
+
+    return ask
+
+
 def over_grpc(port: int, key: str, certificate: str) -> Callable[[], None]:
     """Returns inferences through one channel."""
     # Not at the top: tests that start this process may have other stubs of the same messages.
@@ -216,15 +241,17 @@ def seen(streams: dict[str, Stream]) -> Seen:
         machine = (min(e, end) - max(b, began) for b, e in pauses if b < end and e > began)
         return end - began - sum(machine)
 
+    stalls = {
+        name: max((stall(*w) for w in waits), default=0.0) for name, (waits, _, _) in ended.items()
+    }
+    attacked_s = stalls.pop(ATTACKED, 0.0)
     return Seen(
-        {
-            name: max((stall(*w) for w in waits), default=0.0)
-            for name, (waits, _, _) in ended.items()
-        },
+        stalls,
         max((end - began for began, end in pauses), default=0.0),
         sum(len(waits) for waits, _, _ in ended.values()),
         [error for _, failed, _ in ended.values() for error in failed],
         [answer for _, _, wrong in ended.values() for answer in wrong],
+        attacked_s,
     )
 
 
@@ -234,12 +261,16 @@ def main() -> None:
         serve_control(int(sys.argv[2]))
         return
     http_port, grpc_port = int(sys.argv[1]), int(sys.argv[2])
-    key, certificate = sys.argv[3:]
+    key, certificate, api = sys.argv[3:]
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", __spec__.name, "control", str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]), theirs, ours:
         streams = {"control": Stream("control", PAUSE_S, control(ours))}
-        if grpc_port:
+        if api:
+            streams["REST"] = Stream("REST", PAUSE_S, over_predictions(http_port, "calm"))
+            streams[ATTACKED] = Stream(ATTACKED, PAUSE_S, over_predictions(http_port, "echo"))
+            live = fetching(http_port, "/api-description")  # ping tells of workers that start
+        elif grpc_port:
             streams["REST"] = Stream("REST", PAUSE_S, over_rest(http_port, key, certificate))
             streams["gRPC"] = Stream("gRPC", PAUSE_S, over_grpc(grpc_port, key, certificate))
             live = fetching(http_port, "/v2/health/live", certificate)
@@ -279,10 +310,11 @@ class Neighbour:
 
 @contextlib.contextmanager
 def neighbour(
-    http_port: int, grpc_port: int, key: str, certificate: str = ""
+    http_port: int, grpc_port: int, key: str, certificate: str = "", api: str = ""
 ) -> Iterator[Neighbour]:
     """Runs a healthy client of the server with these ports, until the block ends."""
-    command = [sys.executable, "-m", __name__, str(http_port), str(grpc_port), key, certificate]
+    ports = str(http_port), str(grpc_port)
+    command = [sys.executable, "-m", __name__, *ports, key, certificate, api]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -12,15 +12,20 @@ from services.standalone.config import ServerConfig
 from services.trainer.edges.rest_port import LEAST_BUFFERED_BYTES
 from tests.adversarial.attack import VictimName
 from tests.adversarial.text_model import publish_parts, publish_texts, publish_verbose
+from tests.adversarial.torchserve_models import write_archives
 from tests.fixtures import onnx_models, pipelines, shaped_models
+from tests.fixtures.capture_command import CaptureCommand, capturing
 from tests.fixtures.certificates import Authority
 from tests.fixtures.peak_memory import forget_peak, major_faults, peak_bytes
 from tests.fixtures.servers import ServerProcess, running_processes, running_server
 from tests.fixtures.split_servers import SplitServer, running_split
 from tests.fixtures.stateful_models import publish_running_sum
+from tests.fixtures.torchserve_server import TorchServeProcess, running_torchserve
 from tests.fixtures.trainer_processes import TrainerProcess, running_trainer
 
 MIB = 2**20
+ATTACKED_OBJECTS = "flambeau-attack-"
+"""Beginning of the names of shared memory objects that the servers take from attacks."""
 EDGES = 2
 TYPED = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "FP64")
 """Datatypes of the model `typed`: `in_INT8` to `out_INT8`, and so on."""
@@ -36,11 +41,12 @@ class Victim:
         key: str,
         certificate: str,
         is_supervised: bool,
+        proxy: CaptureCommand | None,
     ) -> None:
         self.server, self.store, self.key, self.certificate = server, store, key, certificate
         worker = server.worker if isinstance(server, SplitServer) else None
-        self._parts: list[ServerProcess | TrainerProcess] = [server]
-        self._parts += [] if worker is None else [worker]
+        self._parts: list[ServerProcess | TrainerProcess | CaptureCommand] = [server]
+        self._parts += [part for part in (worker, proxy) if part is not None]
         self._children = set(_family(server.pid)[1:]) if is_supervised else set()
         self._first = self._peaks()
 
@@ -122,7 +128,7 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
         store: store to serve.
         folder: folder for the key file, and certificates.
     """
-    settings: dict[str, str] = {}
+    settings = {"shared_memory_objects": f"{ATTACKED_OBJECTS}*"}
     key = certificate = ""
     if name == "keyed":
         keys = folder / "keys.yaml"
@@ -141,14 +147,33 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
     running: contextlib.AbstractContextManager[ServerProcess | TrainerProcess]
     if name == "trainer":
         running = running_trainer(folder, "--no-worker", f"--jobs={folder / 'jobs.sqlite'}")
+    elif name == "torchserve":
+        running = running_attacked_torchserve(folder)
     elif name == "processes":
-        running = running_processes(store)
+        running = running_processes(store, **settings)
     else:
-        running = running_split(store) if name == "split" else running_server(store, **settings)
-    with running as server:
-        victim = Victim(server, store, key, certificate, name == "processes")
+        start = running_split if name == "split" else running_server
+        running = start(store, **settings)
+    with running as server, contextlib.ExitStack() as stack:
+        proxy = None
+        if name == "captured":
+            assert isinstance(server, ServerProcess)
+            path, options = folder / "capture.jsonl", ("--answers", "--max-file-mb=64")
+            proxy = stack.enter_context(capturing(f"http://{server.http}", path, *options))
+            server.http_port = int(proxy.url.rpartition(":")[2])
+        victim = Victim(server, store, key, certificate, name == "processes", proxy)
         yield victim
         victim.expect_its_end()
+
+
+def running_attacked_torchserve(
+    folder: Path,
+) -> contextlib.AbstractContextManager[TorchServeProcess]:
+    """Runs a server with TorchServe's API and the archives of `torchserve_models.py`."""
+    write_archives(folder / "archives")
+    options = ("--disable-token-auth", "--enable-model-api")
+    models = "calm.mar,doubling.mar,echo.mar,stream.mar"
+    return running_torchserve(folder, *options, load_models=models)
 
 
 def _family(pid: int) -> list[int]:

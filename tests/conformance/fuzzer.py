@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 
 from protos import open_inference_pb2 as pb
+from protos import tensorflow_serving_pb2 as predict_pb
 from services.resident_memory import resident_bytes
 from tests.conformance.generated import Asked, valid
 from tests.conformance.mutation import mutated_bytes, mutated_document
@@ -32,9 +33,31 @@ NO_FAULT_OF_OURS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.Stat
 HEALTHY = Asked(
     model="linear", form="json", inputs=(("x", "FP32", np.array([[1, 2, 3, 4]], np.float32)),)
 )
-OTHER_PATHS = ("/v2", "/v2/models", "/v2/models/linear", "/v2/health/live", "/v2/repository/index")
-METHODS = ("ModelInfer", "ModelMetadata", "ModelReady", "ServerMetadata")
+OTHER_PATHS = (
+    "/v2", "/v2/models", "/v2/models/linear", "/v2/health/live", "/v2/repository/index",
+    "/v2/repository/models/linear/load", "/v2/models/linear/generate", "/v2/models/stats",
+    "/v2/models/linear/generate_stream", "/v2/models/sum/infer", "/v2/models/linear/config",
+    "/v2/systemsharedmemory/region/r/register", "/v1/models/linear:predict",
+)  # fmt: skip
+METHODS = (
+    "ModelInfer", "ModelMetadata", "ModelReady", "ServerMetadata", "ModelConfig",
+    "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "SystemSharedMemoryRegister",
+)  # fmt: skip
 """Calls that get mutated messages; each is a name of the service."""
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+"""Gets mutations of `PREDICTION`."""
+PREDICTION = predict_pb.PredictRequest(
+    model_spec={"name": "linear"},
+    inputs={
+        "x": predict_pb.TensorProto(
+            dtype=predict_pb.DT_FLOAT,
+            tensor_shape={"dim": [{"size": 1}, {"size": 4}]},
+            float_val=[1, 2, 3, 4],
+        )
+    },
+).SerializeToString()
+STREAM = "ModelStreamInfer"
+"""Gets a mutated message and a healthy one."""
 
 
 @dataclass(slots=True)
@@ -91,6 +114,8 @@ def fuzz_grpc(server: ServerProcess, seed: int, seconds: float, most: int = 10**
     with grpc.insecure_channel(server.grpc) as channel:
         service = "/inference.GRPCInferenceService"
         calls = {name: channel.unary_unary(f"{service}/{name}", None, None) for name in METHODS}
+        calls[PREDICT] = channel.unary_unary(PREDICT, None, None)
+        stream = channel.stream_stream(f"{service}/{STREAM}", None, None)
         good = HEALTHY.message().SerializeToString()
 
         def is_healthy() -> str:
@@ -99,10 +124,15 @@ def fuzz_grpc(server: ServerProcess, seed: int, seconds: float, most: int = 10**
             return "" if told == [2, 4, 6, 8] else str(told)
 
         def ask(sent: bytes) -> None:
-            name = METHODS[0] if chance.random() < 0.8 else chance.choice(METHODS)
+            name = METHODS[0] if chance.random() < 0.7 else chance.choice([*calls, STREAM])
+            if name == PREDICT:
+                sent = mutated_bytes(chance, PREDICTION)
             began = time.monotonic()
             try:
-                calls[name](sent, timeout=HANG_S)
+                if name == STREAM:
+                    list(stream(iter([sent, good]), timeout=HANG_S))
+                else:
+                    calls[name](sent, timeout=HANG_S)
             except grpc.RpcError as error:
                 found.count(error.code().name)
                 if error.code() in NO_FAULT_OF_OURS:
@@ -177,9 +207,7 @@ def _rest_request(chance: random.Random) -> bytes:
     elif kind < 0.75:
         body = mutated_bytes(chance, body)
     elif kind < 0.8:
-        path = "/v2" + chance.choice(
-            ["", "/models", "/models/linear", "/health/live", "/repository/index"]
-        )
+        path = chance.choice(OTHER_PATHS)
     if headers and chance.random() < 0.3:
         headers = {name: chance.choice(["0", "-1", "9" * 30, "1", "x"]) for name in headers}
     if chance.random() < 0.1:

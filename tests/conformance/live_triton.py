@@ -15,30 +15,9 @@ from pathlib import Path
 
 from bench.peers.environment import FOLDER, Environment
 from bench.peers.running_server import free_addresses
-from tests.conformance.generated import ECHOED
-from tests.conformance.server import LABELS, MAX_ROWS
+from tests.conformance.triton_models import write_models
 
 START_TIMEOUT_S = 180.0
-MODEL = """
-import json
-import triton_python_backend_utils as utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        config = json.loads(args["model_config"])
-        self.names = config["input"][0]["name"], config["output"][0]["name"]
-
-    def execute(self, requests):
-        given, made = self.names
-        answers = []
-        for request in requests:
-            array = utils.get_input_tensor_by_name(request, given).as_numpy()
-            array = 2 * array if made == "y" else array
-            answers.append(utils.InferenceResponse([utils.Tensor(made, array)]))
-        return answers
-"""
-"""Doubles `x` to `y`; gives any other input back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +43,13 @@ def running_triton(environment: Environment) -> Iterator[LiveTriton]:
     packages = environment.site_packages
     libraries = (sysconfig.get_config_var("LIBDIR"), packages / "nvidia_pytriton.libs")
     with tempfile.TemporaryDirectory(prefix="triton-") as home:
-        _write_models(Path(home) / "models")
+        write_models(Path(home) / "models")
         options = {
             "model-repository": f"{home}/models",
             "backend-directory": environment.folder / "backends",
             "http-address": "127.0.0.1", "http-port": http.partition(":")[2],
             "grpc-address": "127.0.0.1", "grpc-port": grpc.partition(":")[2],
-            "allow-metrics": "false",
+            "allow-metrics": "false", "model-control-mode": "explicit", "load-model": "*",
         }  # fmt: skip
         with (Path(home) / "log").open("wb") as log:
             process = subprocess.Popen(
@@ -91,25 +70,6 @@ def running_triton(environment: Environment) -> Iterator[LiveTriton]:
             finally:
                 process.terminate()
                 process.wait(60)
-
-
-def _write_models(folder: Path) -> None:
-    for name, datatype, given, made, dims in (
-        ("linear", "FP32", "x", "y", "4"),
-        *((f"echo-{t.lower()}", t, f"in_{t}", f"out_{t}", "-1") for t in ECHOED),
-    ):
-        version = folder / name / "1"
-        version.mkdir(parents=True)
-        (version / "model.py").write_text(MODEL)
-        (folder / name / "labels.txt").write_text("\n".join(LABELS))
-        labels = 'label_filename: "labels.txt"' if name == "linear" else ""
-        output = f'name: "{made}" data_type: TYPE_{datatype} dims: [ {dims} ] {labels}'
-        (folder / name / "config.pbtxt").write_text(
-            f'backend: "python"\nmax_batch_size: {MAX_ROWS}\n'
-            f'input [ {{ name: "{given}" data_type: TYPE_{datatype} dims: [ {dims} ] }} ]\n'
-            f"output [ {{ {output} }} ]\n"
-            "instance_group [ { kind: KIND_CPU count: 1 } ]\n"
-        )
 
 
 def _await_ready(http: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

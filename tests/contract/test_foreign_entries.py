@@ -8,7 +8,8 @@ import pytest
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.keys import LaneKeys, alive_key, replies_key
-from services.queueing.redis_streams.sending_lane import SendingLane, Uplink
+from services.queueing.redis_streams.sending_lane import SendingLane
+from services.queueing.redis_streams.uplink import Uplink
 from tests.fixtures.queue_ends import (
     LANE,
     Caller,

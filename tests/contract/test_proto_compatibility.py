@@ -6,9 +6,10 @@ import pytest
 from google.protobuf.descriptor import FileDescriptor
 
 from flambeau.protocol.messages import inference, jobs, training
-from protos import model_config_pb2, open_inference_pb2
+from protos import model_config_pb2, open_inference_pb2, tensorflow_serving_pb2
 from protos.flambeau.v1 import jobs_pb2, training_pb2
 from tests.contract.proto_description import described, together
+from tests.fixtures.tensorflow_messages import FILES
 from tests.fixtures.triton_messages import DESCRIPTOR
 
 OURS_ALONE = "ModelMetadataResponse.properties"
@@ -97,3 +98,30 @@ def test_descriptors_of_the_client_are_those_of_the_stubs(
 ) -> None:
     assert described(file) == described(stubs), "run: make protos"
     assert file.pool is not stubs.pool
+
+
+def test_tensorflow_serving_is_theirs() -> None:
+    """Their tensors are of another package; fields of ours have their names, numbers and types."""
+
+    def plain(found: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name.rpartition("tensorflow.")[2].removeprefix("serving."): {
+                key: value.rpartition(".")[2] if isinstance(value, str) else value
+                for key, value in field.items()
+            }
+            for name, field in found["fields"].items()
+        }
+
+    ours = plain(described(tensorflow_serving_pb2.DESCRIPTOR))
+    theirs = {name: field for file in FILES for name, field in plain(described(file)).items()}
+    assert len(ours) > 50
+    apart = {"StatusProto.error_code"}  # an enum there, of gRPC's codes
+    same = {name: field for name, field in ours.items() if name not in apart}
+    assert same == {name: theirs.get(name) for name in same}
+    types = tensorflow_serving_pb2.DataType.DESCRIPTOR.values_by_name
+    (enum,) = (
+        f.enum_types_by_name["DataType"] for f in FILES if "DataType" in f.enum_types_by_name
+    )
+    assert {name: one.number for name, one in types.items()} == {
+        name: enum.values_by_name[name].number for name in types
+    }

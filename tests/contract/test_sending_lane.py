@@ -10,7 +10,8 @@ from services.queueing.memory_queue import MemoryQueue
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.keys import alive_key
 from services.queueing.redis_streams.outage import unreachable
-from services.queueing.redis_streams.sending_lane import SendingLane, Uplink
+from services.queueing.redis_streams.sending_lane import SendingLane
+from services.queueing.redis_streams.uplink import Uplink
 from tests.contract.test_sequences import step_request
 from tests.fixtures.queue_ends import LANE, MAX_DEPTH, Caller, Shelf, redis_worker, request
 from tests.fixtures.redis_servers import RedisProcess, until_seen

@@ -23,6 +23,7 @@ from services.queueing.redis_streams import sender
 from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.step_sender import LOST_AFTER_MISSES, StepSender
+from services.telemetry.metrics import Metrics
 from tests.fixtures.queue_ends import (
     LANE,
     MAX_DEPTH,
@@ -92,7 +93,7 @@ class Instances(Shelf):
     def __init__(self) -> None:
         super().__init__()
         rules = sequence_rules(one_to_one((1,), sequence=Sequences()))
-        self._slots = SequenceSlots(LANE, rules, 2, lambda: ())
+        self._slots = SequenceSlots(LANE, rules, 2, lambda: (), Metrics(""))
         self.shelves = InstanceShelf(self._slots), InstanceShelf(self._slots)
 
     @property

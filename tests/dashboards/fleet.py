@@ -23,6 +23,7 @@ from tests.fixtures.otlp_collector import Collector, running_collector
 from tests.fixtures.prometheus_process import PrometheusProcess, running_prometheus
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.split_servers import SplitServer, running_split
+from tests.fixtures.stateful_models import publish_running_sum
 from tests.fixtures.trainer_processes import TrainerProcess, running_trainer
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
@@ -58,6 +59,7 @@ def running_fleet(folder: Path, interval_ms: int = 500) -> Iterator[Fleet]:
     publish(str(store), "linear", linear(1.0, layers=4))
     publish(str(store), "linear", linear(2.0))
     publish(str(store), "lookup", slow_lookup())
+    publish_running_sum(str(store))
     with ExitStack() as stack:
         (folder / "training").mkdir()
         jobs = f"--jobs={folder / 'training/jobs.db'}"

@@ -12,6 +12,7 @@ from tests.e2e.tensor_values import RUNTIME_DATATYPES, echo_model
 from tests.fixtures import onnx_models
 from tests.fixtures.servers import ServerProcess, running_processes, running_server
 from tests.fixtures.split_servers import running_split
+from tests.fixtures.triton_client import TritonClient
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 SHAPES: dict[str, Any] = {
@@ -63,6 +64,34 @@ def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProces
     with running(store, model_settings=own, **settings) as server:
         server.wait_until_read_through()
         yield server
+
+
+@pytest.fixture(params=["http", "grpc"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Returns a protocol of `tritonclient`."""
+    return str(request.param)
+
+
+@pytest.fixture
+def client(kind: str, server: ServerProcess) -> Iterator[TritonClient]:
+    """Opens a `tritonclient` to the server of the module."""
+    address = server.http if kind.startswith("http") else server.grpc
+    with TritonClient(kind, address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> str:
+    """Returns a shape of servers."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(shape: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder for a server of that shape, with an empty store."""
+    folder = tmp_path_factory.mktemp("streams")
+    (folder / "store").mkdir()
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -61,25 +61,36 @@ class Model:
 """
 
 
+def publish_count(store_url: str) -> None:
+    """Publishes `count`: as many answers as the first number of `x` says; the 51st fails."""
+    x = np.full((1, WIDTH), 1, np.float32)
+    one = one_to_one((WIDTH,), rows=1)
+    golden = GoldenRows({"x": x}, {"y": 0 * x})
+    python_models.publish(store_url, "count", COUNT, one, golden, process="shared")
+
+
+def publish_say(store_url: str) -> None:
+    """Publishes `say`: `said` is `text`, as many times as `times` says; the 6th fails."""
+    said = {"said": np.array([b"hi"], object), "left": np.array([0], np.int32)}
+    asked = {"text": np.array([b"hi"], object), "times": np.array([1], np.int32)}
+    python_models.publish(store_url, "say", SAY, TEXT, GoldenRows(asked, said), process="shared")
+
+
 @contextmanager
 def stream_server(running: Any, store: Path) -> Iterator[ServerProcess]:
     """Runs a server of these models.
 
-    count    as many answers as the first number of `x` says; the 51st fails
+    count    see `publish_count`
     endless  answers without an end; it touches `store/../ended` once nobody reads
-    say      `said` is `text`, as many times as `times` says; the 6th fails
+    say      see `publish_say`
     double   one answer
     """
-    x = np.full((1, WIDTH), 1, np.float32)
-    one = one_to_one((WIDTH,), rows=1)
-    golden = GoldenRows({"x": x}, {"y": 0 * x})
-    python_models.publish(str(store), "count", COUNT, one, golden, process="shared")
+    publish_count(str(store))
+    publish_say(str(store))
+    x, one = np.full((1, WIDTH), 1, np.float32), one_to_one((WIDTH,), rows=1)
     zero = GoldenRows({"x": 0 * x}, {"y": 0 * x})
     args = {"ended": str(store.parent / "ended")}
     python_models.publish(str(store), "endless", ENDLESS, one, zero, args=args)
-    said = {"said": np.array([b"hi"], object), "left": np.array([0], np.int32)}
-    asked = {"text": np.array([b"hi"], object), "times": np.array([1], np.int32)}
-    python_models.publish(str(store), "say", SAY, TEXT, GoldenRows(asked, said), process="shared")
     python_models.publish(str(store), "double", python_models.DOUBLING, process="shared")
     with running(store, max_request_bytes=8 * 2**20) as server:
         server.wait_until_read_through()

@@ -11,27 +11,10 @@ from model_store.store import ModelStore
 from tests.e2e.conftest import SHAPES
 from tests.e2e.rest_calls import call
 from tests.fixtures import onnx_models
-from tests.fixtures.administration_calls import (
-    PROTOCOLS,
-    config_of,
-    number,
-    statistics,
-    until,
-)
+from tests.fixtures.administration_calls import config_of, number, statistics
+from tests.fixtures.redis_servers import until_true
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.triton_client import TritonClient, TritonError
-
-
-@pytest.fixture(params=PROTOCOLS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def client(kind: str, server: ServerProcess) -> Iterator[TritonClient]:
-    address = server.http if kind == "http" else server.grpc
-    with TritonClient(kind, address) as client:
-        yield client
 
 
 def test_config(client: TritonClient) -> None:
@@ -74,7 +57,7 @@ def test_statistics_agree_with_requests_and_metrics(
         counts = (number(found, "inference_stats", part, "count") for part in ("success", "queue"))
         return len({*counts}) == 1
 
-    until(is_settled)
+    until_true(is_settled)
     x = np.ones((3, 4), np.float32)
     for _ in range(4):
         client.infer("pair", {"a": x, "b": x})
@@ -91,7 +74,7 @@ def test_statistics_agree_with_requests_and_metrics(
         (after,) = statistics(client, "pair", "1")
         return grown("execution_count") >= 4
 
-    until(has_arrived)
+    until_true(has_arrived)
     assert grown("inference_stats", "success", "count") == 4
     assert grown("inference_stats", "fail", "count") == 1
     assert grown("inference_count") == 12
@@ -184,7 +167,7 @@ def test_a_request_may_name_an_alias(kind: str, aliased: tuple[ServerProcess, Mo
             client.infer("linear", {"x": x}, model_version="staging")
         for target in (3, 2):
             store.promote("linear", target, "canary")
-            until(lambda target=target: version("canary") == target)  # type: ignore[misc]
+            until_true(lambda target=target: version("canary") == target)  # type: ignore[misc]
         assert version("production") == 1
 
 

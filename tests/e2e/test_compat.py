@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.e2e.conftest import SHAPES
-from tests.e2e.grpc_calls import outputs, typed_request
+from tests.e2e.grpc_calls import error_of, outputs, typed_request
 from tests.e2e.tensor_values import JSON_DATATYPES, VALUES, assert_same_bits, echo_model
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.triton_client import TritonClient, TritonError
-from tests.fixtures.triton_messages import GRPCInferenceServiceStub
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub, pb
 
 X = np.array([[0.5, 3, -2, 3]], np.float32)
 ID = "[request id: <id_unknown>] "
@@ -25,12 +25,6 @@ def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProces
     with SHAPES[request.param](store, **settings) as server:
         server.wait_until_read_through()
         yield server
-
-
-@pytest.fixture(params=["http", "grpc"])
-def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[TritonClient]:
-    with TritonClient(request.param, getattr(server, request.param)) as client:
-        yield client
 
 
 def test_name(client: TritonClient) -> None:
@@ -85,6 +79,22 @@ def test_words_of_metadata(client: TritonClient) -> None:
     with pytest.raises(TritonError) as caught:
         client.call("get_model_metadata", "nope")
     assert caught.value.message == "Request for unknown model: 'nope' is not found"
+
+
+def test_words_of_administration(client: TritonClient) -> None:
+    with pytest.raises(TritonError) as caught:
+        client.call("update_trace_settings", None, {"trace_rate": "x"})
+    assert caught.value.message == "Unable to parse 'trace_rate', got: x"
+
+
+def test_words_of_a_named_repository(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        code, words = error_of(
+            lambda: stub.RepositoryIndex(pb.RepositoryIndexRequest(repository_name="x"))
+        )
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+    assert words == "'repository_name' specification is not supported"
 
 
 @pytest.mark.parametrize("datatype", JSON_DATATYPES)

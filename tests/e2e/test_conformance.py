@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conformance.calls import Row, check_all
+from tests.conformance.further_calls import EVERY
 from tests.conformance.fuzzer import Found, fuzz_grpc, fuzz_rest
 from tests.conformance.server import running
 from tests.fixtures.servers import ServerProcess
@@ -23,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def test_every_call(server: ServerProcess) -> None:
-    assert [row for row in check_all(server) if row.fault] == list[Row]()
+    assert [row for row in check_all(server, EVERY) if row.fault] == list[Row]()
 
 
 @pytest.mark.parametrize("fuzz", [fuzz_rest, fuzz_grpc])

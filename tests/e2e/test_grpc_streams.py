@@ -23,18 +23,6 @@ TIMEOUT_S = 60.0
 DOES_NOT_TAKE = "model 'count' version 1 does not take this input"
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def shape(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def folder(shape: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("streams")
-    (folder / "store").mkdir()
-    return folder
-
-
 @pytest.fixture(scope="module")
 def server(shape: str, folder: Path) -> Iterator[ServerProcess]:
     with stream_server(SHAPES[shape], folder / "store") as server:

@@ -57,6 +57,18 @@ def test_answer_is_plain_when_the_caller_takes_nothing_else(
     assert reply.outputs() == {"out_FP32": [0.5] * 1000}
 
 
+def test_descriptions_of_models_are_plain(server: ServerProcess) -> None:
+    """tritonclient.http.aio says that it takes gzip, and inflates inferences alone."""
+    headers = {"accept-encoding": "gzip, deflate"}
+    for path in ("/v2/models/pair/config", "/v2/models/stats"):
+        reply = call(server, "GET", path, headers=headers)
+        assert reply.headers["content-encoding"] is None
+        assert len(reply.body) > 1024
+        assert reply.json()
+    document = call(server, "GET", "/openapi.json", headers=headers)
+    assert document.headers["content-encoding"] == "gzip"
+
+
 def test_chunked_upload(server: ServerProcess) -> None:
     chunks = (INFER[i : i + 1] for i in range(len(INFER)))
     assert call(server, "POST", infer_path("linear"), chunks).outputs() == {"y": [2, 4, 6, 8]}

@@ -15,10 +15,12 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from model_store.store import ModelStore
+from protos.flambeau.v1 import jobs_pb2
 from tests.e2e.rest_calls import Reply, call, infer, linear_input, lookup_inputs
 from tests.fixtures.onnx_models import echo, linear, publish, slow_lookup
 from tests.fixtures.redis_servers import RedisProcess, redis_process
@@ -89,7 +91,9 @@ def server(
     with ExitStack() as stack:
         worker = stack.enter_context(running_worker(Path(store.url), redis.url))
         settings = {"webhook_hosts": ["127.0.0.1"], "webhook_secret_file": str(secret)}
-        gateway = stack.enter_context(running_gateway(redis.url, **settings))
+        gateway = stack.enter_context(
+            running_gateway(redis.url, shared_memory_objects="flambeau-test-*", **settings)
+        )
         gateway.worker = worker
         yield gateway
 
@@ -230,6 +234,38 @@ def test_what_is_wrong_is_said(
     reply = call(server, method, path, body, headers)
     assert reply.status == status
     assert says in reply.error()
+
+
+@pytest.mark.parametrize("where", ["inputs", "outputs"])
+def test_tensors_in_shared_memory_are_refused(server: SplitServer, where: str) -> None:
+    """Inferences of this server take them, jobs do not."""
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+    tensor = linear_input(ROW)
+    output: dict[str, Any] = {"name": "y"}
+    if where == "inputs":
+        del tensor["data"]
+    (tensor if where == "inputs" else output)["parameters"] = place
+    body = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
+    assert call(server, "POST", "/v2/models/linear/infer", body).status == 404  # no such region
+    reply = call(server, "POST", "/v2/models/linear/jobs", body)
+    assert (reply.status, "jobs never do" in reply.error()) == (501, True)
+    asked = jobs_pb2.SubmitJobRequest()
+    asked.request.model_name = "linear"
+    given = asked.request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    wanted = asked.request.outputs.add(name="y")
+    placed = (given if where == "inputs" else wanted).parameters
+    placed["shared_memory_region"].string_param = "r"
+    if where == "outputs":
+        asked.request.raw_input_contents.append(np.array(ROW, np.float32).tobytes())
+    with grpc.insecure_channel(server.grpc) as channel:
+        submit_job = channel.unary_unary(
+            "/flambeau.v1.JobService/SubmitJob",
+            jobs_pb2.SubmitJobRequest.SerializeToString,
+            jobs_pb2.SubmitJobResponse.FromString,
+        )
+        with pytest.raises(grpc.RpcError, match="jobs never do") as caught:
+            submit_job(asked)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(

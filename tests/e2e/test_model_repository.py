@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,11 @@ import pytest
 
 from tests.e2e.rest_calls import call
 from tests.fixtures import onnx_models
-from tests.fixtures.administration_calls import (
-    PROTOCOLS,
-    index,
-)
+from tests.fixtures.administration_calls import index
+from tests.fixtures.redis_servers import redis_process
 from tests.fixtures.servers import ServerProcess, running_processes, running_server
+from tests.fixtures.split_servers import Part, running_gateway, running_split, running_worker
 from tests.fixtures.triton_client import TritonClient, TritonError
-
-
-@pytest.fixture(params=PROTOCOLS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def client(kind: str, server: ServerProcess) -> Iterator[TritonClient]:
-    address = server.http if kind == "http" else server.grpc
-    with TritonClient(kind, address) as client:
-        yield client
 
 
 def test_index(client: TritonClient) -> None:
@@ -53,16 +41,73 @@ def test_models_that_follow_pointers_are_not_loaded_by_callers(
         assert caught.value.status == ("503" if kind == "http" else "StatusCode.UNAVAILABLE")
 
 
+def test_gateway_tells_whose_models_it_has(tmp_path: Path, kind: str) -> None:
+    onnx_models.publish(str(tmp_path), "linear", onnx_models.linear(1.0))
+    with running_split(tmp_path) as server:
+        address = server.http if kind == "http" else server.grpc
+        with TritonClient(kind, address) as client:
+            for act in ("load_model", "unload_model"):
+                with pytest.raises(TritonError, match="those that its workers serve"):
+                    client.call(act, "linear")
+
+
+def test_callers_choose_the_models_of_all_workers(tmp_path: Path, kind: str) -> None:
+    x = np.ones((1, 4), np.float32)
+    publish_models(tmp_path)
+    settings = {"model_control": "explicit", "models": ["first"]}
+    with ExitStack() as stack:
+        redis = stack.enter_context(redis_process())
+
+        def worker() -> Part:
+            return stack.enter_context(running_worker(tmp_path, redis.url, **settings))
+
+        workers = [worker(), worker()]
+        gateway = stack.enter_context(running_gateway(redis.url, **settings))
+        address = gateway.http if kind == "http" else gateway.grpc
+        operator = stack.enter_context(TritonClient(kind, address))
+        assert ("second", "", "UNAVAILABLE") in index(operator)
+        operator.call("load_model", "second")
+        operator.infer("second", {"x": x})
+        operator.call("unload_model", "first")
+        assert operator.call("is_server_ready")
+        for name, code in (("refused", 500), ("secnd", 404)):
+            with pytest.raises(TritonError, match="golden" if code == 500 else "did you mean"):
+                operator.call("load_model", name)
+        for one in workers:
+            one.wait_for_log(message="version unloaded", model="first")
+            assert served_by(one) == {"second"}
+        workers.append(worker())
+        for one in workers[:2]:
+            one.ask_to_stop()
+            one.wait()
+        assert served_by(workers[2]) == {"second"}
+        operator.infer("second", {"x": x})
+        with pytest.raises(TritonError, match="is not served"):
+            operator.infer("first", {"x": x})
+        assert call(gateway, "POST", "/v2/repository/models/%ff/load", b"").status == 404
+
+
+def served_by(worker: Part) -> set[str]:
+    """Returns the models that a worker serves, by its metrics."""
+    samples = worker.metric_families()["flambeau_model_ready"].samples
+    return {one.labels["model"] for one in samples if one.value}
+
+
+def publish_models(store: Path) -> None:
+    """Publishes three models that can be loaded, and one that is refused."""
+    for name in ("first", "second", "third"):
+        onnx_models.publish(str(store), name, onnx_models.linear(2.0))
+    wrong = {"y": np.full((8, 4), 1000, np.float32)}
+    onnx_models.publish(str(store), "refused", onnx_models.linear(), golden_outputs=wrong)
+
+
 @pytest.fixture(scope="module", params=[running_server, running_processes])
 def explicit(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     """Runs a server whose callers choose the models, of which one is there at the start."""
     store = tmp_path_factory.mktemp("explicit")
-    for name in ("first", "second", "third"):
-        onnx_models.publish(str(store), name, onnx_models.linear(2.0))
-    wrong = {"y": np.full((8, 4), 1000, np.float32)}
-    onnx_models.publish(str(store), "refused", onnx_models.linear(), golden_outputs=wrong)
+    publish_models(store)
     settings = {"model_control": "explicit", "models": ["first"]}
     with request.param(store, **settings) as server:
         server.wait_until_read_through()

@@ -10,16 +10,19 @@ import pty
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from bench.peers.running_server import free_addresses
 from flambeau.server_process import server_process
 from tests.fixtures.fresh_clone import link_clone
 
@@ -159,7 +162,8 @@ def test_the_sample_of_the_readme_is_what_is_printed(demo: str, up: tuple[Termin
 
 
 TUTORIALS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/tutorials").glob("*.md"))
-LONG_PAGES = ["docs/guides/pipelines.md", *TUTORIALS]
+TORCHSERVE_PORTS = ("8080", "8081", "8082", "7070", "7071")
+LONG_PAGES = ["docs/guides/pipelines.md", "docs/guides/replay.md", *TUTORIALS]
 
 
 @pytest.mark.parametrize(
@@ -170,10 +174,14 @@ LONG_PAGES = ["docs/guides/pipelines.md", *TUTORIALS]
         *(pytest.param(page, marks=pytest.mark.long) for page in LONG_PAGES),
     ],
 )
-def test_every_code_block_runs(clone: Path, up: tuple[Terminal, str], document: str) -> None:
+def test_every_code_block_runs(
+    clone: Path, up: tuple[Terminal, str], document: str, request: pytest.FixtureRequest
+) -> None:
     ports = dict(re.findall(r"(REST|gRPC|metrics) +(?:http://)?127\.0\.0\.1:(\d+)", up[1]))
+    free = [address.partition(":")[2] for address in free_addresses(len(TORCHSERVE_PORTS))]
     blocks = BLOCK.findall((ROOT / document).read_text())
     assert len(blocks) >= 2
+    request.addfinalizer(partial(end_server_in_background, clone))
     for language, text in blocks:
         if text.strip() in ("make up", "make demo", "make test"):
             continue  # these are the fixtures, and the command that runs this very test
@@ -182,11 +190,20 @@ def test_every_code_block_runs(clone: Path, up: tuple[Terminal, str], document: 
         text = text.replace(
             "flambeau infer ", f"flambeau infer --server 127.0.0.1:{ports['gRPC']} "
         )
+        for default, port in zip(TORCHSERVE_PORTS, free, strict=True):
+            text = re.sub(rf"(127\.0\.0\.1:|_port=){default}", rf"\g<1>{port}", text)
         run_block(clone, language, text)
 
 
 def test_ctrl_c_drains_and_exits_0(up: tuple[Terminal, str]) -> None:
     assert up[0].interrupt() == 0
+
+
+def end_server_in_background(clone: Path) -> None:
+    """Ends the server that a page has started, and has not ended because it failed."""
+    note = clone / "var/torchserve/server.pid"
+    if note.exists():
+        os.kill(int(note.read_text()), signal.SIGTERM)
 
 
 def run_block(clone: Path, language: str, text: str) -> str:

@@ -1,21 +1,19 @@
 """Settings of logs and traces, shared memory, and metrics under Triton's names."""
 
 from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.rest_calls import call
 from tests.fixtures import onnx_models
-from tests.fixtures.administration_calls import PROTOCOLS, settings_of, statistics, triton_metrics
-from tests.fixtures.redis_servers import until_true
+from tests.fixtures.administration_calls import settings_of, statistics, triton_metrics
+from tests.fixtures.redis_servers import redis_process, until_true
 from tests.fixtures.servers import ServerProcess, running_processes, running_server
+from tests.fixtures.split_servers import running_gateway, running_worker
 from tests.fixtures.triton_client import TritonClient, TritonError
-
-
-@pytest.fixture(params=PROTOCOLS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="module", params=[running_server, running_processes])
@@ -58,6 +56,38 @@ def test_settings_of_logs(setter: TritonClient, quiet: ServerProcess) -> None:
                 call(quiet, "GET", "/v2/logging").json()["log_info"] == wanted for _ in range(4)
             )
         )
+
+
+def test_settings_reach_other_gateways_and_the_workers(tmp_path: Path) -> None:
+    versions = count(2)
+    onnx_models.publish(str(tmp_path), "linear", onnx_models.linear(1.0))
+    with (
+        redis_process() as redis,
+        running_worker(tmp_path, redis.url, store_poll_interval_s=0.05) as worker,
+        running_gateway(redis.url) as first,
+        running_gateway(redis.url) as second,
+    ):
+
+        def is_told(server: ServerProcess, *, info: bool) -> bool:
+            return bool(call(server, "GET", "/v2/logging").json()["log_info"] is info)
+
+        def worker_logs_no_more() -> bool:
+            """Returns True if the worker loads a version without a line of its logs."""
+            before, version = len(worker.errors.all()), next(versions)
+            onnx_models.publish(str(tmp_path), "linear", onnx_models.linear(2.0))
+            path = f"/v2/models/linear/versions/{version}"
+            until_true(lambda: call(second, "GET", path).status == 200)
+            return len(worker.errors.all()) == before
+
+        assert not worker_logs_no_more()
+        reply = call(first, "POST", "/v2/logging", b'{"log_info":false,"log_warning":false}')
+        assert (reply.status, reply.json()["log_info"]) == (200, False)
+        until_true(lambda: is_told(second, info=False))
+        until_true(worker_logs_no_more)
+        body = b'{"log_info":true,"log_warning":true,"log_verbose_level":1}'
+        assert call(second, "POST", "/v2/logging", body).status == 200
+        with running_gateway(redis.url) as third:
+            until_true(lambda: call(third, "GET", "/v2/logging").json()["log_verbose_level"] == 1)
 
 
 def test_settings_of_traces(setter: TritonClient) -> None:
@@ -115,6 +145,13 @@ def test_settings_that_are_not_taken(
     assert reply.status == status, reply.body
     assert words in (reply.error() if status >= 400 else "")
     assert call(quiet, "GET", "/v2/logging").json()["log_info"] is True
+
+
+def test_a_refused_change_of_traces_changes_nothing(quiet: ServerProcess) -> None:
+    before = call(quiet, "GET", "/v2/trace/setting").json()
+    body = b'{"trace_level":["TIMESTAMPS"],"trace_rate":"10"}'
+    assert call(quiet, "POST", "/v2/trace/setting", body).status == 501
+    assert call(quiet, "GET", "/v2/trace/setting").json() == before
 
 
 def test_shared_memory(setter: TritonClient, kind: str) -> None:

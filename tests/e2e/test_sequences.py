@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
+import flambeau
 from flambeau import Client
 from flambeau.protocol.tensors import Array
 from model_store.store import ModelStore
@@ -43,13 +46,6 @@ def server(request: pytest.FixtureRequest, store: Path) -> Iterator[ServerProces
     with SHAPES[request.param](store) as server:
         server.wait_until_read_through()
         yield server
-
-
-@pytest.fixture(params=["http", "grpc"])
-def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[TritonClient]:
-    address = server.http if request.param == "http" else server.grpc
-    with TritonClient(request.param, address) as client:
-        yield client
 
 
 def step(
@@ -128,6 +124,21 @@ def test_metadata_shows_what_callers_send(server: ServerProcess) -> None:
     assert [spec.name for spec in signature.outputs] == ["sum", "told"]
     assert signature.sequence is not None
     assert signature.sequence.strategy == "oldest"
+    told = call(server, "GET", "/v2/models/sum").json()["properties"]["sequence"]
+    assert json.loads(told).keys() == {"strategy", "max_idle_s", "max_sequences"}
+
+
+def test_open_sequences_and_their_ends_are_metrics(
+    client: TritonClient, server: ServerProcess
+) -> None:
+    of_model = {"model": "direct", "version": "1"}
+    opened = server.metric("flambeau_open_sequences", **of_model)
+    ended = server.metric("flambeau_ended_sequences_total", reason="ended", **of_model)
+    step(client, 3, 1, "start", model="direct")
+    server.wait_for_metric(opened + 1, "flambeau_open_sequences", **of_model)
+    step(client, 3, 1, "end", model="direct")
+    server.wait_for_metric(opened, "flambeau_open_sequences", **of_model)
+    server.wait_for_metric(ended + 1, "flambeau_ended_sequences_total", reason="ended", **of_model)
 
 
 def test_many_sequences_at_once(server: ServerProcess) -> None:
@@ -215,6 +226,30 @@ def outcome(client: TritonClient, name: int) -> float | str:
         return step(client, name, 1)
     except TritonError as error:
         return error.message
+
+
+class Summing(nn.Module):
+    """A running sum."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns twice the sum with `x`, [rows, 1], and the sum."""
+        after = total + x
+        return after * 2, after
+
+
+@pytest.mark.parametrize("kind", ["torchscript", "openvino", "pt2"])
+def test_any_kind_of_artifact_may_have_states(tmp_path: Path, kind: str) -> None:
+    rows = torch.arange(8.0).reshape(8, 1)
+    flambeau.publish(
+        Summing(), {"x": rows, "total": rows}, name="sum", to=tmp_path, artifacts=[kind],
+        outputs=["sum", "after"], progress=False,
+        sequence={"states": {"total": {"output": "after", "initial": 100}}},
+    )  # fmt: skip
+    with running_server(tmp_path) as server, TritonClient("grpc", server.grpc) as client:
+        for name in (1, 2):
+            assert step(client, name, name, "start") == 2 * (100 + name)
+        for name in (1, 2):
+            assert step(client, name, 10, "end") == 2 * (110 + name)
 
 
 def test_swap_and_drain_end_sequences_by_name(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def test_port_in_use_is_one_clear_line(tmp_path: Path, taken_port: int, setting:
 def test_setting_that_is_unknown_or_bad(
     tmp_path: Path, name: str, value: object, message: str
 ) -> None:
-    code, output, errors = failed_start(tmp_path, *FREE_PORTS, **{name: value})
+    others = [port for port in FREE_PORTS if name.replace("_", "-") not in port]
+    code, output, errors = failed_start(tmp_path, *others, **{name: value})
     assert (code, output) == (2, "")
     assert len(errors.splitlines()) == 1, errors
     assert message in errors

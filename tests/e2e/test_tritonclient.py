@@ -1,6 +1,5 @@
 """tritonclient, unchanged: HTTP and gRPC, each synchronous and asyncio, behave alike."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,6 @@ X = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32)
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def client(kind: str, server: ServerProcess) -> Iterator[TritonClient]:
-    address = server.http if kind.startswith("http") else server.grpc
-    with TritonClient(kind, address) as client:
-        yield client
 
 
 def test_health(client: TritonClient) -> None:

@@ -31,6 +31,8 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_loop_batches": ("counter", LANE),
     "flambeau_dropped_requests": ("counter", LANE | {"reason"}),
     "flambeau_worker_restarts": ("counter", LANE | {"reason"}),
+    "flambeau_open_sequences": ("gauge", LANE),
+    "flambeau_ended_sequences": ("counter", LANE | {"reason"}),
     "flambeau_event_loop_lag_seconds": ("histogram", set()),
     "flambeau_model_memory_bytes": ("gauge", LANE),
     "flambeau_in_flight_requests": ("gauge", set()),

@@ -41,6 +41,8 @@ DEFAULTS_IN_WORDS = {
     "tls_certificate_file": "none",
     "tls_key_file": "none",
     "tls_client_ca_file": "none",
+    "shared_memory_objects": "none",
+    "torchserve": "none",
     "trace_endpoint": "none",
     "payload_samples": "none",
     "payload_sample_store": "the model store",

@@ -147,6 +147,7 @@ def test_a_folder_holds_few_source_files() -> None:
 
 
 WHAT_OTHERS_ARE_TOLD = [
+    "flambeau/commands/migration/serve_torchserve.py",
     "flambeau/local/own_process.py",
     "model_store/storage/s3_credentials.py",
     "training/importing/sources/hugging_face_folder.py",
@@ -156,7 +157,8 @@ WHAT_OTHERS_ARE_TOLD = [
 """They look whether variables of others are set: of obstore, to name missing credentials, and of
 the C library, so as not to decide what a person has decided; or tell the Python that they start to
 look for no module in the working directory and where temporary files lie, and transformers to use
-no network. Nothing of ours is configured by them."""
+no network. TorchServe's configuration may name variables and be named by one. Nothing of ours is
+configured by them."""
 
 
 def test_only_configuration_reads_the_environment() -> None:

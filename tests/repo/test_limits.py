@@ -21,18 +21,27 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 123, 388
+SETTINGS, RECIPE_KEYS = 125, 388
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
 `processes` cannot be found out: how many cores the models need is the operator's to say. Nor can
 `model_control`: who chooses the models, their pointers or callers; or `triton_metrics`: whose
 dashboards there are; or `compat`: whether a client compares the words of another server.
+`shared_memory_objects` opens memory of other programs to callers, which nobody must get unasked.
+`torchserve` names the folder that its own option makes, for all processes of a server.
 Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
 """
 
 EFFECTS = {
     "refuses with an error": """
-        model_control.MAX_ACTS json_bodies.MAX_MEMBERS running_settings.MAX_TRACE_RATE
+        archive_registry.MAX_PASSES archive_source.MAX_DOWNLOADS running_settings.MAX_TRACE_RATE
+        archive_source.MAX_REDIRECTS archive_source.MAX_URL_CHARACTERS
+        request_parts.MAX_BOUNDARY_CHARACTERS request_parts.MAX_PARTS
+        request_parts.MAX_PART_HEAD_BYTES request_parts._MAX_NAME_BYTES
+        rest_routes.MAX_PARAMETERS start.MAX_AT_START tokens.MAX_KEY_FILE_BYTES
+        grpc_predict.MAX_NAMES_BYTES tensor_proto.MAX_SHAPE_BYTES tensor_proto.MAX_REPEATED_BYTES
+        model_acts.MAX_ACTS model_acts.MAX_MODELS
+        model_control.MAX_ACTS json_bodies.MAX_MEMBERS
         predict_codec.MAX_PARSED_BYTES predict_codec.MAX_PLAIN_BYTES predict_codec.MAX_DEPTH
         predict_codec.MAX_PARSED_MEMBERS
         api_keys.MAX_FILE_BYTES api_keys.MAX_KEYS binary_texts.MAX_TEXTS body._MAX_LINE_BYTES
@@ -52,6 +61,8 @@ EFFECTS = {
         kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES
         message_fields.MAX_FIELDS message_fields._MAX_VARINT_BYTES onnx_runtime.MAX_TEXTS
         pipeline_run.MAX_RESTARTS
+        regions.MAX_NAME regions.MAX_REGIONS regions.MAX_REGIONS_A_CALLER
+        shared_object.MAX_KEY_BYTES
         request_pacer.MAX_WAITING
         rest.MAX_NUMBER_DIGITS scheduling_parameters.MAX_TIMEOUT_US
         sequence_parameters.MAX_ID_BYTES sequence_parameters.MAX_ID_NUMBER
@@ -69,6 +80,7 @@ EFFECTS = {
         """,
     "drops, and counts": """
         sampler.MAX_WAITING sampler.MAX_WAITING_BYTES tracer.MAX_KEPT
+        torchserve_metrics.MAX_HANDLER_METRICS torchserve_metrics.MAX_HANDLER_SERIES
         """,
     "makes callers wait, or answers them without a wait": """
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
@@ -76,6 +88,7 @@ EFFECTS = {
         outbox.MOST_WAITING part_window.MAX_UNREAD
         """,
     "forgets entries": """
+        archive_registry.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES
         link_rates.MAX_BUCKETS
@@ -85,8 +98,10 @@ EFFECTS = {
         """,
     "shortens or samples": """
         model_figures.MAX_PLACES model_figures.MAX_SIZES repository.MAX_NAME directory.MAX_SHOWN
+        open_document.MAX_DOCUMENT_BYTES open_document.MAX_TENSORS
         executor.MAX_METRICS grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS
         onnx_runtime.MAX_SHOWN
+        model_set.MAX_REASON model_set.MAX_UNLOADED
         model_failure.MAX_REASON probe_host._MAX_ERROR_CHARACTERS readiness.MAX_REASONS
         readiness.MAX_REASON_CHARACTERS tensors.MAX_ELEMENTS_OF_STATISTICS tensors.MAX_TEXTS
         """,

@@ -55,7 +55,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel: Path) 
     for name in (
         "flambeau/py.typed",
         "flambeau/protocol/client_messages.binpb",
-        "services/gateway/edges/docs.html",
+        "services/gateway/edges/documentation/page.html",
         "protos/open_inference.proto",
     ):
         assert name in names

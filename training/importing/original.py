@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from flambeau.protocol.row_steps import first_steps
 from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import explain
@@ -42,6 +43,9 @@ class Original:
     def with_sequences(self, sequence: Sequences | None) -> "Original":
         """Returns the model as one with state.
 
+        Made-up rows of a model that keeps its state itself become first steps: golden rows must not
+        depend on each other.
+
         Raises:
             RecipeError: a tensor does not fit the declaration.
         """
@@ -49,6 +53,10 @@ class Original:
             return self
         fields = self.signature.model_dump() | {"sequence": sequence.model_dump()}
         try:
-            return replace(self, signature=Signature.model_validate(fields))
+            signature = Signature.model_validate(fields)
         except ValidationError as error:
             raise RecipeError(f"sequence: {explain(error, Signature)}") from error
+        examples = self.examples
+        if self.made_up and examples is not None and not sequence.states:
+            examples = first_steps(examples, sequence)
+        return replace(self, signature=signature, examples=examples)

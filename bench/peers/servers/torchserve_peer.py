@@ -3,7 +3,8 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from bench.peers.environment import Environment
 from bench.peers.peer import MAX_BATCH, WAIT_MS, Array, Ask, Floats, Form, Launch, Peer, PeerError
@@ -44,9 +45,24 @@ class TorchServe(Peer):
         return self._environment.install()
 
     def start(self, model: ServedModel) -> Launch:
+        argv = (self._environment.script("torchserve"), "--foreground", "--start",
+                "--log-config", "log4j2.xml")  # fmt: skip
         folder = self._environment.folder / model.name
+        return self._launch(model, folder, argv, {"PATH": self._environment.search_path})
+
+    def _launch(
+        self, model: ServedModel, folder: Path, argv: Sequence[str], environment: Mapping[str, str]
+    ) -> Launch:
+        """Writes the archive and the settings, and returns the start of a server that reads them.
+
+        Args:
+            model: the model.
+            folder: folder for both.
+            argv: command of the server; options that name the settings are added.
+            environment: variables of the server.
+        """
         model.write_to(folder)
-        self._archive(model)
+        self._archive(model, folder)
         http, management, metrics, grpc, grpc_management = free_addresses(5)
         setting = {
             "minWorkers": 1,
@@ -73,14 +89,12 @@ class TorchServe(Peer):
         (folder / "config.properties").write_text("".join(lines))
         (folder / "log4j2.xml").write_text(QUIET)
         return Launch(
-            argv=(self._environment.script("torchserve"), "--foreground", "--start",
-                  "--disable-token-auth", "--ts-config", "config.properties",
-                  "--log-config", "log4j2.xml"),
+            argv=(*argv, "--disable-token-auth", "--ts-config", "config.properties"),
             folder=folder,
             http=http,
             grpc=grpc,
-            environment={"PATH": self._environment.search_path},
-        )  # fmt: skip
+            environment=environment,
+        )
 
     def request(self, model: ServedModel, form: Form, rows: Array) -> Ask:
         if form is Form.GRPC:
@@ -95,8 +109,7 @@ class TorchServe(Peer):
             read=read_row,
         )
 
-    def _archive(self, model: ServedModel) -> None:
-        folder = self._environment.folder / model.name
+    def _archive(self, model: ServedModel, folder: Path) -> None:
         command = [self._environment.script("torch-model-archiver"), "--force"]
         command += ["--model-name", model.name, "--version", "1.0", "--export-path", str(folder)]
         command += ["--handler", str(SERVICES / HANDLER)]

@@ -14,6 +14,7 @@ from bench.peers.services import FOLDER as SERVICES
 
 TYPES = {"FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
 STUB = "triton_python_backend_stub"
+ONE_INSTANCE = "instance_group [ { kind: KIND_CPU count: 1 } ]"
 
 
 class Triton(Peer):
@@ -57,24 +58,22 @@ class Triton(Peer):
         (repository / model.name / "config.pbtxt").write_text(self._config(model))
         return self._launch(folder, repository)
 
-    def start_parts(self, width: int) -> Launch:
-        """Writes the repository of the decoupled model `parts`, FP32 [1, width] each."""
-        folder = self._environment.folder / "triton-parts"
-        repository = folder / "repository"
-        (repository / "parts" / "1").mkdir(parents=True, exist_ok=True)
-        shutil.copy(SERVICES / "triton_parts.py", repository / "parts" / "1" / "model.py")
-        (repository / "parts" / "config.pbtxt").write_text(
-            f"""\
-name: "parts"
-backend: "python"
-max_batch_size: 1
-input [ {{ name: "x" data_type: TYPE_FP32 dims: [ {width} ] }} ]
-output [ {{ name: "y" data_type: TYPE_FP32 dims: [ {width} ] }} ]
-instance_group [ {{ kind: KIND_CPU count: 1 }} ]
-model_transaction_policy {{ decoupled: true }}
-"""
+    def start_service(self, name: str, service: str, config: str) -> Launch:
+        """Writes the repository of one model that needs no weights, and returns its start.
+
+        Args:
+            name: name of the model.
+            service: file of `bench/peers/services` with its class.
+            config: its `config.pbtxt`, but for the name, the backend and the instances.
+        """
+        folder = self._environment.folder / f"triton-{name}"
+        version = folder / "repository" / name / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        shutil.copy(SERVICES / service, version / "model.py")
+        (version.parent / "config.pbtxt").write_text(
+            f'name: "{name}"\nbackend: "python"\n{config}\n{ONE_INSTANCE}\n'
         )
-        return self._launch(folder, repository)
+        return self._launch(folder, folder / "repository")
 
     def _launch(self, folder: Path, repository: Path) -> Launch:
         http, grpc = free_addresses(2)
@@ -114,6 +113,6 @@ backend: "python"
 max_batch_size: {MAX_BATCH}
 input [ {{ name: "{model.input}" data_type: {TYPES[model.datatype]} dims: [ {dims} ] }} ]
 output [ {{ name: "{model.output}" data_type: TYPE_FP32 dims: [ {classes} ] }} ]
-instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+{ONE_INSTANCE}
 dynamic_batching {{ max_queue_delay_microseconds: {self._wait_ms * 1000} }}
 """

@@ -3,11 +3,12 @@
 import json
 import math
 import sys
+from collections.abc import Callable
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import DATATYPES
 from services.gateway.front import Listening
-from services.queueing.records import ServedVersion
+from services.queueing.records import Lane, ServedVersion
 
 MAX_EXAMPLE_ELEMENTS = 256
 """Largest input for which an example request is printed."""
@@ -15,16 +16,21 @@ KEY_VARIABLE = "FLAMBEAU_KEY"
 """Environment variable of the credential in example requests; nothing else reads it."""
 
 
-def print_listening(listening: Listening) -> None:
-    """Prints to standard output and flushes, so that a parent process can wait for it."""
-    print("\n".join(_lines(listening)), flush=True)
+def print_listening(listening: Listening, called: Callable[[Lane], str] | None = None) -> None:
+    """Prints to standard output and flushes, so that a parent process can wait for it.
+
+    Args:
+        listening: a started server.
+        called: returns the name and version of a lane for its callers; None for the lane's own.
+    """
+    print("\n".join(_lines(listening, called)), flush=True)
 
 
-def _lines(listening: Listening) -> list[str]:
+def _lines(listening: Listening, called: Callable[[Lane], str] | None) -> list[str]:
     host = "127.0.0.1" if listening.host == "0.0.0.0" else listening.host  # noqa: S104
     http = f"{'https' if listening.is_tls else 'http'}://{host}:{listening.http_port}"
     grpc = f"{host}:{listening.grpc_port}"
-    lines = ["", *(_served_line(served) for served in listening.served)]
+    lines = ["", *(_served_line(served, called) for served in listening.served)]
     found = listening.found
     lines += [f"NOT serving {name}: {why}" for name, why in sorted(found.missing.items())]
     if found.fault:
@@ -33,6 +39,8 @@ def _lines(listening: Listening) -> list[str]:
         lines.append("nothing to serve yet; models are served once published")
     lines += [f"warning: {listening.warning}"] if listening.warning else []
     lines += [f"  runs as  {listening.processes}"] if listening.processes else []
+    if listening.addresses:
+        return [*lines, *(f"  {name:<20} {one}" for name, one in listening.addresses.items())]
     lines += [f"  store    {listening.store}"] if listening.store else []
     lines += [
         f"  REST     {http}/v2",
@@ -49,11 +57,11 @@ def _lines(listening: Listening) -> list[str]:
     return lines
 
 
-def _served_line(served: ServedVersion) -> str:
-    if served.state == "ready":
-        what = served.artifact or "pipeline"
-        return f"serving {served.lane.model} {served.lane.version} ({what})"
-    return f"NOT serving {served.lane.model} {served.lane.version}: {served.reason}"
+def _served_line(served: ServedVersion, called: Callable[[Lane], str] | None) -> str:
+    name = called(served.lane) if called else f"{served.lane.model} {served.lane.version}"
+    if served.state != "ready":
+        return f"NOT serving {name}: {served.reason}"
+    return f"serving {name}" if called else f"serving {name} ({served.artifact or 'pipeline'})"
 
 
 def _example(signature: Signature | None) -> list[dict[str, object]]:

@@ -36,6 +36,7 @@ from services.gateway.edges.grpc_large_answer import (
     values,
 )
 from services.gateway.edges.raw_parts import Part
+from services.gateway.edges.shared_memory.grpc_regions import InRegions
 from services.gateway.refusals import naming_input, refuse_unsupported, unreadable_input
 from services.gateway.scheduling_parameters import checked_scheduling
 from services.gateway.sequence_parameters import checked_sequence
@@ -191,7 +192,7 @@ def asked_parameters(request: pb.ModelInferRequest) -> AskedParameters:
 
 def encode_serialized(
     reply: InferReply,
-    request: pb.ModelInferRequest,
+    request: pb.ModelInferRequest | InRegions,
     reserve: Reserve,
     classes: Classes | None = None,
 ) -> bytes | Slices[list[Part]]:
@@ -221,33 +222,41 @@ def encode_serialized(
                 reply.lane, reply.artifact, reply.degraded, name, datatype, array.shape
             )
             return start + encode_raw(datatype, array)
+    if isinstance(request, InRegions):
+        response, regions = _without_outputs(reply, request.message), request.regions
+        return message_parts(response, _named(reply), reserve, typed=False, regions=regions)
     typed = _is_typed(reply, request)
     if not is_large_message(list(outputs.values()), typed=typed):
         return encode(reply, request).SerializeToString()
-    named = [(name, reply.datatypes[name], array) for name, array in outputs.items()]
-    return message_parts(_without_outputs(reply, request), named, reserve, typed=typed)
+    response = _without_outputs(reply, request)
+    return message_parts(response, _named(reply), reserve, typed=typed)
+
+
+def _named(reply: InferReply) -> list[tuple[str, str, Array]]:
+    return [(name, reply.datatypes[name], array) for name, array in reply.outputs.items()]
 
 
 def encode_raw_always(
     reply: InferReply,
-    request: pb.ModelInferRequest,
+    request: pb.ModelInferRequest | InRegions,
     reserve: Reserve,
     classes: Classes | None = None,
 ) -> bytes | Slices[list[Part]]:
     """Does the same as `encode_serialized`, with raw outputs also for typed inputs, as Triton."""
-    if not request.raw_input_contents:
+    if not request.raw_input_contents and not isinstance(request, InRegions):
         request = pb.ModelInferRequest(id=request.id, raw_input_contents=[b""])
     return encode_serialized(reply, request, reserve, classes)
 
 
 Encode = Callable[
-    [InferReply, pb.ModelInferRequest, Reserve, Classes | None], bytes | Slices[list[Part]]
+    [InferReply, pb.ModelInferRequest | InRegions, Reserve, Classes | None],
+    bytes | Slices[list[Part]],
 ]
 """Serialises a response, as `encode_serialized`."""
 
 
 def _classified_parts(
-    reply: InferReply, request: pb.ModelInferRequest, reserve: Reserve, classes: Classes
+    reply: InferReply, request: pb.ModelInferRequest | InRegions, reserve: Reserve, classes: Classes
 ) -> Slices[list[Part]]:
     reserve(sum(array.nbytes for array in reply.outputs.values()))
     encoded = encode_serialized((yield from classified(reply, classes, reserve)), request, reserve)

@@ -23,18 +23,22 @@ from services.gateway.admission import Admission
 from services.gateway.edges import grpc_health, grpc_reflection
 from services.gateway.edges.administration.calls import AdministrationCalls
 from services.gateway.edges.administration.grpc_calls import grpc_calls
-from services.gateway.edges.grpc_codec import encode_raw_always, encode_serialized
+from services.gateway.edges.grpc_codec import Encode, encode_raw_always, encode_serialized
 from services.gateway.edges.grpc_health import GrpcHealth
 from services.gateway.edges.grpc_infer import GRPC, GrpcInferRoute, InferenceCall, secret_in
 from services.gateway.edges.grpc_jobs import SERVICE as JOB_SERVICE
 from services.gateway.edges.grpc_jobs import GrpcJobs
 from services.gateway.edges.grpc_large_answer import SlowAnswer
 from services.gateway.edges.grpc_reflection import GrpcReflection
+from services.gateway.edges.predict import grpc_predict, model_calls
+from services.gateway.edges.predict.grpc_predict import PredictCall
+from services.gateway.edges.predict.model_calls import ModelCalls
 from services.gateway.edges.streams.grpc_stream import GrpcStreams
 from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.server_facts import EXTENSIONS, ServerFacts
+from services.gateway.server_facts import ServerFacts
+from services.gateway.shared_regions.regions import SharedRegions
 from services.wire.body import Body
 from services.wire.byte_budget import ByteBudget
 from services.wire.compression import CompressionThread
@@ -52,7 +56,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flambeau.grpc")
 
 SERVICE = "inference.GRPCInferenceService"
-SERVICES = (SERVICE, JOB_SERVICE)
+SERVICES = (SERVICE, JOB_SERVICE, grpc_predict.SERVICE, model_calls.SERVICE)
 REFLECTION_SERVICES = (grpc_reflection.SERVICE, grpc_reflection.SERVICE_V1)
 INFER = f"/{SERVICE}/ModelInfer"
 STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
@@ -78,6 +82,7 @@ class GrpcEdge:
         tls: TLS of the port; None for plain text.
         administration: calls beside inference.
         always_raw: True to answer with raw outputs, whatever the form of the request.
+        regions: shared memory of callers; None where it is off.
     """
 
     def __init__(
@@ -96,8 +101,9 @@ class GrpcEdge:
         tls: ssl.SSLContext | None = None,
         administration: AdministrationCalls | None = None,
         always_raw: bool = False,
+        regions: SharedRegions | None = None,
     ) -> None:
-        self._path = InferencePath(GRPC, admission, accounting, sampler)
+        self._path = InferencePath(GRPC, admission, accounting, sampler, regions)
         self._encode = encode_raw_always if always_raw else encode_serialized
         self._facts = facts
         self._accounting = accounting
@@ -157,6 +163,9 @@ class GrpcEdge:
             routes[f"/{JOB_SERVICE}/{name}"] = partial(self._route_slow, answer, message)
         for name, (answer, message) in grpc_calls(self._administration).items():
             routes[f"/{SERVICE}/{name}"] = partial(self._route_slow, answer, message)
+        for name, (answer, message) in ModelCalls(self._path.admission.directory).calls().items():
+            routes[name] = partial(self._route_slow, answer, message)
+        routes[f"/{grpc_predict.SERVICE}/Predict"] = self._route_predict
         routes[INFER] = self._route_infer
         routes[STREAM_INFER] = self._route_stream
         routes[f"/{grpc_health.SERVICE}/Check"] = _opening(partial(SimpleCall, self._health.check))
@@ -169,12 +178,15 @@ class GrpcEdge:
     def _route_infer(self, head: GrpcHead) -> None:
         head.open = partial(InferenceCall, self._infer_route(head))
 
-    def _infer_route(self, head: GrpcHead) -> GrpcInferRoute:
+    def _route_predict(self, head: GrpcHead) -> None:
+        head.open = partial(PredictCall, self._infer_route(head, grpc_predict.encode))
+
+    def _infer_route(self, head: GrpcHead, encode: Encode | None = None) -> GrpcInferRoute:
         secret = self._turn_away(head)
         authorization = None
         if self._authenticator is not None:
             authorization = self._authenticator.authorization(secret, "infer")
-        return GrpcInferRoute(self._path, head, authorization, self._encode)
+        return GrpcInferRoute(self._path, head, authorization, encode or self._encode)
 
     def _route_stream(self, head: GrpcHead) -> None:
         head.open = partial(self._streams.open, self._infer_route(head))
@@ -260,7 +272,9 @@ class GrpcEdge:
 
     def _server_metadata(self, _: pb.ServerMetadataRequest, __: Principal) -> Message:
         return pb.ServerMetadataResponse(
-            name=self._facts.name, version=self._facts.version, extensions=EXTENSIONS
+            name=self._facts.name,
+            version=self._facts.version,
+            extensions=self._facts.extensions,
         )
 
     def _model_metadata(self, request: pb.ModelMetadataRequest, principal: Principal) -> Message:

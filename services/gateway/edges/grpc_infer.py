@@ -13,13 +13,25 @@ from typing import TYPE_CHECKING
 
 from protos import open_inference_pb2 as pb
 from services.access.credential import secret_of
-from services.errors import DeadlineExceededError, InvalidRequestError, ServingError
+from services.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    ServingError,
+    UnsupportedError,
+)
 from services.gateway.admission import InferCall, InputTensor
 from services.gateway.edges import grpc_codec
 from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES
 from services.gateway.edges.grpc_raw import read_infer_request
 from services.gateway.edges.raw_parts import Part
-from services.gateway.inference import Inference, InferencePath, WireProtocol, only_one
+from services.gateway.edges.shared_memory.grpc_regions import InRegions, take_regions
+from services.gateway.inference import (
+    Inference,
+    InferencePath,
+    WireProtocol,
+    only_one,
+    region_use,
+)
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.scheduling_parameters import work_deadline
 from services.gateway.sliced_work import Slices
@@ -76,7 +88,7 @@ class GrpcRequest:
     _inference: Inference | None
     _opened: float
     _raw: Sequence[grpc_codec.Raw] | None
-    _request: pb.ModelInferRequest | None
+    _request: pb.ModelInferRequest | InRegions | None
     _route: GrpcInferRoute
 
     def reserve(self, size: int) -> None:
@@ -85,13 +97,18 @@ class GrpcRequest:
 
     def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
         """Decodes the message's tensors into arrays."""
-        request, raw = self._request, self._raw
-        assert request is not None
+        request: pb.ModelInferRequest = self._request  # type: ignore[assignment]  # it is new
+        raw = self._raw
         # It views the body. The subclasses have the slot.
         self._raw = None  # type: ignore[misc]
         if len(body) > MAX_TEXTS_AT_ONCE_BYTES and grpc_codec.has_long_texts(request, raw):
             return self._call_in_slices(request, raw, caller)
-        return self._call(request, grpc_codec.decode_inputs(request, raw), caller)
+        try:
+            return self._call(request, grpc_codec.decode_inputs(request, raw), caller)
+        except (InvalidRequestError, UnsupportedError):  # without raw data, or a known parameter
+            if self._route.path.regions is None:
+                raise
+        return self._call_in_slices(request, raw, caller)
 
     def _call_in_slices(
         self,
@@ -99,7 +116,21 @@ class GrpcRequest:
         raw: Sequence[grpc_codec.Raw] | None,
         caller: "Caller | None",
     ) -> Slices[InferCall]:
-        inputs = yield from grpc_codec.decode_in_slices(request, raw, self.reserve)
+        path = self._route.path
+        regions = region_use(path, caller)
+        if regions is None:
+            inputs = yield from grpc_codec.decode_in_slices(request, raw, self.reserve)
+            return self._call(request, inputs, caller)
+        check = partial(
+            path.admission.check_inputs, request.model_name, request.model_version, caller
+        )
+        try:
+            raw = yield from take_regions(request, raw, regions, check, self.reserve)
+            if regions.outputs:
+                self._request = InRegions(request, regions)  # type: ignore[misc]
+            inputs = yield from grpc_codec.decode_in_slices(request, raw, self.reserve)
+        finally:
+            regions.leave()
         return self._call(request, inputs, caller)
 
     def _call(
@@ -144,7 +175,7 @@ class InferenceCall(UnaryCall, GrpcRequest):
         self._route = route
         self._opened = time.monotonic()
         self._inference: Inference | None = None
-        self._request: pb.ModelInferRequest | None = None
+        self._request: pb.ModelInferRequest | InRegions | None = None
         self._raw: Sequence[grpc_codec.Raw] | None = None
 
     def check_caller(self) -> None:

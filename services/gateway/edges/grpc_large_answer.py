@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from flambeau.protocol.tensors import Array, as_bytes, raw_view
 from protos import open_inference_pb2 as pb
@@ -18,6 +19,8 @@ from services.access.caller import Principal
 from services.gateway.edges.binary_texts import Reserve
 from services.gateway.edges.json_bodies.tensors import is_large
 from services.gateway.edges.raw_parts import Part, cuts, raw_parts
+from services.gateway.edges.shared_memory.grpc_regions import set_place
+from services.gateway.shared_regions.regions import RegionUse
 from services.gateway.sliced_work import Slices
 
 CONTENTS_FIELDS = {
@@ -61,6 +64,7 @@ def message_parts(
     reserve: Reserve,
     *,
     typed: bool,
+    regions: RegionUse | None = None,
 ) -> Slices[list[Part]]:
     """Serialises a response.
 
@@ -69,9 +73,11 @@ def message_parts(
         outputs: name, datatype and array of each.
         reserve: reservation of memory.
         typed: True for typed contents.
+        regions: shared memory of outputs, which are raw then; None for none.
 
     Raises:
         BufferFullError: there is no room for it.
+        ServingError: an output does not fit into its region.
     """
     reserve(sum(array.nbytes for _, _, array in outputs))
     if typed:
@@ -85,13 +91,16 @@ def message_parts(
             start += field_head(_CONTENTS, size)
             parts += [field_head(_OUTPUTS, len(start) + size) + start, *contents]
         return parts
+    data: list[Part] = []
     for name, datatype, array in outputs:
-        response.outputs.add(name=name, datatype=datatype, shape=array.shape)
-    parts = [response.SerializeToString()]
-    for _, datatype, array in outputs:
+        output = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
         raw = yield from raw_parts(datatype, array, reserve)
-        parts += [field_head(_RAW, sum(map(len, raw))), *raw]
-    return parts
+        if regions is not None and name in regions.outputs:
+            size = yield from regions.write(name, raw)
+            set_place(output.parameters, regions.outputs[name], size)
+            raw = []
+        data += [field_head(_RAW, sum(map(len, raw))), *raw]
+    return [response.SerializeToString(), *data]
 
 
 def values(datatype: str, array: Array) -> Sequence[object]:
@@ -104,9 +113,33 @@ def values(datatype: str, array: Array) -> Sequence[object]:
 
 def _contents(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part]]:
     """Serialises an `InferTensorContents`."""
+    tag, field = _AS_THEY_LIE.get(datatype), CONTENTS_FIELDS[datatype]
+    return typed_parts(pb.InferTensorContents, field, tag, datatype, array, reserve)
+
+
+def typed_parts(
+    message: type[Message],
+    field: str,
+    tag: bytes | None,
+    datatype: str,
+    array: Array,
+    reserve: Reserve,
+) -> Slices[list[Part]]:
+    """Serialises the elements of an output, as a field of a message.
+
+    Args:
+        message: class of the message.
+        field: name of the field.
+        tag: tag of the field if its packed elements equal the array's bytes, else None.
+        datatype: datatype of the output.
+        array: the output, whose memory is reserved already.
+        reserve: reservation of memory for elements that are converted.
+
+    Raises:
+        BufferFullError: there is no room for them.
+    """
     if not array.size:
         return []
-    tag = _AS_THEY_LIE.get(datatype)
     if tag is not None:
         return [field_head(tag, array.nbytes), raw_view(datatype, array)]
     parts: list[Part] = []
@@ -114,8 +147,8 @@ def _contents(datatype: str, array: Array, reserve: Reserve) -> Slices[list[Part
     for start, end in cuts(flat):
         if start:
             yield
-        contents = pb.InferTensorContents()
-        getattr(contents, CONTENTS_FIELDS[datatype]).extend(values(datatype, flat[start:end]))
+        contents = message()
+        getattr(contents, field).extend(values(datatype, flat[start:end]))
         parts.append(contents.SerializeToString())
         reserve(len(parts[-1]))
     return parts

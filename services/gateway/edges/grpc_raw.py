@@ -68,11 +68,11 @@ def read_infer_request(
     if len(body) < MIN_VIEWED_BYTES:
         request = parsed(pb.ModelInferRequest, body)
         if len(body) > MAX_FIELDS:  # each takes 2 bytes at least, and some µs to parse
-            _Allowance().take(max(len(request.inputs), len(request.outputs)))
+            Allowance().take(max(len(request.inputs), len(request.outputs)))
         return request, request.raw_input_contents
     message = memoryview(body)
     try:
-        rest, raw, numbers = _split(message, _Allowance())
+        rest, raw, numbers = _split(message, Allowance())
     except (ValueError, IndexError):  # malformed, or in a form that only protobuf judges
         _check_typed(len(message))
         rest, raw, numbers = bytes(message), [], []
@@ -96,7 +96,7 @@ def check_job_request(body: Body) -> None:
     """
     if len(body) < MIN_VIEWED_BYTES:
         return
-    message, allowance = memoryview(body), _Allowance()
+    message, allowance = memoryview(body), Allowance()
     beside = len(message)
     try:
         for number, wire, start, end in fields_of(message, 0, len(message)):
@@ -109,7 +109,7 @@ def check_job_request(body: Body) -> None:
     _check_typed(beside)
 
 
-class _Allowance:
+class Allowance:
     """Number of fields that may still be parsed in one message."""
 
     __slots__ = ("_inner", "_left")
@@ -140,7 +140,7 @@ class _Allowance:
         if self._inner < 0:
             raise InvalidRequestError(
                 f"the large inputs of the message have more than {MAX_INNER_FIELDS} fields, the "
-                "limit; send fewer, and shapes packed"
+                "limit; send fewer, and numbers packed"
             )
 
 
@@ -166,7 +166,7 @@ def _check_counts(request: pb.ModelInferRequest, numbers: Sequence[memoryview | 
 
 
 def _split(
-    message: memoryview, allowance: _Allowance
+    message: memoryview, allowance: Allowance
 ) -> tuple[bytes, list[memoryview], list[memoryview | None]]:
     """Splits a message into the part without raw tensors and numbers, and views of both.
 
@@ -203,7 +203,7 @@ def _split(
 
 
 def _split_input(
-    message: memoryview, start: int, end: int, allowance: _Allowance
+    message: memoryview, start: int, end: int, allowance: Allowance
 ) -> tuple[bytes, memoryview | None]:
     """Splits an input from its numbers; None in their place if protobuf must read them."""
     if end - start < _LEAST_VIEWED_BYTES:

@@ -8,18 +8,36 @@ from typing import Any
 
 from flambeau.protocol.accuracies import ACCURACIES
 from flambeau.protocol.tensors import DATATYPES
+from services.gateway.edges.documentation.administration_paths import (
+    administration_paths,
+    administration_schemas,
+)
+from services.gateway.edges.documentation.openapi_parts import (
+    MODEL,
+    VERSION,
+    array_of,
+    content_of,
+    json_body,
+    object_of,
+    operation,
+    path_parameter,
+    reference,
+    responses_of,
+)
+from services.gateway.edges.documentation.predict_paths import predict_paths, predict_schemas
+from services.gateway.edges.documentation.region_paths import region_paths, region_schemas
 from services.queueing.records import LOWEST_PRIORITY
 
-_JSON = "application/json"
-_BINARY = "application/octet-stream"
 
-
-def openapi_document(version: str, *, with_jobs: bool) -> dict[str, Any]:
+def openapi_document(
+    version: str, *, with_jobs: bool, with_regions: bool = False
+) -> dict[str, Any]:
     """Builds the document.
 
     Args:
         version: version of the server.
         with_jobs: True if the server keeps jobs; without them, their calls only answer 501.
+        with_regions: True if callers may register shared memory; likewise.
     """
     return {
         "openapi": "3.1.0",
@@ -34,51 +52,67 @@ def openapi_document(version: str, *, with_jobs: bool) -> dict[str, Any]:
             **_model_paths("", []),
             **_versioned_paths(),
             **(_job_paths() if with_jobs else {}),
+            **(region_paths() if with_regions else {}),
+            **administration_paths(),
+            **predict_paths(_INFER_ERRORS),
         },
-        "components": {"schemas": _schemas() | (_job_schemas() if with_jobs else {})},
+        "components": {
+            "schemas": _schemas()
+            | (_job_schemas() if with_jobs else {})
+            | (region_schemas() if with_regions else {})
+            | administration_schemas()
+            | predict_schemas(),
+            "parameters": _HEADERS,
+        },
     }
 
 
 def _server_paths() -> dict[str, Any]:
-    ready = _responses("ServerReady", {"503": "Starting, draining, or a model was refused"})
+    ready = responses_of("ServerReady", {"503": "Starting, draining, or a model was refused"})
     return {
-        "/v2": {"get": _operation("serverMetadata", "Server metadata", "ServerMetadata")},
-        "/v2/health/live": {"get": _operation("serverLive", "Server liveness", "ServerLive")},
-        "/v2/health/ready": {
-            "get": {"operationId": "serverReady", "summary": "Server readiness", "responses": ready}
+        "/v2": {
+            "get": operation(
+                "serverMetadata", "Server metadata", responses_of("ServerMetadata", {})
+            )
         },
+        "/v2/health/live": {
+            "get": operation("serverLive", "Server liveness", responses_of("ServerLive", {}))
+        },
+        "/v2/health/ready": {"get": operation("serverReady", "Server readiness", ready)},
     }
 
 
+_ERRORS = {
+    "404": "Unknown model or version",
+    "503": "Not ready, or overloaded; the body has the reason, Retry-After the delay",
+}
+_INFER_ERRORS = {
+    "400": "The request is inconsistent, or does not match the model's signature",
+    "408": "The body did not arrive within the timeout",
+    "413": "The body is over the limit",
+    "431": "The URL and headers are over the limit",
+    **_ERRORS,
+    "500": "The model failed",
+    "501": "The server does not support the extension",
+    "504": "The deadline passed",
+}
+
+
 def _versioned_paths() -> dict[str, Any]:
-    return _model_paths("/versions/{version}", [_version_parameter()])
+    return _model_paths("/versions/{version}", [VERSION])
 
 
 def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
     suffix = "Version" if middle else ""
-    parameters = [_path_parameter("model", "Name of the model."), *extra]
-    errors = {
-        "404": "Unknown model or version",
-        "503": "Not ready, or overloaded; the body has the reason, Retry-After the delay",
-    }
+    parameters = [MODEL, *extra]
     base = f"/v2/models/{{model}}{middle}"
-    infer_errors = {
-        "400": "The request is inconsistent, or does not match the model's signature",
-        "408": "The body did not arrive within the timeout",
-        "413": "The body is over the limit",
-        "431": "The URL and headers are over the limit",
-        **errors,
-        "500": "The model failed",
-        "501": "The server does not support the extension",
-        "504": "The deadline passed",
-    }
     return {
         base: {
             "parameters": parameters,
             "get": {
                 "operationId": f"modelMetadata{suffix}",
                 "summary": "Model metadata",
-                "responses": _responses("ModelMetadata", errors),
+                "responses": responses_of("ModelMetadata", _ERRORS),
             },
         },
         f"{base}/ready": {
@@ -86,7 +120,7 @@ def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
             "get": {
                 "operationId": f"modelReady{suffix}",
                 "summary": "Model readiness",
-                "responses": _responses("ModelReady", errors),
+                "responses": responses_of("ModelReady", _ERRORS),
             },
         },
         f"{base}/infer": {
@@ -94,22 +128,22 @@ def _model_paths(middle: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
             "post": {
                 "operationId": f"modelInfer{suffix}",
                 "summary": "Run inference",
-                "parameters": [*_INFER_HEADERS],
-                "requestBody": {"required": True, "content": _content("InferRequest")},
-                "responses": _responses("InferResponse", infer_errors, binary=True),
+                "parameters": [*INFER_HEADERS],
+                "requestBody": {"required": True, "content": content_of("InferRequest")},
+                "responses": responses_of("InferResponse", _INFER_ERRORS, binary=True),
             },
         },
-        **_generate_paths(base, suffix, parameters, infer_errors),
+        **_generate_paths(base, suffix, parameters, _INFER_ERRORS),
     }
 
 
 def _generate_paths(
     base: str, suffix: str, parameters: list[dict[str, Any]], errors: dict[str, str]
 ) -> dict[str, Any]:
-    one = _responses("Generated", errors)
+    one = responses_of("Generated", errors)
     events = {"text/event-stream": {"schema": {"type": "string"}}}
     many = one | {"200": {"description": "An event for each answer, an object", "content": events}}
-    body = {"required": True, "content": {_JSON: {"schema": _reference("GenerateRequest")}}}
+    body = json_body("GenerateRequest")
     calls = (
         ("generate", "modelGenerate", "Run inference with exactly one answer", one),
         ("generate_stream", "modelGenerateStream", "Run inference with any number", many),
@@ -129,7 +163,7 @@ def _generate_paths(
 
 
 def _job_paths() -> dict[str, Any]:
-    number = _path_parameter("id", "Id from the response to the submission.")
+    number = path_parameter("id", "Id from the response to the submission.")
     unknown = {"404": "Unknown or expired job", "501": "The server does not support jobs"}
     refused = {
         "400": "The request is inconsistent, or does not match the model's signature",
@@ -139,7 +173,7 @@ def _job_paths() -> dict[str, Any]:
     }
     return {
         **_job_submission("", [], refused, unknown),
-        **_job_submission("/versions/{version}", [_version_parameter()], refused),
+        **_job_submission("/versions/{version}", [VERSION], refused),
         "/v2/jobs/{id}": {
             "parameters": [number],
             "get": {
@@ -153,12 +187,12 @@ def _job_paths() -> dict[str, Any]:
                         "schema": {"type": "string"},
                     }
                 ],
-                "responses": _responses("Job", unknown),
+                "responses": responses_of("Job", unknown),
             },
             "delete": {
                 "operationId": "cancelJob",
                 "summary": "Cancel a job that has not finished",
-                "responses": _responses("Job", unknown),
+                "responses": responses_of("Job", unknown),
             },
         },
         "/v2/jobs/{id}/result": {
@@ -166,7 +200,7 @@ def _job_paths() -> dict[str, Any]:
             "get": {
                 "operationId": "jobResult",
                 "summary": "Result of a job, in the form of an inference response",
-                "responses": _responses(
+                "responses": responses_of(
                     "InferResponse",
                     {**unknown, "409": "Not finished, or cancelled", "500": "The job failed"},
                     binary=True,
@@ -184,15 +218,15 @@ def _job_submission(
 ) -> dict[str, Any]:
     """Describes the submission of a model's jobs, and their list if `unknown` is given."""
     suffix = "Version" if middle else ""
-    accepted = _responses("Job", refused)
+    accepted = responses_of("Job", refused)
     accepted["202"] = {**accepted["200"], "description": "Accepted; 200 if it was submitted before"}
     path: dict[str, Any] = {
-        "parameters": [_path_parameter("model", "Name of the model."), *extra],
+        "parameters": [MODEL, *extra],
         "post": {
             "operationId": f"submitJob{suffix}",
             "summary": "Submit an asynchronous inference job",
-            "parameters": [*_INFER_HEADERS, *_JOB_HEADERS],
-            "requestBody": {"required": True, "content": _content("InferRequest")},
+            "parameters": [*INFER_HEADERS, *_JOB_HEADERS],
+            "requestBody": {"required": True, "content": content_of("InferRequest")},
             "responses": accepted,
         },
     }
@@ -200,46 +234,9 @@ def _job_submission(
         path["get"] = {
             "operationId": "listJobs",
             "summary": "List the model's newest jobs, without results",
-            "responses": _responses("Jobs", unknown),
+            "responses": responses_of("Jobs", unknown),
         }
     return {f"/v2/models/{{model}}{middle}/jobs": path}
-
-
-def _operation(operation: str, summary: str, schema: str) -> dict[str, Any]:
-    return {"operationId": operation, "summary": summary, "responses": _responses(schema, {})}
-
-
-def _responses(schema: str, errors: dict[str, str], *, binary: bool = False) -> dict[str, Any]:
-    content = _content(schema) if binary else {_JSON: {"schema": _reference(schema)}}
-    return {
-        "200": {"description": "OK", "content": content},
-        **{
-            status: {"description": text, "content": {_JSON: {"schema": _reference("Error")}}}
-            for status, text in errors.items()
-        },
-    }
-
-
-def _content(schema: str) -> dict[str, Any]:
-    return {_JSON: {"schema": _reference(schema)}, _BINARY: {"schema": {"type": "string"}}}
-
-
-def _reference(schema: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{schema}"}
-
-
-def _version_parameter() -> dict[str, Any]:
-    return _path_parameter("version", "Number of the version, such as 3.")
-
-
-def _path_parameter(name: str, description: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "in": "path",
-        "required": True,
-        "description": description,
-        "schema": {"type": "string"},
-    }
 
 
 def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
@@ -252,27 +249,29 @@ def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
     }
 
 
-_INFER_HEADERS = (
-    _header(
+_HEADERS = {
+    "HeaderLength": _header(
         "Inference-Header-Content-Length",
         "Bytes of JSON before the binary data; 0 for one raw tensor.",
         type="integer",
         minimum=0,
     ),
-    _header(
+    "Timeout": _header(
         "X-Request-Timeout-Ms",
         "Timeout in milliseconds, whole or decimal, from the last byte of the request; then the "
         "response is 504. The parameter `timeout` is the same in microseconds; the smaller counts.",
         type="number",
         exclusiveMinimum=0,
     ),
-    _header(
+    "RequestId": _header(
         "X-Request-Id",
         "Returned in the response and logged; generated without it and the body's `id`.",
         type="string",
         maxLength=128,
     ),
-)
+}
+INFER_HEADERS = tuple({"$ref": f"#/components/parameters/{name}"} for name in _HEADERS)
+"""The headers of an inference, as parameters of its path."""
 
 
 _JOB_HEADERS = (
@@ -289,14 +288,6 @@ _JOB_HEADERS = (
         maxLength=2048,
     ),
 )
-
-
-def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": required, "properties": properties}
-
-
-def _array(schema: str) -> dict[str, Any]:
-    return {"type": "array", "items": _reference(schema)}
 
 
 _PARAMETERS: dict[str, Any] = {
@@ -344,59 +335,58 @@ def _schemas() -> dict[str, Any]:
     texts = {"type": "array", "items": text}
     shape = {"type": "array", "items": {"type": "integer"}}
     datatype = {"type": "string", "enum": list(DATATYPES)}
-    parameters = {
-        "type": "object",
-        "additionalProperties": {"type": ["string", "number", "boolean"]},
-    }
+    values = {"type": ["string", "number", "boolean"]}
+    parameters = {"type": "object", "additionalProperties": values}
     data = {"type": "array", "items": {}, "description": "Nested by shape, or flat (row-major)."}
     tensor = {"name": text, "shape": shape, "datatype": datatype, "parameters": parameters}
     return {
-        "Error": _object(["error"], error=text),
+        "Error": object_of(["error"], error=text),
         "GenerateRequest": {
             "type": "object",
             "description": "Inputs by name, as elements or lists; all other keys are parameters.",
         },
         "Generated": {
-            **_object(
+            **object_of(
                 ["model_name", "model_version"], model_name=text, model_version=text, id=text
             ),
             "description": "Outputs by name, as elements or flat lists.",
         },
-        "ServerLive": _object(["live"], live=flag),
-        "ServerReady": _object(["ready"], ready=flag, reason=text),
-        "ServerMetadata": _object(
+        "ServerLive": object_of(["live"], live=flag),
+        "ServerReady": object_of(["ready"], ready=flag, reason=text),
+        "ServerMetadata": object_of(
             ["name", "version", "extensions"], name=text, version=text, extensions=texts
         ),
-        "ModelReady": _object(["name", "ready"], name=text, ready=flag),
-        "ModelMetadata": _object(
+        "ModelReady": object_of(["name", "ready"], name=text, ready=flag),
+        "ModelMetadata": object_of(
             ["name", "platform", "inputs", "outputs"],
             name=text,
             versions=texts,
             platform=text,
-            inputs=_array("TensorMetadata"),
-            outputs=_array("TensorMetadata"),
+            inputs=array_of("TensorMetadata"),
+            outputs=array_of("TensorMetadata"),
             properties={"type": "object", "additionalProperties": text},
         ),
-        "TensorMetadata": _object(
+        "TensorMetadata": object_of(
             ["name", "datatype", "shape"], name=text, datatype=datatype, shape=shape
         ),
-        "InferRequest": _object(
+        "InferRequest": object_of(
             ["inputs"],
             id=text,
-            parameters={**parameters, "properties": _PARAMETERS},
-            inputs=_array("Tensor"),
-            outputs=_array("RequestedOutput"),
+            parameters=reference("Parameters"),
+            inputs=array_of("Tensor"),
+            outputs=array_of("RequestedOutput"),
         ),
-        "RequestedOutput": _object(
+        "Parameters": {**parameters, "properties": _PARAMETERS},
+        "RequestedOutput": object_of(
             ["name"], name=text, parameters={**parameters, "properties": _OUTPUT_PARAMETERS}
         ),
-        "Tensor": _object(["name", "shape", "datatype"], **tensor, data=data),
-        "InferResponse": _object(
+        "Tensor": object_of(["name", "shape", "datatype"], **tensor, data=data),
+        "InferResponse": object_of(
             ["model_name", "outputs"],
             model_name=text,
             model_version=text,
             id=text,
-            outputs=_array("Tensor"),
+            outputs=array_of("Tensor"),
         ),
     }
 
@@ -404,7 +394,7 @@ def _schemas() -> dict[str, Any]:
 def _job_schemas() -> dict[str, Any]:
     text, moment = {"type": "string"}, {"type": "string", "format": "date-time"}
     return {
-        "Job": _object(
+        "Job": object_of(
             ["id", "model_name", "model_version", "state", "created_at", "deadline"],
             id=text,
             model_name=text,
@@ -417,8 +407,8 @@ def _job_schemas() -> dict[str, Any]:
             deadline=moment,
             finished_at=moment,
             error=text,
-            result=_reference("InferResponse"),
+            result=reference("InferResponse"),
             result_url=text,
         ),
-        "Jobs": _object(["jobs"], jobs=_array("Job")),
+        "Jobs": object_of(["jobs"], jobs=array_of("Job")),
     }

@@ -33,6 +33,7 @@ from services.gateway.edges.json_bodies.tensors import (
 )
 from services.gateway.edges.raw_parts import MIN_VIEWED_BYTES, raw_parts
 from services.gateway.refusals import naming_input
+from services.gateway.shared_regions.regions import RegionPart, RegionUse
 from services.gateway.sliced_work import Slices, at_once
 from services.gateway.triton.classes import Classes
 from services.gateway.triton.classification import classified, is_long
@@ -64,6 +65,7 @@ def decode(
     signature: Signature | None,
     check: Check | None = None,
     reserve: Reserve = int,
+    regions: RegionUse | None = None,
 ) -> RestRequest | Slices[RestRequest]:
     """Reads a request body; returns slices of the work if it is large.
 
@@ -73,15 +75,16 @@ def decode(
         signature: signature of the model named in the URL; only a raw body needs it.
         check: check of the inputs of a large body against the model.
         reserve: reservation of memory for the inputs of a large body.
+        regions: shared memory of inputs and outputs; None to refuse it.
 
     Raises:
         InvalidRequestError: it is invalid; the message says why.
         UnsupportedError: it asks for an extension this server does not offer.
     """
     if header_length is None:
-        if len(body) < MIN_LARGE_BYTES:
+        if len(body) < MIN_LARGE_BYTES and regions is None:
             return decode_json(body)
-        return read_in_slices(body, _NO_BINARY, check, reserve)
+        return read_in_slices(body, _NO_BINARY, check, reserve, regions)
     length = _json_length(header_length, len(body))
     if length == 0:
         raw = _decode_raw_body(body, signature, reserve)
@@ -92,9 +95,9 @@ def decode(
         try:
             return read_fast(head, binary)
         except NOT_FAST:
-            if len(binary) < MIN_LARGE_BYTES:
+            if len(binary) < MIN_LARGE_BYTES and regions is None:
                 return read_strictly(head, binary)
-    return read_in_slices(head, binary, check, reserve)
+    return read_in_slices(head, binary, check, reserve, regions)
 
 
 def decode_json(head: Buffer) -> RestRequest:
@@ -146,7 +149,7 @@ def _encode(
 ) -> Slices[RestBody]:
     if classes:
         reply = yield from classified(reply, classes, reserve)
-    lane = reply.lane
+    lane, regions = reply.lane, request.regions
     head: list[bytes | memoryview] = []
     text: list[bytes | memoryview] = [
         _answer_start(lane.model, lane.version, reply.artifact, reply.degraded)
@@ -155,7 +158,11 @@ def _encode(
     for name, array in reply.outputs.items():
         datatype = reply.datatypes[name]
         text.append(_output_start(name, datatype, array.shape))
-        if request.binary.get(name, request.binary_by_default):
+        if regions is not None and name in regions.outputs:
+            parts = yield from raw_parts(datatype, array, reserve)
+            size = yield from regions.write(name, parts)
+            text.append(_placed(regions.outputs[name], size))
+        elif request.binary.get(name, request.binary_by_default):
             parts = yield from raw_parts(datatype, array, reserve)
             tail += parts
             text.append(b'"parameters":{"binary_data_size":%d}},' % sum(map(len, parts)))
@@ -243,6 +250,16 @@ def _answer_start(model: str, version: int, artifact: str = "", degraded: bool =
 def _output_start(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     head = orjson.dumps({"name": name, "datatype": datatype, "shape": shape})
     return head[:-1] + b","
+
+
+def _placed(part: RegionPart, size: int) -> bytes:
+    """Returns the rest of an output that is in shared memory."""
+    parameters = {
+        "shared_memory_region": part.region,
+        "shared_memory_offset": part.offset,
+        "shared_memory_byte_size": size,
+    }
+    return b'"parameters":%b},' % orjson.dumps(parameters)
 
 
 def _json(name: str, datatype: str, array: Array) -> bytes:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import orjson
@@ -24,8 +23,9 @@ from services.errors import MethodNotAllowedError, ServingError, UnknownPathErro
 from services.gateway.admission import Admission
 from services.gateway.edges.administration.calls import AdministrationCalls
 from services.gateway.edges.administration.rest_routes import AdministrationRoutes
+from services.gateway.edges.documentation.open_document import OpenDocument
+from services.gateway.edges.documentation.page_files import page_files
 from services.gateway.edges.job_routes import JobRoutes
-from services.gateway.edges.openapi import openapi_document
 from services.gateway.edges.predict.model_status import ModelStatusRoutes
 from services.gateway.edges.predict.predict_exchange import PREDICT, V1, predict_opener
 from services.gateway.edges.rest_infer import REST, InferExchange, RestInferRoute
@@ -33,10 +33,11 @@ from services.gateway.edges.streams.generate import GenerateExchange, GenerateSt
 from services.gateway.inference import InferencePath, Sampler
 from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
-from services.gateway.server_facts import EXTENSIONS, ServerFacts
+from services.gateway.server_facts import ServerFacts
+from services.gateway.shared_regions.regions import SharedRegions
 from services.ports import LIVE_PATH, READY_PATH
 from services.wire.body import SMALL_BODY_BYTES, Body
-from services.wire.http1.asgi import asgi_opener
+from services.wire.http1.asgi import RESERVE, asgi_opener
 from services.wire.http1.exchange import (
     JSON,
     Exchange,
@@ -49,7 +50,7 @@ from services.wire.http1.head import Head
 if TYPE_CHECKING:
     from services.access.authenticator import Authenticator
 
-_HTML = b"content-type: text/html; charset=utf-8\r\n"
+_DOCUMENT = "/openapi.json"
 _JOBS = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/jobs")
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 _INFERENCES = {
@@ -71,9 +72,10 @@ class RestEdge:
         authenticator: "Authenticator | None" = None,
         sampler: Sampler | None = None,
         administration: AdministrationCalls | None = None,
+        regions: SharedRegions | None = None,
     ) -> None:
         self._admission = admission
-        self._path = InferencePath(REST, admission, accounting, sampler)
+        self._path = InferencePath(REST, admission, accounting, sampler, regions)
         self._predict_path = InferencePath(V1, admission, accounting, sampler)
         self._status = ModelStatusRoutes(admission.directory, self._principal)
         self._authenticator = authenticator
@@ -82,18 +84,24 @@ class RestEdge:
         self._administration = AdministrationRoutes(calls, self._principal)
         self._facts = facts
         self._accounting = accounting
-        page = files("services.gateway.edges").joinpath("docs.html").read_bytes()
-        document = orjson.dumps(openapi_document(facts.version, with_jobs=service is not None))
+        self._document = OpenDocument(
+            admission.directory,
+            admission.work,
+            facts.version,
+            with_jobs=service is not None,
+            with_regions=regions is not None,
+        )
         live = orjson.dumps({"live": True})
         # Open endpoints, which reveal nothing about the models.
         self._open: dict[str, Callable[[], _Said]] = {
             LIVE_PATH: lambda: (200, JSON, live),
             READY_PATH: self._ready,
-            "/openapi.json": lambda: (200, JSON, document),
-            "/docs": lambda: (200, _HTML, page),
+            **{path: partial(_file, *file) for path, file in page_files().items()},
         }
         application = self._application()
-        self._open_other = asgi_opener(application)
+        # Triton compresses inferences alone, and `tritonclient.http.aio` inflates nothing else.
+        self._open_other = asgi_opener(application, compresses=False)
+        self._open_description = asgi_opener(application)
         self._open_job = asgi_opener(application, reads_bodies=True)
 
     def route(self, head: Head) -> Opener:
@@ -110,6 +118,8 @@ class RestEdge:
         authorization = None
         if self._authenticator is not None:
             secret = secret_of(head.text("authorization") or "", head.text("x-api-key") or "")
+            if not secret and head.path == _DOCUMENT:
+                return self._open_description
             self._authenticator.admit(secret)
             authorization = self._authenticator.authorization(secret, "infer")
         if found is None:
@@ -117,6 +127,8 @@ class RestEdge:
                 if head.method != "POST":
                     return partial(_NotAllowed, "POST")
                 return predict_opener(self._predict_path, head, predicts, authorization)
+            if head.path == _DOCUMENT:
+                return self._open_description
             is_job = head.method == "POST" and _JOBS.fullmatch(head.path)
             return self._open_job if is_job else self._open_other
         if head.method != "POST":
@@ -158,6 +170,7 @@ class RestEdge:
 
     def _server_routes(self) -> list[Route]:
         return [
+            Route(_DOCUMENT, self._open_document),
             Route("/v2", self._server_metadata),
             Route("/v2/", self._server_metadata),
         ]
@@ -173,10 +186,27 @@ class RestEdge:
             for suffix, endpoint in calls
         ]
 
+    async def _open_document(self, request: Request) -> Response:
+        """Describes the models that the caller sees; to a stranger, where keys are asked for, none.
+
+        Raises:
+            UnauthenticatedError: there is a credential, and it is unknown.
+        """
+        headers = request.headers
+        has_secret = "authorization" in headers or "x-api-key" in headers
+        if self._authenticator is not None and not has_secret:
+            return Response(self._document.general, media_type="application/json")
+        principal = self._principal(request)
+        principal.take_request()
+        document = await self._document.seen_by(principal)
+        request.scope[RESERVE](len(document))
+        return Response(document, media_type="application/json")
+
     async def _server_metadata(self, request: Request) -> Response:
         self._principal(request).take_request()
         facts = self._facts
-        return _json({"name": facts.name, "version": facts.version, "extensions": list(EXTENSIONS)})
+        extensions = list(facts.extensions)
+        return _json({"name": facts.name, "version": facts.version, "extensions": extensions})
 
     def _ready(self) -> "_Said":
         ready = self._facts.is_ready()
@@ -249,6 +279,10 @@ class _NotAllowed(_BodilessExchange):
             _not_allowed(self.head.method, self.head.path, self._allowed),
             f"allow: {self._allowed}\r\n".encode(),
         )
+
+
+def _file(fields: bytes, content: bytes) -> _Said:
+    return 200, fields, content
 
 
 def _named(request: Request) -> tuple[str, str]:

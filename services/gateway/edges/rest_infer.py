@@ -10,13 +10,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.errors import InvalidRequestError, ServingError
+from services.errors import InvalidRequestError, ServingError, UnsupportedError
 from services.gateway.admission import InferCall
 from services.gateway.edges import rest_codec
 from services.gateway.edges.http_inference import HttpInference
 from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.edges.json_bodies.strict_slices import MIN_LARGE_BYTES
-from services.gateway.inference import Inference, InferencePath, WireProtocol, only_one
+from services.gateway.inference import (
+    Inference,
+    InferencePath,
+    WireProtocol,
+    only_one,
+    region_use,
+)
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.scheduling_parameters import time_for_work, work_deadline
 from services.gateway.sliced_work import Slices
@@ -123,7 +129,11 @@ class InferExchange(HttpInference):
         """Decodes the JSON, and the binary tensors behind it."""
         route = self._route
         if route.is_plain and len(body) < MIN_LARGE_BYTES:
-            return self._call(rest_codec.decode_json(body), caller)
+            try:
+                return self._call(rest_codec.decode_json(body), caller)
+            except UnsupportedError:
+                if route.path.regions is None:
+                    raise
         if route.fault is not None:
             raise route.fault
         signature = None
@@ -131,7 +141,8 @@ class InferExchange(HttpInference):
         if route.header_length == "0":
             signature = admission.directory.resolve(route.model, route.version)[1]
         check = partial(admission.check_inputs, route.model, route.version, caller)
-        decoded = rest_codec.decode(body, route.header_length, signature, check, self.reserve)
+        use = region_use(route.path, caller)
+        decoded = rest_codec.decode(body, route.header_length, signature, check, self.reserve, use)
         if isinstance(decoded, RestRequest):
             return self._call(decoded, caller)
         return self._call_in_slices(decoded, caller)

@@ -1,6 +1,6 @@
 """The profile `compat: triton`: Triton's words for the usual refusals.
 
-In: a request that a check refused. Out: Triton 2.51's message for it, to the letter, also where
+In: a request that was refused. Out: Triton 2.51's message for it, to the letter, also where
 that has a slip. Status codes stay ours.
 """
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from flambeau.protocol.signature import Signature
+from services.errors import NoSequenceError, ServingError, SeveralAnswersError
 
 NAME = "triton"
 """The server's name in this profile; perf_analyzer and others branch on it."""
@@ -28,6 +29,27 @@ def unknown(model: str, version: str) -> str:
     """Returns the message for an unknown model, or an unknown version of a known one."""
     named = f" version {version}" if version else ""
     return f"Request for unknown model: '{model:.200}'{named:.200} is not found"
+
+
+def of_error(error: ServingError, model: str, protocol: str) -> ServingError:
+    """Returns an error of an inference with Triton's message, or as it is where there is none.
+
+    Args:
+        error: the error.
+        model: name in the request.
+        protocol: name of its protocol in the accounting.
+    """
+    if isinstance(error, NoSequenceError):
+        return NoSequenceError(
+            f"inference request to model '{model:.200}' must specify a non-zero or non-empty "
+            "correlation ID"
+        )
+    if isinstance(error, SeveralAnswersError):
+        where = "ModelInfer RPC" if protocol == "grpc" else "HTTP end point"
+        return SeveralAnswersError(
+            f"{where} doesn't support models with decoupled transaction policy"
+        )
+    return error
 
 
 def refusal(

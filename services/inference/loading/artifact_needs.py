@@ -110,9 +110,8 @@ class ArtifactNeeds:
         """Returns the memory limit of an artifact, regardless of the memory that is free now."""
         if self._limit_bytes:
             return self._limit_bytes
-        files = sum(entry.size_bytes for entry in artifact.all_files())
         share = min(int(self._total_bytes * SHARE), MOST_BYTES)
-        return max(share, TIMES_ITS_FILES * files)
+        return max(share, TIMES_ITS_FILES * artifact.size_bytes)
 
     def check(
         self,

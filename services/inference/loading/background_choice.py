@@ -25,6 +25,7 @@ from services.inference.loading.choice_memory import Choice, ChoiceMemory
 from services.inference.loading.lanes import Lanes
 from services.inference.loading.loader import (
     Candidates,
+    LoadError,
     LoadOptions,
     candidates_of,
     memory_limit_bytes,
@@ -157,7 +158,7 @@ def measure(
     With one thread on the CPU it measures the process's CPU time, which excludes other work.
 
     Raises:
-        LoadError: it misses its tolerance here.
+        LoadError: it misses its tolerance here, or no run was long enough for the clock.
         Exception: any other exception of its runtime.
     """
     from services.inference.isolation.isolated_backend import open_isolated_backend
@@ -181,6 +182,8 @@ def measure(
         )
     finally:
         backend.close()
+    if not latency_s:
+        raise LoadError("its runs are too short for this machine's CPU clock, which measured 0")
     return row_ms(latency_s)
 
 

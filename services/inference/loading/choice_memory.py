@@ -35,7 +35,7 @@ class Choice(StrictModel):
     """An artifact, and the measurements that it was chosen by."""
 
     artifact: _Name
-    row_ms: dict[_Name, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+    row_ms: dict[_Name, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         max_length=MAX_ARTIFACTS
     )
     """Milliseconds per row at the best batch size, of all artifacts that passed."""

@@ -26,6 +26,7 @@ def serving_policy(config: InferenceSettings) -> ServingPolicy:
         lane=_lane_policy(config, ModelSettings(), needs),
         by_model={n: _lane_policy(config, own, needs) for n, own in config.model_settings.items()},
         max_memory_bytes=config.max_memory_mib * MEBIBYTE,
+        control=config.model_control,
         unload_idle=config.when_memory_full == "unload_idle",
         max_concurrent_runs=config.max_concurrent_runs,
     )

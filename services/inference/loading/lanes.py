@@ -30,7 +30,6 @@ from services.inference.loading.loaded_lane import (
     execution_of,
     served_facts,
     served_version,
-    size_bytes,
 )
 from services.inference.loading.loader import (
     LoadedVersion,
@@ -122,10 +121,10 @@ class Lanes:
             StoreError: its files are invalid or unavailable.
         """
         lane = Lane(manifest.model, manifest.version)
-        policy = self._policy.lane_of(lane.model)
+        policy = self._policy.lane_of(lane.model).for_version(manifest)
         policy = replace(policy, load=replace(policy.load, low_priority=low_priority))
         log_unknown(manifest, policy.load.keep)
-        file_bytes = min(size_bytes(artifact) for artifact in manifest.artifacts)
+        file_bytes = min(artifact.size_bytes for artifact in manifest.artifacts)
         await self._once_tried(
             lane, file_bytes, policy, lambda load: self._load(load, manifest, policy, tasks)
         )
@@ -137,7 +136,7 @@ class Lanes:
         """
         policy = self._policy.lane_of(lane.model)
         while policy.load.keep and (further := self._next_kept(lane, policy)) is not None:
-            file_bytes = size_bytes(self._artifact(further))
+            file_bytes = self._artifact(further).size_bytes
             await self._once_tried(
                 further, file_bytes, policy, lambda load: self._load_kept(load, policy, tasks)
             )
@@ -204,7 +203,7 @@ class Lanes:
             return False
         further = lane._replace(artifact=artifact)
         policy = self._policy.lane_of(lane.model)
-        file_bytes = size_bytes(self._artifact(further))
+        file_bytes = self._artifact(further).size_bytes
         opened = await self._once_tried(
             further, file_bytes, policy, lambda load: self._open_further(load, policy)
         )
@@ -365,7 +364,7 @@ class Lanes:
         version = await in_thread(load_version, self._store, manifest, options)
         own = sum(backend.process_bytes() for backend in version.backends)
         grown = max(device_memory_bytes(device).used_bytes - before, 0)
-        return version, max(int(grown * load.share) + own, size_bytes(version.artifact))
+        return version, max(int(grown * load.share) + own, version.artifact.size_bytes)
 
     def _make_room(
         self, memory: MemoryAdmission, lane: Lane, need_bytes: int
@@ -410,7 +409,12 @@ class Lanes:
                 preferred_rows=policy.load.backend.preferred_batch_sizes,
                 wait_s=policy.batch_wait_s,
             ),
-            latency=LatencyModel(signature.max_batch_size, version.latency_s, version.row_elements),
+            latency=LatencyModel(
+                signature.max_batch_size,
+                # Rows that only say that a model is ready tell nothing of the time of others.
+                {} if version.artifact.folder else version.latency_s,
+                version.row_elements,
+            ),
             backends=version.backends,
             reopen=version.reopen,
             execution_timeout_s=policy.execution_timeout_s,

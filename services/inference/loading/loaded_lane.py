@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from flambeau.protocol.called_signature import for_callers
 from flambeau.protocol.signature import Signature
-from model_store.manifest import Artifact, Manifest
+from model_store.manifest import Manifest
 from services.inference.backends.device import Device
 from services.inference.loading.kept_artifacts import accuracy_loss
 from services.inference.loading.loader import LoadedVersion
@@ -87,11 +87,6 @@ def served_version(lane: Lane, lanes: Mapping[Lane, LoadedLane]) -> ServedVersio
         is_decoupled=default.is_decoupled,
         execution=default.execution,
     )
-
-
-def size_bytes(artifact: Artifact) -> int:
-    """Returns the total size of its files."""
-    return sum(entry.size_bytes for entry in artifact.all_files())
 
 
 async def close_backends(version: LoadedVersion) -> None:

@@ -86,6 +86,8 @@ class LoadOptions:
     """Required signatures and trusted keys."""
     needs: ArtifactNeeds | None = None
     """Known memory and time needs; None opens artifacts without a probe."""
+    open_time_limit_s: float | None = None
+    """Time limit of opening a worker process, and of its golden rows; None for that of `needs`."""
     low_priority: bool = True
     """True to load at low priority, because the server is serving meanwhile."""
 
@@ -245,12 +247,11 @@ def _named(manifest: Manifest, artifact_name: str) -> list[Artifact]:
 
 def _fits(artifact: Artifact, manifest: Manifest, options: LoadOptions) -> bool:
     """Returns True if this machine can run it and has room for it: the others are tried last."""
-    size_bytes = sum(entry.size_bytes for entry in artifact.all_files())
     misfit = _misfit(artifact, options)
     if misfit is not None:
         _log_misfit(manifest.model, manifest.version, artifact.name, str(misfit))
         return False
-    return not options.room_bytes or size_bytes <= options.room_bytes
+    return not options.room_bytes or artifact.size_bytes <= options.room_bytes
 
 
 @functools.lru_cache(maxsize=4096)
@@ -283,12 +284,20 @@ def _open(
         return open_backend(verified, options.backend)
     from services.inference.isolation.isolated_backend import OPEN_TIMEOUT_S, open_isolated_backend
 
+    limit_s = _limit_s(options)
     return open_isolated_backend(
         verified,
         options.backend,
         memory_limit_bytes=memory_limit_bytes(artifact, options),
-        timeout_s=OPEN_TIMEOUT_S if options.needs is None else options.needs.limit_s,
+        timeout_s=OPEN_TIMEOUT_S if limit_s is None else limit_s,
     )
+
+
+def _limit_s(options: LoadOptions) -> float | None:
+    """Returns the time limit of opening an artifact in a worker process; None for no own limit."""
+    if options.open_time_limit_s is not None or options.needs is None:
+        return options.open_time_limit_s
+    return options.needs.limit_s
 
 
 def runs_apart(artifact: Artifact, options: LoadOptions) -> bool:
@@ -372,7 +381,8 @@ def _twins(
 @contextlib.contextmanager
 def _limited(backend: Backend, artifact: Artifact, options: LoadOptions) -> Iterator[None]:
     """Kills a worker process that takes too long; artifacts that run here were probed before."""
-    if options.needs is None or not runs_apart(artifact, options):
+    limit_s = _limit_s(options)
+    if limit_s is None or not runs_apart(artifact, options):
         yield
         return
     late = threading.Event()
@@ -381,7 +391,6 @@ def _limited(backend: Backend, artifact: Artifact, options: LoadOptions) -> Iter
         late.set()
         backend.kill()
 
-    limit_s = options.needs.limit_s
     timer = threading.Timer(limit_s, end)
     timer.start()
     try:

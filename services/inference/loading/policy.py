@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from model_store.manifest import Manifest
 from services.inference.backends.device import Device
 from services.inference.loading.loader import LoadOptions
 from services.inference.model_control import ControlMode
@@ -21,6 +22,21 @@ class LanePolicy:
     """Longest time that the first request of a batch waits for a fuller batch."""
     execution_timeout_s: float = 60.0
     """Timeout of one run of a backend, after which its instance is replaced."""
+
+    def for_version(self, manifest: Manifest) -> "LanePolicy":
+        """Returns the policy of a version, which may say itself how it is run."""
+        folder = next((one.folder for one in manifest.artifacts if one.folder), None)
+        if folder is None:
+            return self
+        return replace(
+            self,
+            load=replace(
+                self.load,
+                instances=folder.instances,
+                open_time_limit_s=folder.open_time_limit_s,
+            ),
+            execution_timeout_s=folder.execution_timeout_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,9 +57,16 @@ class _Model:
     """State of one model after the last pass."""
 
     pointers: Pointers | None = None
+    wanted: list[int] = field(default_factory=list)
+    """Versions that should be served."""
     failed_at: dict[int, float] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     """Last logged reason why a version was refused, by version."""
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """True if nothing names a version any more, on purpose, and none is wanted."""
+        return self.pointers is not None and not self.pointers.aliases and not self.wanted
 
 
 class Reconciler:
@@ -93,6 +100,8 @@ class Reconciler:
         """Called at every pass with the ready version that should be live, and its generation."""
         self._models: dict[str, _Model] = {}
         self._converging: dict[str, asyncio.Task[None]] = {}
+        self._begun: set[str] = set()
+        """Models that began to converge in this pass."""
         self._complaints: dict[str, str] = {}
         self._fault = ""
         """Why the last pass could not follow the store; empty if it did."""
@@ -162,6 +171,7 @@ class Reconciler:
             if name in self._models:
                 self._models[name].failed_at.clear()
         self._log_unknown(listings)
+        self._begun.clear()
         await self._converge_all(tasks)
         for lane in self._served():
             if lane.model not in listings or not self._is_wanted(lane.model):
@@ -183,6 +193,9 @@ class Reconciler:
         if self._directory.live_version(model) is not None:
             return True
         why = self.look.refused.get(model, "")
+        awaits_parts = any(lane.model == model for lane in self._pipelines.unsettled())
+        if not why and model in self._begun and not awaits_parts:
+            why = "none of its versions is to be served; have a pointer name one"
         return BackendError(f"failed to load '{model}': {why}") if why else False
 
     async def _converge_all(self, tasks: asyncio.TaskGroup) -> None:
@@ -192,6 +205,7 @@ class Reconciler:
             if name in listings and name not in self._converging:
                 task = tasks.create_task(self._converge_alone(name, listings[name], tasks))
                 self._converging[name] = task
+                self._begun.add(name)
                 task.add_done_callback(functools.partial(self._has_converged, name))
         if self._converging:
             # A model that loads for minutes must not delay the others, nor the next pass.
@@ -354,7 +368,7 @@ class Reconciler:
     async def _converge(self, name: str, listing: ModelListing, workers: asyncio.TaskGroup) -> None:
         model = self._models.setdefault(name, _Model())
         await self._read_pointers(model, name, listing)
-        wanted = await self._wanted_versions(name, model, listing)
+        wanted = model.wanted = await self._wanted_versions(name, model, listing)
         for version in wanted:
             await self._load(model, Lane(name, version), workers)
         self._switch(model, name)
@@ -362,7 +376,8 @@ class Reconciler:
             lane = served.lane
             live = self._directory.live_version(name)
             named = self._directory.aliases(name).values()
-            if lane.model == name and lane.version not in (*wanted, *named, live):
+            is_kept = lane.version in (*wanted, *named, live) and not model.is_withdrawn
+            if lane.model == name and not is_kept:
                 self._unload(lane)
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
@@ -392,7 +407,7 @@ class Reconciler:
         if pinned is not None:
             return list(dict.fromkeys([pinned, *needed]))
         pointed = sorted(model.pointers.aliases.values()) if model.pointers else []
-        keep = max(self._policy.newest_versions, 0 if pointed else 1)
+        keep = max(self._policy.newest_versions, 0 if model.pointers else 1)
         newest = listing.versions[max(len(listing.versions) - keep, 0) :]
         found = dict.fromkeys([*pointed, *reversed(newest), *needed])
         return [version for version in found if version in listing.versions]
@@ -451,8 +466,8 @@ class Reconciler:
         pointed = model.pointers.aliases if model.pointers else {}
         self._directory.set_aliases(name, self._switched(name, pointed, ready))
         target = pointed.get(PRODUCTION)
-        if target is None and ready:
-            target = max(ready)
+        if target is None:
+            target = max((one for one in ready if one in model.wanted), default=None)
         if target is not None and target in ready:
             self._go_live(Lane(name, target), model.pointers.generation if model.pointers else 0)
 

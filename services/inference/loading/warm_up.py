@@ -42,7 +42,8 @@ def warm_up(
         budget_s: time after which no further size is started.
 
     Returns:
-        Seconds of the fastest measured run by the clock, by batch size.
+        Seconds of the fastest measured run by the clock, by batch size. A run for which a coarse
+        clock measured 0 does not count, nor does a size with such runs only.
     """
     latency_s: dict[int, float] = {}
     begun, size, max_batch_size = time.monotonic(), 1, signature.max_batch_size
@@ -54,7 +55,8 @@ def warm_up(
             started = clock()
             backend.run(inputs)
             taken.append(clock() - started)
-        latency_s[size] = min(taken)
+        if measured := [seconds for seconds in taken if seconds > 0]:
+            latency_s[size] = min(measured)
         size = min(size * 2, max_batch_size) if size < max_batch_size else size + 1
     return latency_s
 

@@ -75,6 +75,8 @@ class LatencyCurve:
     def begin_anew(self, seeds: Mapping[int, float]) -> None:
         """Discards every observation and starts from new seeds; see the class."""
         self._seconds: list[float] = []
+        self._hand_over_s = 0.0
+        """Time of a batch to and from its thread, which grows with what the event loop does."""
         self._spread = FIRST_SPREAD
         self._doubts = [0] * len(self._sizes)
         self.runs = 0
@@ -95,9 +97,10 @@ class LatencyCurve:
 
     def expected_s(self, rows: int) -> float:
         """Returns the expected seconds of a batch of `rows` rows; 0 while nothing is known."""
+        return self._run_s(rows) + self._hand_over_s if self._seconds else 0.0
+
+    def _run_s(self, rows: int) -> float:
         seconds = self._seconds
-        if not seconds:
-            return 0.0
         sizes = self._sizes
         right = bisect_left(sizes, rows)
         if right == len(sizes):  # a single request larger than any batch does not exist
@@ -117,7 +120,7 @@ class LatencyCurve:
 
         This need not be the time of the largest size: estimates of sizes that seldom run get old.
         """
-        return max(self._seconds, default=0.0) * self._caution
+        return (max(self._seconds, default=0.0) + self._hand_over_s) * self._caution
 
     def rows_within(self, limit_s: float) -> int:
         """Returns the largest size up to the best that nearly always finishes in time, or else 1.
@@ -125,9 +128,9 @@ class LatencyCurve:
         Args:
             limit_s: seconds that one batch may take.
         """
-        caution = self._caution
+        caution, hand_over_s = self._caution, self._hand_over_s
         for rows, seconds in zip(reversed(self._sizes), reversed(self._seconds), strict=False):
-            if rows <= self.best_rows and seconds * caution <= limit_s:
+            if rows <= self.best_rows and (seconds + hand_over_s) * caution <= limit_s:
                 return rows
         return 1 if self._seconds else self.best_rows
 
@@ -147,20 +150,25 @@ class LatencyCurve:
                 return self._sizes[beside]
         return self.best_rows
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, hand_over_s: float = 0.0) -> None:
         """Learns from one run.
 
         Args:
             rows: rows of the batch, padding included.
             seconds: duration of the run.
+            hand_over_s: time of the batch to and from its thread, in addition.
         """
         self.runs += 1
-        seconds = max(seconds, SHORTEST_S)
+        seconds, known_s = max(seconds, SHORTEST_S), self._hand_over_s
         if self._seconds:
-            self._correct(rows, seconds / self.expected_s(rows))
+            expected_s = self._run_s(rows)
+            together = (seconds + hand_over_s) / (expected_s + known_s)
+            self._correct(rows, seconds / expected_s, together)
         else:
             # Half fixed cost, half per row: a guess, soon corrected for the sizes that run.
             self._seconds = [seconds * (0.5 + 0.5 * size / rows) for size in self._sizes]
+        bounded_s = min(hand_over_s, (self._run_s(rows) + known_s) * MAX_OBSERVATION_RATIO)
+        self._hand_over_s = known_s + LEARNING_RATE * (bounded_s - known_s)
         self._choose_best()
 
     def observe_cpu(self, rows: int, seconds: float) -> None:
@@ -200,6 +208,7 @@ class LatencyCurve:
             if share and self._doubts[index] < MAX_DOUBTS:
                 self._doubts[index] += 1
                 self._seconds[index] *= DOUBT
+                self._hand_over_s *= DOUBT
         if self._seconds:
             self._choose_best()
 
@@ -208,16 +217,22 @@ class LatencyCurve:
         """Factor between a cautious estimate and the expected time."""
         return 1 + SPREADS_OF_CAUTION * self._spread
 
-    def _correct(self, rows: int, ratio: float) -> None:
-        """Scales all sizes by the ratio of a run's measured to its expected time."""
-        bounded = min(max(ratio, 1 / MAX_OBSERVATION_RATIO), MAX_OBSERVATION_RATIO)
+    def _correct(self, rows: int, ratio: float, together: float) -> None:
+        """Scales all sizes by the ratio of a run's measured to its expected time.
+
+        Args:
+            rows: rows of the batch.
+            ratio: the ratio of the run.
+            together: the ratio of run and hand-over, whose deviations deadlines allow for.
+        """
+        bounded, together = _bounded(ratio), _bounded(together)
         neighbours = self._neighbours(rows)
         for index, share in neighbours:
             if self._doubts[index] and share >= 0.5:
                 # A decayed estimate is a guess: correcting it slowly would make many runs late.
                 self._doubts[index] = 0
                 self._seconds[index] *= ratio
-                bounded = 1.0
+                bounded = together = 1.0
         # Powers of one factor: with sums, noise that cancels out for the size that runs would
         # shift the others a little each time, and there are thousands of runs a second.
         factor = 1 + LEARNING_RATE * (bounded - 1)
@@ -225,7 +240,7 @@ class LatencyCurve:
         self._seconds = [seconds * for_all for seconds in self._seconds]
         for index, share in neighbours:
             self._seconds[index] *= factor ** ((1 - CROSS_SIZE_WEIGHT) * share)
-        self._spread += LEARNING_RATE * (abs(bounded - 1) - self._spread)
+        self._spread += LEARNING_RATE * (abs(together - 1) - self._spread)
 
     def _neighbours(self, rows: int) -> tuple[tuple[int, float], ...]:
         """Returns the curve's sizes next to a number of rows, as indices, with their weights."""
@@ -238,9 +253,15 @@ class LatencyCurve:
 
     def _choose_best(self) -> None:
         pairs = zip(self._sizes, self._seconds, strict=True)
-        rates = [size / (s + HANDLING_S + min(COLD_SHARE * s, MOST_COLD_S)) for size, s in pairs]
+        each_s = HANDLING_S + self._hand_over_s
+        rates = [size / (s + each_s + min(COLD_SHARE * s, MOST_COLD_S)) for size, s in pairs]
         best = rates.index(max(rates))
-        self.best_rows, self.best_s = self._sizes[best], self._seconds[best]
+        self.best_rows = self._sizes[best]
+        self.best_s = self._seconds[best] + self._hand_over_s
+
+
+def _bounded(ratio: float) -> float:
+    return min(max(ratio, 1 / MAX_OBSERVATION_RATIO), MAX_OBSERVATION_RATIO)
 
 
 class LatencyModel:

@@ -27,12 +27,15 @@ from flambeau.protocol.tensors import DATATYPES, Array
 from services.errors import InvalidRequestError, QueueFullError, SequenceLostError
 from services.queueing.memory_queue import Entry
 from services.queueing.records import InferRequest, Lane, SequenceStep
+from services.telemetry.metrics import SEQUENCE_ENDS, Metrics
 
 MAX_STATES_BYTES = 512 * 2**20
 """Bytes of the states of all open sequences of a lane; more sequences are refused (503)."""
 
 ENDED_AT_ONCE = 1024
-"""Idle sequences that end in one turn of the event loop: each takes 0.5 µs or so."""
+"""Sequences that end in one turn of the event loop: each takes 0.5 µs or so."""
+FREED_AT_ONCE_BYTES = 16 * 2**20
+"""Bytes of their states: memory goes back to the system at 10 to 30 GB/s."""
 
 
 class OpenSequence(msgspec.Struct, gc=False):
@@ -59,6 +62,8 @@ class SequenceRules:
     """The states of a sequence that begins."""
     most: int
     """Sequences that may be open at once."""
+    state_bytes: int
+    """Bytes of the states of one sequence."""
     max_rows: int
     id_range: tuple[int, int] | None
     """Numbers that the model's own input for ids can be; None if it can be any text."""
@@ -96,6 +101,7 @@ def sequence_rules(signature: Signature) -> SequenceRules:
         ),
         most=min(sequences.max_sequences, max(1, MAX_STATES_BYTES // size)) if size else
         sequences.max_sequences,
+        state_bytes=size,
         max_rows=signature.max_batch_size,
         id_range=id_range,
     )  # fmt: skip
@@ -120,22 +126,36 @@ class SequenceSlots:
         rules: of its signature.
         count: number of slots.
         idle: returns the slots whose instances are idle.
+        metrics: count the sequences.
     """
 
     def __init__(
-        self, lane: Lane, rules: SequenceRules, count: int, idle: Callable[[], Container[int]]
+        self,
+        lane: Lane,
+        rules: SequenceRules,
+        count: int,
+        idle: Callable[[], Container[int]],
+        metrics: Metrics,
     ) -> None:
         self._lane = lane
         self.rules = rules
         self._count = count
         self._idle_s = rules.sequences.max_idle_s
+        self._at_once = min(ENDED_AT_ONCE, FREED_AT_ONCE_BYTES // max(rules.state_bytes, 1)) or 1
         self.idle = idle
+        labels = (lane.model, str(lane.version))
+        self._counted = metrics.open_sequences.labels(*labels)
+        self._ended = {
+            reason: metrics.ended_sequences.labels(*labels, reason) for reason in SEQUENCE_ENDS
+        }
         self._open: OrderedDict[str, OpenSequence] = OrderedDict()
         """By id; the one without a step for longest is first."""
         self._sequences: Counter[int] = Counter()
         """Number of open sequences by slot."""
         self._taken: set[tuple[int, int]] = set()
         """Slots and rows that are taken."""
+        self._gone: OrderedDict[str, OpenSequence] = OrderedDict()
+        """Sequences that have ended all at once, and still have their states."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -157,7 +177,7 @@ class SequenceSlots:
             found = self._begin(name, now)
         else:
             known = self._open.get(name)
-            if known is None or self._is_idle(known, now):
+            if known is None or now - known.used_at > self._idle_s:
                 raise self.lost(name)
             found = known
             self._open.move_to_end(name)
@@ -169,11 +189,13 @@ class SequenceSlots:
 
     def _begin(self, name: str, now: float) -> OpenSequence:
         rules = self.rules
-        self.forget_idle(now)
         if rules.id_range is not None:
             _check_id(name, rules.id_range, self._lane)
-        self._unbind(name)  # it begins anew
+        if (known := self._open.get(name)) is not None:  # it begins anew
+            self._unbind(name, "idle" if self._is_idle(known, now) else "restarted")
         most = min(rules.most, self._count * rules.max_rows) if rules.is_direct else rules.most
+        if len(self._open) >= most:
+            self.forget_idle(now, 1)
         if len(self._open) >= most:
             raise QueueFullError(
                 f"{most} sequences of model {self._lane} are open, the limit of its signature, of "
@@ -182,6 +204,7 @@ class SequenceSlots:
             )
         slot, row = self._free_place() if rules.has_slots else (None, -1)
         found = self._open[name] = OpenSequence(slot, row, now, rules.initial)
+        self._counted.value += 1
         return found
 
     def _free_place(self) -> tuple[int, int]:
@@ -209,7 +232,7 @@ class SequenceSlots:
             step = entry.request.sequence
             assert step is not None
             if step.is_end:
-                self._unbind(step.id)
+                self._unbind(step.id, "ended")
             elif (found := self._open.get(step.id)) is not None:
                 found.used_at = now
 
@@ -217,8 +240,11 @@ class SequenceSlots:
         """Closes the sequences whose state was in an instance that is replaced, if any."""
         if not self.rules.model_keeps_state:
             return False
-        for name in [name for name, one in self._open.items() if one.slot == slot]:
-            self._unbind(name)
+        others = OrderedDict((name, one) for name, one in self._open.items() if one.slot != slot)
+        self._drop(len(self._open) - len(others), "lost")
+        self._open = others
+        self._sequences[slot] = 0
+        self._taken = {place for place in self._taken if place[0] != slot}
         return True
 
     def begin_anew(self, count: int) -> bool:
@@ -226,11 +252,26 @@ class SequenceSlots:
         if not self.rules.model_keeps_state and (count >= self._count or not self.rules.has_slots):
             self._count = count
             return False
-        self._open.clear()
+        self._count = count
+        self.end_all("lost")
+        return True
+
+    def end_all(self, reason: str) -> None:
+        """Closes all sequences. `free` frees their states."""
+        self._drop(len(self._open), reason)
+        self._gone, self._open = self._open, OrderedDict()
         self._sequences.clear()
         self._taken.clear()
-        self._count = count
-        return True
+
+    def free(self) -> bool:
+        """Frees the states of some sequences that have ended all at once; True if more are left."""
+        for _ in range(min(self._at_once, len(self._gone))):
+            self._gone.popitem()
+        return bool(self._gone)
+
+    def _drop(self, count: int, reason: str) -> None:
+        self._counted.value -= count
+        self._ended[reason].value += count
 
     def lost(self, name: str) -> SequenceLostError:
         """Returns the error of a step whose sequence is not open."""
@@ -240,29 +281,39 @@ class SequenceSlots:
             "with its instance; start it again (sequence_start)"
         )
 
-    def forget_idle(self, now: float) -> float | None:
+    def forget_idle(self, now: float, most: int = ENDED_AT_ONCE) -> float | None:
         """Closes idle sequences, a number of them at most.
+
+        Args:
+            now: `time.monotonic()` second.
+            most: to close; fewer if their states are large.
 
         Returns:
             The second at which the next may be idle, `now` if some are; None if none is open.
         """
         idle_s = self._idle_s
-        for _ in range(ENDED_AT_ONCE):
+        for _ in range(self._at_once):
             if not self._open:
                 return None
             name, oldest = next(iter(self._open.items()))
+            if not self._is_idle(oldest, now):
+                return oldest.used_at + idle_s
             if oldest.under_way:
                 oldest.used_at = now
                 self._open.move_to_end(name)
-                return now + idle_s
-            if not self._is_idle(oldest, now):
-                return oldest.used_at + idle_s
-            self._unbind(name)
+                continue
+            self._unbind(name, "idle")
+            most -= 1
+            if not most:
+                break
         return now
 
-    def _unbind(self, name: str) -> None:
+    def _unbind(self, name: str, reason: str) -> None:
         found = self._open.pop(name, None)
-        if found is not None and found.slot is not None:
+        if found is None:
+            return
+        self._drop(1, reason)
+        if found.slot is not None:
             self._sequences[found.slot] -= 1
             self._taken.discard((found.slot, found.row))
 

@@ -8,13 +8,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from services.errors import InvalidRequestError, ServingError
+from services.errors import NoSequenceError, ServingError
 from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_rules import Batch
 from services.inference.scheduling.device_turns import DeviceTurns
 from services.inference.scheduling.instance import BatchReport, Instance
 from services.inference.scheduling.sequence_slots import SequenceSlots, sequence_rules
-from services.inference.scheduling.worker import Worker, WorkerPlan
+from services.inference.scheduling.worker import ANSWERS_AT_ONCE, Worker, WorkerPlan
 from services.queueing.memory_queue import Entry, StepEntry
 from services.telemetry.metrics import Metrics
 from services.tracing.tracer import Tracer
@@ -39,7 +39,7 @@ class SequenceWorker(Worker):
         tracer: Tracer | None = None,
     ) -> None:
         rules = sequence_rules(plan.signature)
-        self._slots = SequenceSlots(plan.lane, rules, len(plan.backends), self._idle_slots)
+        self._slots = SequenceSlots(plan.lane, rules, len(plan.backends), self._idle_slots, metrics)
         self._idle_timer: asyncio.TimerHandle | None = None
         super().__init__(plan, turns, metrics, tracer, self._slots if rules.has_slots else None)
 
@@ -53,7 +53,7 @@ class SequenceWorker(Worker):
         step = entry.request.sequence
         if step is None:
             entry.finish(
-                InvalidRequestError(
+                NoSequenceError(
                     f"model {entry.request.lane} keeps state over a sequence of requests, and this "
                     "one has no sequence; give a sequence_id that is neither 0 nor empty, and "
                     "sequence_start with the first"
@@ -84,7 +84,7 @@ class SequenceWorker(Worker):
     def lost(self, slot: int) -> None:
         """An instance was replaced: sequences whose state was in it are lost."""
         if self._slots.lose(slot):
-            self._fail_steps(slot)
+            self._fail_steps(self._batcher.take_slot(slot))
 
     def replace_backends(
         self,
@@ -97,10 +97,10 @@ class SequenceWorker(Worker):
 
         Sequences whose state was in the old ones are lost.
         """
-        slots = range(self._instances)
         if self._slots.begin_anew(len(backends)):
-            for slot in slots:
-                self._fail_steps(slot)
+            slots = range(self._instances)
+            self._fail_steps([one for slot in slots for one in self._batcher.take_slot(slot)])
+            self._free()
         super().replace_backends(backends, reopen, latency_s, row_elements)
 
     async def run(self) -> None:
@@ -108,12 +108,23 @@ class SequenceWorker(Worker):
         await super().run()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        self._slots.end_all("unloaded")
+        self._free()
 
     def _idle_slots(self) -> set[int]:
         return {instance.slot for instance in self._idle}
 
-    def _fail_steps(self, slot: int) -> None:
-        for entry in self._batcher.take_slot(slot):
+    def _free(self) -> None:
+        """Frees the states of sequences that have ended all at once, some in each turn."""
+        if self._slots.free():
+            self._loop.call_soon(self._free)
+
+    def _fail_steps(self, entries: list[Entry], start: int = 0) -> None:
+        """Answers steps whose sequences are lost, some in each turn."""
+        stop = start + ANSWERS_AT_ONCE
+        for entry in entries[start:stop]:
             step = entry.request.sequence
             assert step is not None
             entry.finish(self._slots.lost(step.id))
+        if stop < len(entries):
+            self._loop.call_soon(self._fail_steps, entries, stop)

@@ -406,7 +406,8 @@ class Worker:
         self._counts.ran(batch, report, now)
         if not report.together:
             return
-        batch.curve.observe(batch.padded_rows, took_s)
+        run_s = report.seconds - report.waited_s
+        batch.curve.observe(batch.padded_rows, run_s, max(took_s - run_s, 0.0))
         if took_s:  # 0 with a coarse clock
             self._run_share += RUN_SHARE_RATE * (report.seconds / took_s - self._run_share)
 

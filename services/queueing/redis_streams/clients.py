@@ -6,7 +6,7 @@ is safe, since a repeated XADD would be a second request.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -41,6 +41,7 @@ LONGEST_S = 10.0
 BLOCK_S = 1.0
 """Time that one blocking command waits inside Redis."""
 SENTINEL_PORT = 26379
+Look = Callable[[], Awaitable[None]]
 _BEHIND_COMMAND = " of pipeline caused error: "
 
 
@@ -438,3 +439,14 @@ def _open_by_sentinel(url: str, options: dict[str, Any]) -> Any:
     )
     master.sentinels = sentinel.sentinels
     return master
+
+
+async def keep_looking(redis: Commands, look: Look, pause_s: float) -> None:
+    """Looks again and again until cancelled; survives any fault of Redis, and closes the client."""
+    try:
+        while True:
+            with contextlib.suppress(RedisError):
+                await look()
+            await asyncio.sleep(pause_s)
+    finally:
+        await redis.close()

@@ -16,6 +16,12 @@ FLEET_KEYS = (f"{ROOT}:{{fleet}}:workers", f"{ROOT}:{{fleet}}:announcements")
 """Sorted set of the workers, each with the microsecond until which it counts; and a hash of what
 each of them serves."""
 
+SETTINGS_KEY = f"{ROOT}:{{fleet}}:settings"
+"""Hash of the settings of logs and traces that callers have changed."""
+
+MODELS_KEY = f"{ROOT}:{{fleet}}:models"
+"""Hash of the models that callers have loaded, each with the revision of its load."""
+
 
 def figures_key(worker: str) -> str:
     """Returns the key of a worker's figures for the statistics calls."""

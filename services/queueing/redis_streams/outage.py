@@ -11,7 +11,16 @@ import logging
 import time
 from collections.abc import Callable
 
-from services.errors import QueueUnavailableError
+from redis.exceptions import OutOfMemoryError
+
+from services.errors import (
+    ModelNotReadyError,
+    QueueFullError,
+    QueueUnavailableError,
+    ServingError,
+    WouldMissDeadlineError,
+)
+from services.queueing.records import InferRequest
 
 logger = logging.getLogger("flambeau.queue")
 
@@ -71,3 +80,32 @@ def unreachable_reason(url: str, error: Exception) -> str:
 def unreachable(reason: str) -> QueueUnavailableError:
     """Returns the error of requests while Redis is unreachable."""
     return QueueUnavailableError(f"the queue is unreachable ({reason}); retry later")
+
+
+def refused(result: object, request: InferRequest, max_depth: int) -> ServingError:
+    """The error of a request that Redis did not accept.
+
+    Args:
+        result: result of the script for it, or Redis' error.
+        request: the request.
+        max_depth: the most requests a lane may hold in Redis.
+    """
+    lane = request.lane
+    if result == b"closed":
+        return ModelNotReadyError(f"no worker serves model {lane} at present; try again")
+    if result == b"full":
+        return QueueFullError(
+            f"the queue of model {lane} holds {max_depth} requests, its limit; retry later or add "
+            "workers"
+        )
+    if result == b"late":
+        return WouldMissDeadlineError(
+            f"the estimated time to drain the queue of model {lane} exceeds the deadline of "
+            f"request '{request.request_id}'; give it more time, retry later or add workers"
+        )
+    if isinstance(result, OutOfMemoryError):
+        return QueueFullError(
+            f"the queue of model {lane} has no memory left ({result}); retry later, or raise "
+            "Redis' maxmemory"
+        )
+    return unreachable(str(result))

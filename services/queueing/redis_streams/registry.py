@@ -21,9 +21,9 @@ import msgspec
 from redis.exceptions import RedisError
 
 from services.queueing.directory import Directory
-from services.queueing.fleet import Announcement, FleetView, announced, fleet_view
+from services.queueing.fleet import AnnouncedModels, Announcement, FleetView, announced, fleet_view
 from services.queueing.records import Lane, ServedVersion
-from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.clients import RedisClients, keep_looking
 from services.queueing.redis_streams.keys import FLEET_KEYS, figures_key
 from services.queueing.redis_streams.scripts import Script
 from services.telemetry.metrics import Metrics
@@ -61,13 +61,7 @@ class FleetWatch:
 
     async def run(self) -> None:
         """Polls until cancelled; survives any fault of Redis."""
-        try:
-            while True:
-                with contextlib.suppress(RedisError):
-                    await self.look()
-                await asyncio.sleep(LOOK_EVERY_S)
-        finally:
-            await self._redis.close()
+        await keep_looking(self._redis, self.look, LOOK_EVERY_S)
 
     async def look(self) -> None:
         """Polls once.
@@ -115,6 +109,7 @@ class Announcer:
         directory: versions that it serves.
         serves: function that returns True if requests for a lane would reach it.
         figures: returns the figures of its versions, encoded.
+        models: returns its announcement of the models that callers choose; None if they do not.
 
     Attributes:
         started: True once the whole store has been read.
@@ -130,6 +125,7 @@ class Announcer:
         directory: Directory,
         serves: Callable[[Lane], bool],
         figures: Callable[[], bytes] = lambda: b"",
+        models: Callable[[], AnnouncedModels | None] = lambda: None,
     ) -> None:
         self._redis = clients.open()
         self._outage = clients.outage
@@ -137,7 +133,7 @@ class Announcer:
         self._directory = directory
         self._serves = serves
         self._script = Script("announce")
-        self._figures = figures
+        self._figures, self._models = figures, models
         self._figures_told = (b"", 0.0)
         """The figures that Redis has, and the `time.monotonic()` second since which."""
         self._live: dict[str, tuple[int, int]] = {}
@@ -151,12 +147,17 @@ class Announcer:
         """Announces that this worker is ready to make a version live, as the pointers require."""
         if self._live.get(lane.model) != (generation, lane.version):
             self._live[lane.model] = (generation, lane.version)
-            self._soon.set()
+            self.announce_soon()
+
+    def announce_soon(self) -> None:
+        """Announces at once: something has changed."""
+        self._soon.set()
 
     async def run(self) -> None:
         """Announces in a loop until cancelled, and then the end of service."""
         try:
             while True:
+                self._soon.clear()
                 try:
                     await self._announce(COUNTS_FOR_S * 1_000_000, _encode(self._announcement()))
                     await self._tell_figures()
@@ -165,7 +166,6 @@ class Announcer:
                 except RedisError as error:
                     self.is_stored = False
                     self._outage.failed(error)
-                self._soon.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._soon.wait()
@@ -197,7 +197,7 @@ class Announcer:
         aliases = {v.model: dict(self._directory.aliases(v.model)) for v in versions}
         return Announcement(
             self._worker, self.started, tuple(versions), live, self.fault,
-            {model: found for model, found in aliases.items() if found},
+            {model: found for model, found in aliases.items() if found}, self._models(),
         )  # fmt: skip
 
     def _open_part(self, served: ServedVersion) -> ServedVersion:

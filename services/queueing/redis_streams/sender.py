@@ -7,6 +7,8 @@ Rules:
 - an outcome of an answered request is dropped: a request may run twice, if its worker seems dead
   or Redis lost it, and is answered once; of several answers, each arrives once, in order;
 - a request that Redis confirmed and lost (a failover, a restart without its file) is sent again;
+- outcomes of different lanes are delivered in turn, so that those of a few requests do not wait for
+  thousands of another model's;
 - while Redis is unreachable, requests are refused at once (503).
 """
 
@@ -16,24 +18,32 @@ import logging
 import math
 import struct
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
 from services.errors import ServingError
 from services.queueing.host_files import HostFiles
-from services.queueing.records import Lane
+from services.queueing.merged_requests import rows_that_merge
+from services.queueing.records import Lane, ServedVersion
 from services.queueing.redis_streams.clients import BLOCK_S, RedisClients
 from services.queueing.redis_streams.keys import alive_key, large_replies_key, replies_key
 from services.queueing.redis_streams.large_records import TransferLimit, length_of, load_outcome
 from services.queueing.redis_streams.outage import unreachable
 from services.queueing.redis_streams.scripts import Script
-from services.queueing.redis_streams.sending_lane import SendingLane, Sent, Uplink
+from services.queueing.redis_streams.sending_lane import SendingLane
+from services.queueing.redis_streams.uplink import Sent, Uplink
 from services.queueing.redis_streams.wire import Reference, decode_outcome, reference_in
 
 logger = logging.getLogger("flambeau.queue")
 
 REPLIES_AT_ONCE = 128
+FETCHED_AHEAD = 384
+FETCHED_AHEAD_BYTES = 16 * 2**20
+"""Outcomes that are here and not delivered, up to which more are fetched: in Redis, those of all
+lanes are in one line."""
 ANSWERS_AT_ONCE = 32
 """Outcomes delivered in one turn of the event loop, which must be free again within 1 ms."""
 ALIVE_S = 5
@@ -82,7 +92,14 @@ class RedisSender:
         # One large answer at a time: its memory is charged only once it is here.
         self._reading = TransferLimit(1)
         self._fetching: set[asyncio.Task[None]] = set()
-        """Tasks that fetch large outcomes."""
+        """Tasks that fetch large outcomes, and drop unwanted ones."""
+        self._arrived: dict[Lane, deque[tuple[int, memoryview]]] = {}
+        """Undelivered outcomes by lane, each with the number of its request; the first lane is
+        next."""
+        self._undelivered = self._undelivered_bytes = 0
+        self._has_more, self._has_room = asyncio.Event(), asyncio.Event()
+        """Set while some are undelivered, and while there is room for more."""
+        self._has_room.set()
         self._alive_script = Script("alive")
         self._replies, self._alive = replies_key(gateway), alive_key(gateway)
         self._large_replies = large_replies_key(gateway)
@@ -97,9 +114,17 @@ class RedisSender:
         """Returns the intake of a lane."""
         return SendingLane(self._uplink, lane)
 
-    def learn(self, row_s: Mapping[Lane, float], workers: Mapping[Lane, Collection[str]]) -> None:
-        """Learns of the workers: their speed and their names, as in `FleetView`."""
-        self._uplink.row_s, self._uplink.workers = row_s, workers
+    def learn(
+        self,
+        row_s: Mapping[Lane, float],
+        workers: Mapping[Lane, Collection[str]],
+        versions: Iterable[ServedVersion] = (),
+    ) -> None:
+        """Learns of the workers: their speed, names and versions, as in `FleetView`."""
+        uplink = self._uplink
+        uplink.row_s, uplink.workers = row_s, workers
+        uplink.merged_rows.clear()
+        uplink.merged_rows.update(rows_that_merge(versions))
 
     async def run(self) -> None:
         """Receives outcomes until cancelled; survives any fault of Redis."""
@@ -107,6 +132,7 @@ class RedisSender:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._send_heartbeats())
                 tasks.create_task(self._receive())
+                tasks.create_task(self._deliver_more())
                 tasks.create_task(self._look_for_lost())
         finally:
             await self._leave()
@@ -125,16 +151,27 @@ class RedisSender:
 
     async def _receive(self) -> None:
         while True:
+            await self._has_room.wait()
             try:
                 found = await self._blocking.send(
                     "BLMPOP", BLOCK_S, 1, self._replies, "LEFT", "COUNT", REPLIES_AT_ONCE
                 )
-                await self._hand_over(found[1] if found else [])
             except ResponseError as error:
                 await self._mend_replies(error)
                 await asyncio.sleep(RETRY_S)
             except RedisError:
                 await asyncio.sleep(RETRY_S)
+            else:
+                self._sort(found[1] if found else [])
+                if not self._has_more.is_set():
+                    self._deliver()
+
+    async def _deliver_more(self) -> None:
+        """Delivers what is left in further turns of the loop, while more is fetched."""
+        while True:
+            await self._has_more.wait()
+            self._deliver()
+            await asyncio.sleep(0)
 
     async def _mend_replies(self, error: ResponseError) -> None:
         """Deletes what another client has written to the key of the outcomes, and logs it."""
@@ -150,10 +187,10 @@ class RedisSender:
             with contextlib.suppress(RedisError):
                 await self._redis.send("DEL", self._replies)
 
-    async def _hand_over(self, outcomes: list[bytes]) -> None:
-        """Finishes the entries of outcomes that have come, some in each turn of the loop."""
+    def _sort(self, outcomes: list[bytes]) -> None:
+        """Sorts outcomes that have come by the lanes of their requests."""
         unwanted: list[str] = []
-        for i, data in enumerate(outcomes, 1):
+        for data in outcomes:
             if len(data) < NUMBER.size:
                 logger.error("an outcome without a number; dropping it")
                 continue
@@ -161,20 +198,57 @@ class RedisSender:
             sent, content = self._uplink.unanswered.get(number), memoryview(data)[NUMBER.size :]
             if sent is None:
                 unwanted += [key] if (key := reference_in(content)) else []
-            else:
-                outcome = decode_outcome(content, sent.lane.lane, self._uplink.files.take)
-                if isinstance(outcome, Reference):
-                    if outcome.is_last:
-                        sent.stream_id = None  # it is in its stream no more, and not lost
-                    task = asyncio.get_running_loop().create_task(self._fetch(sent, outcome.key))
-                    self._fetching.add(task)
-                    task.add_done_callback(self._fetching.discard)
-                else:
-                    sent.lane.answered(sent, outcome)
-            if i % ANSWERS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+                continue
+            self._arrived.setdefault(sent.lane.lane, deque()).append((number, content))
+            self._undelivered += 1
+            self._undelivered_bytes += len(content)
         if unwanted:
-            await self._drop(unwanted)
+            self._start(self._drop(unwanted))
+
+    def _deliver(self) -> None:
+        """Finishes the entries of some outcomes, one of each lane in turn."""
+        answered = 0
+        while self._undelivered and answered < ANSWERS_AT_ONCE:
+            lane = next(iter(self._arrived))
+            outcomes = self._arrived.pop(lane)
+            number, content = outcomes.popleft()
+            self._undelivered -= 1
+            self._undelivered_bytes -= len(content)
+            if outcomes:
+                self._arrived[lane] = outcomes
+            answered += self._hand_over(number, content)
+        if not self._undelivered:
+            self._has_more.clear()
+        elif not self._has_more.is_set():
+            self._has_more.set()
+        if self._undelivered > FETCHED_AHEAD or self._undelivered_bytes > FETCHED_AHEAD_BYTES:
+            self._has_room.clear()
+        elif not self._has_room.is_set():
+            self._has_room.set()
+
+    def _hand_over(self, number: int, content: memoryview) -> int:
+        """Finishes the entry of an outcome, unless it has been answered meanwhile.
+
+        Returns the number of its requests.
+        """
+        sent = self._uplink.unanswered.get(number)
+        if sent is None:
+            if key := reference_in(content):
+                self._start(self._drop([key]))
+            return 1
+        outcome = decode_outcome(content, sent.lane.lane, self._uplink.files.take)
+        if isinstance(outcome, Reference):
+            if outcome.is_last:
+                sent.stream_id = None  # it is in its stream no more, and not lost
+            self._start(self._fetch(sent, outcome.key))
+        else:
+            sent.lane.answered(sent, outcome)
+        return sent.entry.request.merged
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._fetching.add(task)
+        task.add_done_callback(self._fetching.discard)
 
     async def _fetch(self, sent: Sent, key: str) -> None:
         """Fetches an outcome that was too large for the list, as often as it takes."""

@@ -6,6 +6,7 @@ Rules:
 - a request that Redis does not confirm is refused at once (503); if its outcome comes all the same,
   it is dropped;
 - a dead entry leaves its stream, and the worker that may have it is notified;
+- small requests to a fast model that go in one trip are merged (`merged_entries.py`);
 - a large payload is in Redis before its entry is sent, or in a file if all workers share the host,
   and delays no other entry;
 - a request whose file a worker could not read is sent again through Redis;
@@ -18,32 +19,26 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from services.errors import (
-    ModelNotReadyError,
-    QueueFullError,
-    ServingError,
-    WouldMissDeadlineError,
-)
+from services.errors import ServingError
 from services.queueing.arriving_parts import ArrivingParts
-from services.queueing.host_files import HostFiles
 from services.queueing.memory_queue import Entry, Outcome
+from services.queueing.merged_entries import MergedEntries
 from services.queueing.records import HIGHEST_PRIORITY, InferReply, Lane
-from services.queueing.redis_streams.clients import Commands
 from services.queueing.redis_streams.keys import LaneKeys
-from services.queueing.redis_streams.large_records import TransferLimit, push_to, write_pieces
-from services.queueing.redis_streams.outage import unreachable
+from services.queueing.redis_streams.large_records import push_to, write_pieces
+from services.queueing.redis_streams.outage import refused
 from services.queueing.redis_streams.scripts import Script
 from services.queueing.redis_streams.step_sender import (
     LOST_AFTER_MISSES,
     StepSender,
     sequence_lost,
 )
+from services.queueing.redis_streams.uplink import Sent, Uplink
 from services.queueing.redis_streams.wire import (
     WireError,
     bytes_of,
@@ -61,65 +56,12 @@ AT_ONCE_BYTES = 4 * 2**20
 """After so many bytes a trip takes no more: Redis does nothing else meanwhile."""
 PAYLOAD_GRACE_S = 60
 """Time that a large payload outlives its request's deadline."""
+REFUSED_AT_ONCE = 32
+"""Requests that are refused in one turn of the event loop: an answer takes some 30 µs."""
 
 
 _Packet = tuple[Entry, str]
 """An entry that is ready to be sent, and the key of its payload, if it is large."""
-
-
-@dataclass(slots=True, eq=False)
-class Sent:
-    """A request in Redis, or on its way there.
-
-    Attributes:
-        number: no other request of this gateway has it.
-        stream: the number of its stream; 1 is the lane's first. 0 for a step of a sequence.
-        worker: the worker that owns its sequence.
-        payload_key: key of its payload, if it is large.
-        stream_id: None until Redis has confirmed it, and once its outcome has come.
-        missed: number of checks that did not find it.
-        again: True if it had been accepted, and Redis lost it, or its worker was gone.
-    """
-
-    number: int
-    entry: Entry
-    lane: "SendingLane"
-    stream: int
-    payload_key: str = ""
-    worker: str = ""
-    stream_id: bytes | None = None
-    missed: int = 0
-    again: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class Uplink:
-    """State that the lanes of one gateway share.
-
-    Attributes:
-        redis: for commands that do not block.
-        gateway: its name.
-        max_depth: the most requests a lane may hold in Redis.
-        row_s: by lane, seconds by which each request in it delays the next, where that is known.
-        record_trip: callback for the success or failure of each round trip.
-        files: of this host.
-        workers: by default lane, names of the workers that may take its requests.
-        refusal: why nothing may be sent at present, or None.
-        writing: limit on large payloads that are written at once.
-        unanswered: by number, what was sent and has no outcome yet.
-    """
-
-    redis: Commands
-    gateway: str
-    max_depth: int
-    record_trip: Callable[[RedisError | None], None]
-    files: HostFiles = field(default_factory=HostFiles)
-    workers: Mapping[Lane, Collection[str]] = field(default_factory=dict)
-    row_s: Mapping[Lane, float] = field(default_factory=dict)
-    refusal: ServingError | None = None
-    unanswered: dict[int, Sent] = field(default_factory=dict)
-    writing: TransferLimit = field(default_factory=TransferLimit)
-    numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
 
 class SendingLane:
@@ -132,9 +74,12 @@ class SendingLane:
         self._enqueue_keys = (self._keys.workers, *self._keys.streams)
         self._enqueue, self._missing = Script("enqueue"), Script("missing")
         self._steps = StepSender(self._keys)
-        self._ready_steps: list[tuple[Entry, str, bool]] = []
+        self._ready_steps: deque[tuple[Entry, str, bool]] = deque()
         """Each with the key of its payload, and whether it is sent again."""
         self._outbox: deque[_Packet] = deque()
+        self._merging = MergedEntries(
+            lane, uplink.merged_rows, self._withdraw_soon, partial(self._put, again=True)
+        )
         self._lost: deque[Entry] = deque()
         """Accepted requests that Redis lost, until the next check."""
         self._again: deque[_Packet] = deque()
@@ -153,17 +98,24 @@ class SendingLane:
     def waiting(self) -> int:
         """Entries that are not in Redis yet."""
         ready = len(self._outbox) + len(self._again) + len(self._ready_steps)
-        return ready + len(self._lost) + len(self._writing)
+        return ready + self._merging.waiting + len(self._lost) + len(self._writing)
 
     def accept(self, entry: Entry) -> None:
         """Sends an entry, with all others of this turn of the loop."""
         if self._uplink.refusal is not None:
             entry.finish(self._uplink.refusal)
             return
-        self._put(entry, again=False)
+        if self._merging.add(entry):
+            self._start_trips()
+        else:
+            self._put(entry, again=False)
 
     def discard(self, entry: Entry, reason: str) -> None:
         """Withdraws a dead entry; one that was not sent yet is never sent."""
+        self._merging.discard(entry)
+        self._withdraw_soon(entry)
+
+    def _withdraw_soon(self, entry: Entry) -> None:
         sent = self._forget(entry)
         if sent is not None and sent.stream_id is not None:
             self._withdrawn.append(sent)
@@ -172,9 +124,11 @@ class SendingLane:
     def answered(self, sent: Sent, outcome: Outcome) -> None:
         """Handles an outcome: the only one of a request, one of several, or its error."""
         entry = sent.entry
-        if isinstance(outcome, InferReply) and (outcome.number or not outcome.is_last):
-            self._arrived(entry, outcome)
-            return
+        if isinstance(outcome, InferReply):
+            self._merging.learn(outcome)
+            if outcome.number or not outcome.is_last:
+                self._arrived(entry, outcome)
+                return
         had_file = entry in self._files
         self._forget(entry)
         if had_file and isinstance(outcome, WireError) and entry.window is None and not entry.dead:
@@ -236,21 +190,24 @@ class SendingLane:
         A first step is sent again, to another worker: nothing of its sequence exists yet. It is
         sent twice at most, so that a step that kills its worker kills no more than two.
         """
-        asked = [s for s in self._sent.values() if s.stream_id is not None and not s.stream]
-        if not asked:
-            return
-        names = ((sent.worker, sent.stream_id or b"") for sent in asked)
-        for sent, is_lost in zip(
-            asked, await self._steps.lost(self._uplink.redis, names), strict=True
-        ):
-            sent.missed = sent.missed + 1 if is_lost else 0
-            if sent.missed < LOST_AFTER_MISSES or self._forget(sent.entry) is None:
-                continue
-            step = sent.entry.request.sequence
-            if step is not None and step.is_start and not sent.again:
-                self._put(sent.entry, again=True)
-            else:
-                sent.entry.finish(sequence_lost(sent.entry))
+        steps = [s for s in self._sent.values() if s.stream_id is not None and not s.stream]
+        for start in range(0, len(steps), AT_ONCE):
+            asked = steps[start : start + AT_ONCE]
+            names = [(sent.worker, sent.stream_id or b"") for sent in asked]
+            found = await self._steps.lost(self._uplink.redis, names)
+            lost: list[tuple[Sent, object]] = []
+            for sent, is_lost in zip(asked, found, strict=True):
+                sent.missed = sent.missed + 1 if is_lost else 0
+                if sent.missed < LOST_AFTER_MISSES or self._forget(sent.entry) is None:
+                    continue
+                step = sent.entry.request.sequence
+                if step is not None and step.is_start and not sent.again:
+                    self._put(sent.entry, again=True)
+                else:
+                    lost.append((sent, b"lost"))
+            await self._refuse(lost)
+        if self._withdrawn:  # payloads of lost steps
+            self._start_trips()
 
     def _put(self, entry: Entry, *, again: bool) -> None:
         """Makes an entry ready to be sent."""
@@ -319,13 +276,18 @@ class SendingLane:
             self._uplink.unanswered.pop(sent.number, None)
         return sent
 
+    @property
+    def _ready(self) -> bool:
+        """True if something is ready for a trip."""
+        return bool(self._again or self._outbox or self._merging.waiting or self._ready_steps)
+
     def _start_trips(self) -> None:
         if self._trip is None:
             self._trip = asyncio.get_running_loop().create_task(self._run_trips())
 
     async def _run_trips(self) -> None:
         try:
-            while self._again or self._outbox or self._ready_steps or self._withdrawn or self._read:
+            while self._ready or self._withdrawn or self._read:
                 await self._send()
                 await self._send_steps()
                 await self._withdraw()
@@ -336,13 +298,11 @@ class SendingLane:
     async def _send(self) -> None:
         """One trip: each entry of it is in Redis afterwards, or has been refused."""
         uplink = self._uplink
+        self._outbox += [(entry, "") for entry in self._merging.take()]
         if uplink.refusal is not None:
             self._lost += [entry for entry, _ in self._again]
             self._again.clear()
-            while self._outbox:
-                entry, _ = self._outbox.popleft()
-                self._forget(entry)
-                entry.finish(uplink.refusal)
+            await self._refuse_outbox()
         trip, arguments = self._pack()
         if not trip:
             return
@@ -356,56 +316,86 @@ class SendingLane:
         except RedisError as error:
             uplink.record_trip(error)
             results = [error] * len(trip)
+        unsent: list[tuple[Sent, object]] = []
         for sent, result in zip(trip, results, strict=True):
             if isinstance(result, bytes) and result[:1].isdigit():
-                sent.stream_id = result
-                if sent.entry.dead:  # it died on the way
-                    self._withdrawn.append(sent)
-                continue
+                self._confirm(sent, result)
+            else:
+                unsent.append((sent, result))
+        await self._refuse(unsent)
+
+    def _confirm(self, sent: Sent, stream_id: bytes) -> None:
+        """Redis has a request."""
+        sent.stream_id = stream_id
+        if sent.entry.dead:  # it died on the way
+            self._withdrawn.append(sent)
+
+    async def _refuse(self, unsent: Sequence[tuple[Sent, object]]) -> None:
+        """Answers requests that Redis did not accept, some in each turn of the loop."""
+        count = 0
+        for sent, result in unsent:
             self._forget(sent.entry)
             if sent.payload_key and not _is_unsure(result):
                 self._withdrawn.append(sent)
-            if sent.again:  # it was accepted: the next look tries again
+            if sent.again and sent.stream:  # it was accepted: the next look tries again
                 self._lost.append(sent.entry)
             else:
                 sent.entry.refuse(self._refusal(result, sent.entry))
+            count += sent.entry.request.merged
+            if count >= REFUSED_AT_ONCE:
+                count = 0
+                await asyncio.sleep(0)
+
+    async def _refuse_outbox(self) -> None:
+        """Answers requests that are not sent, because Redis is out of reach."""
+        count = 0
+        while self._outbox and self._uplink.refusal is not None:
+            entry, _ = self._outbox.popleft()
+            self._forget(entry)
+            entry.finish(self._uplink.refusal)
+            count += entry.request.merged
+            if count >= REFUSED_AT_ONCE:
+                count = 0
+                await asyncio.sleep(0)
 
     async def _send_steps(self) -> None:
-        """One trip of steps, as `_send`: few, for a sequence has one at a time."""
+        """One trip of steps, as `_send`."""
         uplink = self._uplink
-        ready, self._ready_steps = self._ready_steps[:AT_ONCE], self._ready_steps[AT_ONCE:]
         trip: list[Sent] = []
         steps: list[tuple[Entry, str, bytes]] = []
-        for entry, key, again in ready:
+        room = AT_ONCE_BYTES
+        while self._ready_steps and len(trip) < AT_ONCE and room > 0:
+            entry, key, again = self._ready_steps.popleft()
             sent = Sent(next(uplink.numbers), entry, self, 0, key, again=again)
             if entry.dead:
                 self._withdrawn += [sent] if key else []
                 continue
             self._sent[entry] = uplink.unanswered[sent.number] = sent
             payload = encode_reference(key) if key else encode_request(entry.request)
+            room -= len(payload)
             trip.append(sent)
             steps.append((entry, f"{uplink.gateway} {sent.number}", payload))
         if not trip:
             return
-        results: list[object]
+        results: Sequence[object]
         try:
             if uplink.refusal is not None:
                 results = [b"refused"] * len(trip)
             else:
-                results = [*await self._steps.send(uplink.redis, steps, uplink.max_depth)]
+                results = await self._steps.send(uplink.redis, steps, uplink.max_depth)
+        except OutOfMemoryError as error:
+            results = [error] * len(trip)
         except RedisError as error:
             uplink.record_trip(error)
             results = [error] * len(trip)
+        unsent: list[tuple[Sent, object]] = []
         for sent, result in zip(trip, results, strict=True):
             if isinstance(result, tuple):
-                sent.stream_id, sent.worker = result
-                if sent.entry.dead:  # it died on the way
-                    self._withdrawn.append(sent)
-                continue
-            self._forget(sent.entry)
-            if sent.payload_key and not _is_unsure(result):
-                self._withdrawn.append(sent)
-            sent.entry.finish(self._refusal(result, sent.entry))
+                stream_id, sent.worker = result
+                self._confirm(sent, stream_id)
+            else:
+                unsent.append((sent, result))
+        await self._refuse(unsent)
 
     def _pack(self) -> tuple[list[Sent], list[object]]:
         """Returns the next round trip's requests, and the script's arguments."""
@@ -469,30 +459,12 @@ class SendingLane:
 
     def _refusal(self, result: object, entry: Entry) -> ServingError:
         """Returns the error of an entry that Redis did not accept."""
-        uplink, lane = self._uplink, self.lane
+        uplink = self._uplink
         if result == b"refused" and uplink.refusal is not None:
             return uplink.refusal
         if result == b"lost":
             return sequence_lost(entry)
-        if result == b"closed":
-            return ModelNotReadyError(f"no worker serves model {lane} at present; try again")
-        if result == b"full":
-            return QueueFullError(
-                f"the queue of model {lane} holds {uplink.max_depth} requests, its limit; retry "
-                "later or add workers"
-            )
-        if result == b"late":
-            return WouldMissDeadlineError(
-                f"the estimated time to drain the queue of model {lane} exceeds the deadline of "
-                f"request '{entry.request.request_id}'; give it more time, retry later or add "
-                "workers"
-            )
-        if isinstance(result, OutOfMemoryError):
-            return QueueFullError(
-                f"the queue of model {lane} has no memory left ({result}); retry later, or raise "
-                "Redis' maxmemory"
-            )
-        return unreachable(str(result))
+        return refused(result, entry.request, uplink.max_depth)
 
 
 def _is_unsure(result: object) -> bool:

@@ -13,9 +13,7 @@ Rules:
 
 import random
 import time
-from collections.abc import Iterable, Sequence
-
-from redis.exceptions import NoScriptError
+from collections.abc import Sequence
 
 from services.errors import SequenceLostError
 from services.queueing.memory_queue import Entry
@@ -35,11 +33,11 @@ class StepSender:
 
     def __init__(self, keys: LaneKeys) -> None:
         self._keys = keys
-        self._enqueue = Script("enqueue_step")
+        self._enqueue, self._missing = Script("enqueue_steps"), Script("missing")
 
     async def send(
         self, redis: Commands, steps: Sequence[tuple[Entry, str, bytes]], most: int
-    ) -> list[tuple[bytes, str] | bytes | Exception]:
+    ) -> list[tuple[bytes, str] | bytes]:
         """Sends steps in one round trip.
 
         Args:
@@ -48,42 +46,27 @@ class StepSender:
             most: most steps that wait for one worker.
 
         Returns:
-            For each its id and its worker, or why it has none (`enqueue_step.lua`), or the error.
+            For each its id and its worker, or why it has none (`enqueue_steps.lua`).
 
         Raises:
-            RedisError: Redis is out of reach.
+            RedisError: Redis is out of reach, or has no memory left.
         """
-        trip = redis.trip()
-        calls = [self._call(*step, most) for step in steps]
-        for keys, arguments in calls:
-            self._enqueue.add(trip, keys, *arguments)
-        found = await trip.execute(raise_on_error=False)
-        for place, (keys, arguments) in enumerate(calls):
-            if isinstance(found[place], NoScriptError):
-                found[place] = await self._enqueue(redis, keys, *arguments)
-        return [
-            one
-            if isinstance(one, Exception)
-            else (one[0], one[1].decode())
-            if len(one) == 2
-            else one[0]
-            for one in found
-        ]
+        keys, now = [self._keys.workers], time.monotonic()
+        arguments: list[object] = [
+            self._keys.steps(""), most, random.randrange(1_000_000), REQUESTS_LIVE_S,  # noqa: S311
+        ]  # fmt: skip
+        for entry, address, payload in steps:
+            step = entry.request.sequence
+            assert step is not None
+            keys.append(self._keys.owner(step.id))
+            arguments += (
+                int(step.is_start), int(step.is_end), max(1, round(OWNED_FOR * step.idle_s)),
+                int((entry.request.deadline - now) * 1e6), address, payload,
+            )  # fmt: skip
+        found = await self._enqueue(redis, keys, *arguments)
+        return [one if isinstance(one, bytes) else (one[0], one[1].decode()) for one in found]
 
-    def _call(
-        self, entry: Entry, address: str, payload: bytes, most: int
-    ) -> tuple[tuple[str, str], tuple[object, ...]]:
-        request, keys = entry.request, self._keys
-        step = request.sequence
-        assert step is not None
-        left_us = int((request.deadline - time.monotonic()) * 1e6)
-        return (keys.workers, keys.owner(step.id)), (
-            keys.steps(""), most, int(step.is_start), int(step.is_end),
-            random.randrange(1_000_000),  # noqa: S311
-            max(1, round(OWNED_FOR * step.idle_s)), REQUESTS_LIVE_S, left_us, address, payload,
-        )  # fmt: skip
-
-    async def lost(self, redis: Commands, steps: Iterable[tuple[str, bytes]]) -> list[bool]:
+    async def lost(self, redis: Commands, steps: Sequence[tuple[str, bytes]]) -> list[bool]:
         """Returns for each step whether Redis has lost it, or its worker is gone.
 
         Args:
@@ -93,17 +76,19 @@ class StepSender:
         Raises:
             RedisError: Redis is out of reach.
         """
-        asked = list(steps)
         trip = redis.trip()
         trip.add("TIME")
-        for worker, stream_id in asked:
-            trip.add("ZSCORE", self._keys.workers, worker)
-            trip.add("XRANGE", self._keys.steps(worker), stream_id, stream_id)
-        (seconds, micros), *found = await trip.execute()
+        trip.add("ZRANGE", self._keys.workers, 0, -1, "WITHSCORES")
+        (seconds, micros), flat = await trip.execute()
         now_us = seconds * 1_000_000 + micros
+        until_us = zip(flat[::2], map(float, flat[1::2]), strict=True)
+        alive = {name.decode() for name, counts_until_us in until_us if counts_until_us > now_us}
+        workers = list(dict.fromkeys(worker for worker, _ in steps))
+        places = [part for worker, found in steps for part in (workers.index(worker) + 1, found)]
+        missing = await self._missing(redis, [self._keys.steps(one) for one in workers], *places)
         return [
-            not entry or score is None or float(score) <= now_us
-            for score, entry in zip(found[::2], found[1::2], strict=True)
+            bool(is_missing) or worker not in alive
+            for is_missing, (worker, _) in zip(missing, steps, strict=True)
         ]
 
 

@@ -12,7 +12,7 @@ an error arrives as the class it left as, or, where the reader does not know tha
 import math
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,7 @@ from flambeau.protocol.tensors import (
 )
 from services.errors import ServingError
 from services.queueing.memory_queue import Outcome
+from services.queueing.merged_requests import MERGED_ROWS
 from services.queueing.records import InferReply, InferRequest, Lane, SequenceStep
 from services.tracing.context import TraceContext
 
@@ -60,6 +61,7 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     accuracy: str = ""
     file: str = ""
     """Name of the file in its gateway's folder that has the tensors' bytes."""
+    merged: Annotated[int, msgspec.Meta(ge=1, le=MERGED_ROWS)] = 1
 
 
 class ReplyRecord(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0):
@@ -195,6 +197,7 @@ def _request_record(
         request.sequence,
         request.accuracy,
         file,
+        request.merged,
     )
 
 
@@ -262,6 +265,7 @@ def request_of(
         trace=found.trace,
         sequence=found.sequence,
         accuracy=found.accuracy,
+        merged=found.merged,
     )
 
 

@@ -19,13 +19,8 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from flambeau.protocol.tensors import Array
 from services.errors import (
-    BackendError,
-    DeadlineExceededError,
-    DeviceError,
     PayloadTooLargeError,
     QueueFullError,
     QueueUnavailableError,
@@ -35,12 +30,19 @@ from services.errors import (
 from services.queueing.arriving_parts import ArrivingParts
 from services.queueing.fleet import fleet_view
 from services.queueing.fleet_directory import FleetDirectory
-from services.queueing.memory_queue import Entry, Outcome, deadline_exceeded
+from services.queueing.memory_queue import Entry, Outcome
+from services.queueing.merged_requests import (
+    MergedRequests,
+    may_be_due_to_one,
+    merged_request,
+    refuse_each,
+    replies,
+    rows_that_merge,
+)
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.wire import error_of_kind
 from services.queueing.shared_memory.link import Link
 from services.queueing.shared_memory.link_memory import LinkMemory, make_memory, send_memory
-from services.queueing.shared_memory.merged_requests import MergedRequests, merged_inputs, replies
 from services.queueing.shared_memory.messages import (
     ActedMessage,
     ActMessage,
@@ -65,6 +67,7 @@ from services.queueing.shared_memory.tensor_blocks import (
     arrays_inside,
     is_in_one_step,
     is_small,
+    joined_records,
     records_inside,
 )
 from services.readiness import Look
@@ -259,17 +262,11 @@ class ModelLink:
 
     def _send_merged(self, number: int, entries: list[Entry]) -> None:
         requests = [entry.request for entry in entries]
-        request = requests[0]
         if len(requests) == 1:
-            inputs = records_inside(request.inputs) or merged_inputs(requests)
+            request = requests[0]
+            inputs = records_inside(request.inputs) or joined_records(requests)
         else:
-            inputs = merged_inputs(requests)
-            request = msgspec.structs.replace(
-                request,
-                rows=sum([request.rows for request in requests]),
-                deadline=max([request.deadline for request in requests]),
-                merged=len(requests),
-            )
+            request, inputs = merged_request(requests), joined_records(requests)
         self.send(self._message(number, request, inputs))
 
     def _message(
@@ -348,7 +345,7 @@ class ModelLink:
     def _answer_merged(self, merged: list[Entry], message: ReplyMessage) -> None:
         assert self._link is not None
         lane = merged[0].request.lane
-        self._merging.learn(lane, message)
+        self._merging.learn(lane, message, is_only=message.is_last)
         if not message.is_last:  # a model with several answers to a request
             self._link.reader.skip(message.outputs)
             self.send(CancelMessage(message.number))
@@ -360,14 +357,12 @@ class ModelLink:
             self._finish(int(entry.order), entry, reply)
 
     def _fail_merged(self, merged: list[Entry], error: ServingError) -> None:
-        died = isinstance(error, WorkerProcessDiedError)
-        if died or (isinstance(error, BackendError) and not isinstance(error, DeviceError)):
+        if may_be_due_to_one(error):
             self._send_one_by_one(merged)
             return
         for entry in merged:
             self._entries.pop(int(entry.order), None)
-            is_late = isinstance(error, DeadlineExceededError)
-            entry.refuse(deadline_exceeded(entry.request) if is_late else error)
+        refuse_each(merged, error)
 
     def _send_one_by_one(self, merged: list[Entry]) -> None:
         for entry in merged:
@@ -389,7 +384,8 @@ class ModelLink:
         self._answer(entry, message, outputs)
 
     def _answer(self, entry: Entry, message: ReplyMessage, outputs: dict[str, Array]) -> None:
-        self._merging.learn(entry.request.lane, message)
+        is_only = message.is_last and not message.part
+        self._merging.learn(entry.request.lane, message, is_only=is_only)
         reply = InferReply(
             lane=entry.request.lane,
             outputs=outputs,
@@ -400,7 +396,7 @@ class ModelLink:
             number=message.part,
             is_last=message.is_last,
         )
-        if message.is_last and not message.part:
+        if is_only:
             self._finish(message.number, entry, reply)
             return
         window = entry.window
@@ -427,7 +423,7 @@ class ModelLink:
         view = decode_view(arrays.pop(message.view.name).tobytes())
         served = fleet_view([view.announcement])
         self._gather()  # what waits may be for a lane that this view does not have
-        self._merging.serve(served.versions.values())
+        self._merging.most_rows = rows_that_merge(served.versions.values())
         self.fleet.apply(served)
         self.is_up = True
         self._look(view.look)

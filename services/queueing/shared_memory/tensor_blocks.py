@@ -25,6 +25,7 @@ from flambeau.protocol.tensors import (
     encode_bytes_elements,
     raw_view,
 )
+from services.queueing.records import InferRequest
 from services.queueing.redis_streams.wire import INLINE_TEXTS
 from services.queueing.shared_memory.arena import Arena
 from services.queueing.shared_memory.link_memory import LinkMemory
@@ -74,6 +75,18 @@ def records_inside(arrays: Mapping[str, Array]) -> tuple[TensorMessage, ...] | N
         if datatype is None or array.nbytes > INSIDE_BYTES:
             return None
         records.append(TensorMessage(name, datatype, array.shape, array.tobytes()))
+    return tuple(records)
+
+
+def joined_records(requests: Sequence[InferRequest]) -> tuple[TensorMessage, ...]:
+    """Returns the records of the inputs of several requests: their rows, one after another."""
+    rows = sum([request.rows for request in requests])
+    records = []
+    for name, array in requests[0].inputs.items():
+        data = b"".join([request.inputs[name].tobytes() for request in requests])
+        records.append(
+            TensorMessage(name, DATATYPE_NAMES[array.dtype], (rows, *array.shape[1:]), data)
+        )
     return tuple(records)
 
 

@@ -59,6 +59,7 @@ def asgi_opener(
     *,
     reads_bodies: bool = False,
     streams: bool = False,
+    compresses: bool = True,
     gate: BodyGate | None = None,
 ) -> Opener:
     """Returns the opener of an application's exchanges.
@@ -68,11 +69,14 @@ def asgi_opener(
         reads_bodies: True for bodies up to the port's limit; else a few KiB.
         streams: True for responses that may last for hours: the connection takes no further request
             meanwhile.
+        compresses: False for responses that are never compressed.
         gate: decides whose body is awaited; the application checks clients itself, too.
     """
     if reads_bodies:
         return partial(_ReadingExchange, gate, application)
-    return partial(_StreamedExchange if streams else _AsgiExchange, application)
+    if streams:
+        return partial(_StreamedExchange, application)
+    return partial(_AsgiExchange if compresses else _PlainExchange, application)
 
 
 class _AsgiExchange(Exchange):
@@ -90,6 +94,7 @@ class _AsgiExchange(Exchange):
     work_us = 200
     header_us = 12
     """A framework reads the list of headers many times: 245 headers take it 3 ms."""
+    compresses = True
 
     def __init__(
         self, application: Application, connection: ExchangeConnection, head: Head
@@ -148,7 +153,7 @@ class _AsgiExchange(Exchange):
             self.respond_error(ServingError("internal error; see the server's log"))
             return
         encoding = ""
-        if sum(map(len, self._parts)) >= MIN_COMPRESSED_BYTES:
+        if self.compresses and sum(map(len, self._parts)) >= MIN_COMPRESSED_BYTES:
             encoding = accepted_encoding(self.head.text("accept-encoding") or "")
         if encoding:
             self._fields += b"content-encoding: %b\r\n" % encoding.encode()
@@ -227,6 +232,11 @@ def refusal_in(error: BaseException) -> ServingError | None:
 class _StreamedExchange(_AsgiExchange):
     __slots__ = ()
     is_alone = True
+
+
+class _PlainExchange(_AsgiExchange):
+    __slots__ = ()
+    compresses = False
 
 
 class _ReadingExchange(_AsgiExchange):

@@ -24,7 +24,10 @@ from services.wire.http1.response_stream import (
 
 JSON = b"content-type: application/json\r\n"
 
-_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES = {
+    code: f"HTTP/1.1 {code} {_PHRASES.get(code, '')}\r\n".encode() for code in range(100, 600)
+}
 _START = b"%b%b%bcontent-length: %d\r\n\r\n"
 _WHOLE = _START + b"%b"
 _HEAD = b"%b%b%b\r\n"

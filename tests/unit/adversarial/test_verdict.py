@@ -27,3 +27,16 @@ def test_worst_of_everything_else_counts() -> None:
         "attack: 200 MiB of memory; 100 MiB is the limit",
     ]
     assert combined([row(0.3), row(0.0, has_ended=True)]).has_ended
+
+
+def test_callers_of_the_attacked_model_have_a_limit_of_their_own() -> None:
+    def attacked(stall_s: float) -> Row:
+        seen = Seen({"REST": 0.01}, 0.0, 10, [], [], stall_s)
+        return Row("attack", 1, seen, 0, 0, Counter(), (), has_ended=False)
+
+    assert attacked(0.9).complaints(0) == []
+    assert "attacked model 900.0 ms" in attacked(0.9).line()
+    assert combined([attacked(3.0), attacked(0.1), attacked(0.2)]).complaints(0) == []
+    assert combined([attacked(3.0), attacked(0.1), attacked(1.2)]).complaints(0) == [
+        "attack: a stall of 1200 ms of the attacked model; 1000 ms is the limit"
+    ]

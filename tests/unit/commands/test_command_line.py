@@ -21,7 +21,7 @@ from tests.fixtures.store_versions import publish_in
 ROOT = Path(__file__).parents[3]
 DIGITS = "training/recipes/digits_cnn.yaml"
 SHOW_NOTHING = {
-    *("serve", "up", "up-split", "gateway", "inference", "trainer"),  # run until stopped
+    *("serve", "up", "up-split", "gateway", "inference", "trainer", "capture"),  # run until stopped
     *("demo", "sweep", "train run", "jobs batch"),  # tell how far they are; others show what came
     "train schema",  # is JSON
 }
@@ -182,6 +182,8 @@ def test_a_listing_of_the_store_imports_neither_numpy_nor_torch(tmp_path: Path) 
         (["up", "--http-port", "9000"], "--set http_port=9000"),
         (["up-split", "--threads=2"], "--set threads=2"),
         (["serve", "--threads"], "--set threads=VALUE"),
+        (["serve", "--processes=2", "--set=processes=3"], "'processes' has an option"),
+        (["up", "--set=store=there"], "'store' has an option"),
         (["gateway", "--quue=redis://here"], "--queue"),
         (["train", DIGITS, "--set", "optmi.clip=1"], "optim"),
         (

@@ -52,6 +52,8 @@ VERBS = [
     ("flambeau", ["inference", "--queue=redis://127.0.0.1:1"], "serve"),
     ("flambeau", ["trainer"], "trainer"),
     ("flambeau", ["keys", "new", "me"], "signing"),
+    ("flambeau", ["capture", "--to=http://127.0.0.1:1"], "edges"),
+    ("flambeau", ["replay", "--to=http://127.0.0.1:1", "--requests=none"], "edges"),
     ("services.gateway", ["--queue=redis://127.0.0.1:1"], "edges"),
     ("services.inference", ["--queue=redis://127.0.0.1:1"], "serve"),
     ("services.trainer", [], "trainer"),

@@ -278,6 +278,20 @@ async def test_health_is_for_everybody(make_place: Make) -> None:
         assert (await place.call(method, message))[0] == "OK"
 
 
+async def test_a_stranger_reads_the_calls_and_a_caller_the_models_it_sees(
+    make_place: Make,
+) -> None:
+    place = make_place("infer:digits")
+    found = await place.rest("/openapi.json")
+    assert b"/v2/models/{model}/infer" in found.body
+    assert b"digits" not in found.body
+    assert (await place.rest("/openapi.json", x_api_key="wrong")).status == 401
+    assert (await place.rest("/openapi.json", authorization="Basic x")).status == 401
+    found = await place.rest("/openapi.json", x_api_key=KEY)
+    assert b"/v2/models/digits/infer" in found.body
+    assert b"secret" not in found.body
+
+
 async def test_a_model_of_others_is_as_one_that_does_not_exist(make_place: Make) -> None:
     place = make_place("infer:digits*", "manage:digits-staging")
     key: dict[str, Any] = {"x_api_key": KEY}

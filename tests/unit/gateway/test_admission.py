@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Sequence
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -156,7 +157,7 @@ async def test_step_takes_the_limit_of_its_model() -> None:
     place = Place(for_callers(one_to_one((1,), sequence=Sequences(max_idle_s=7))))
     step = SequenceStep("s", is_start=True)
     entry = place.admission.infer(step_call(step), lambda _: None)
-    assert entry.request.sequence == step._replace(idle_s=7)
+    assert entry.request.sequence == msgspec.structs.replace(step, idle_s=7)
 
 
 async def test_step_to_a_model_without_sequences_is_a_request_by_itself() -> None:

@@ -75,7 +75,7 @@ class Place:
         directory.make_live(LANE)
         queue, self.intake = MemoryQueue(1), Doubling()
         queue.open(LANE, self.intake)
-        admission = Admission(
+        self.admission = admission = Admission(
             directory, queue, self.metrics, max_in_flight_requests=8, request_timeout_s=9
         )
         accounting = RequestAccounting(self.metrics, directory, access_log=False)
@@ -132,6 +132,16 @@ async def test_full_queue_and_failed_backend() -> None:
     kinds = [orjson.loads(answer.body)["error"]["kind"] for answer in place.wire.answers()]
     assert kinds == ["BackendError", "QueueFullError"]
     assert (place.counted("BackendError"), place.counted("QueueFullError")) == (1, 1)
+
+
+async def test_errors_may_have_other_words() -> None:
+    place = Place()
+    place.admission.error_words = lambda error, model, protocol: BackendError(
+        f"{protocol} {model}: {error}"
+    )
+    place.ask(b"1,2\n")
+    place.intake.held.pop().finish(BackendError("broken"))
+    assert orjson.loads(place.one().body)["error"]["message"] == "csv m: broken"
 
 
 async def test_caller_who_disconnects() -> None:

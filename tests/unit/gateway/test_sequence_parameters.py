@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from protos import open_inference_pb2 as pb
@@ -56,7 +57,7 @@ EDGES = pytest.mark.parametrize("read", [over_rest, over_rest_in_slices, over_gr
 )  # fmt: skip
 def test_given(read: Any, parameters: dict[str, Any], step: tuple[str, bool, bool] | None) -> None:
     found = read(**parameters)
-    assert (found and found[:3]) == step
+    assert (found and msgspec.structs.astuple(found)[:3]) == step
 
 
 @EDGES

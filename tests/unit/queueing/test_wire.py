@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as npst
 from flambeau.protocol.tensors import Array
 from services import errors
 from services.errors import OverloadedError, ServingError
+from services.queueing.merged_requests import MERGED_ROWS
 from services.queueing.records import InferReply, InferRequest, Lane
 from services.queueing.redis_streams.wire import (
     NOTICE,
@@ -59,7 +60,7 @@ def test_a_request_comes_out_as_it_went_in(
 ) -> None:
     sent = InferRequest(
         request_id=name, lane=LANE, inputs=inputs, rows=7, deadline=1.0, priority=2,
-        length=length, outputs=("b", "a"), accuracy="exact",
+        length=length, outputs=("b", "a"), accuracy="exact", merged=3,
     )  # fmt: skip
     found = decode_request(encode_request(sent), LANE, 5.0, alone=True)
     assert isinstance(found, InferRequest)
@@ -67,7 +68,14 @@ def test_a_request_comes_out_as_it_went_in(
     assert (found.request_id, found.rows, found.priority) == (name, 7, 2)
     assert (found.length, found.outputs) == (length, ("b", "a"))
     assert (found.lane, found.deadline, found.alone) == (LANE, 5.0, True)
-    assert found.accuracy == "exact"
+    assert (found.accuracy, found.merged) == ("exact", 3)
+
+
+@pytest.mark.parametrize("merged", [-1, 0, MERGED_ROWS + 1, 2**63])
+def test_a_request_that_claims_to_be_more_than_fit_is_refused(merged: int) -> None:
+    sent = InferRequest(request_id="r", lane=LANE, inputs={}, rows=1, deadline=1.0, merged=merged)
+    with pytest.raises(WireError, match="cannot be read"):
+        decode_request(encode_request(sent), LANE, 5.0, alone=False)
 
 
 @given(outputs=TENSORS)

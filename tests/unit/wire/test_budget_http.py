@@ -144,9 +144,9 @@ def test_what_comes_out_of_a_small_body_is_held_to_the_budget(
         wires = [Wire(port) for _ in range(30)]
         for w in wires:
             w.send(request("/held", zipped, **{"content-encoding": "gzip"}))
-        await settle()
-        await compression_idle(port)  # the thread may have some of them
-        assert len(route.held) + sum(bool(w.output) for w in wires) == len(wires)
+        async with asyncio.timeout(60):
+            while len(route.held) + sum(bool(w.output) for w in wires) < len(wires):
+                await compression_idle(port)  # a body of several slices takes several turns
         assert port.budget.held_bytes <= LIMIT_BYTES
         assert all(w.answers()[0].status == 503 for w in wires if w.output)
         assert 0 < len(route.held) < len(wires)
@@ -307,7 +307,7 @@ def test_paths_without_bodies_refuse_them_at_the_head(sent: bytes) -> None:
             await settle()
         (answer,) = w.answers()
         assert answer.status == 413
-        assert b"send none" in answer.body
+        assert b"send less" in answer.body
 
     on_loop(test)
 

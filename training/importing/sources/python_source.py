@@ -64,6 +64,7 @@ def python_original(
     *,
     max_batch_size: int = MAX_BATCH_SIZE,
     process: PythonProcess = "own",
+    called: str = "",
 ) -> Original:
     """Returns a class as a model to publish.
 
@@ -76,6 +77,7 @@ def python_original(
         staging: an existing folder, which gets a folder with the class and its files.
         max_batch_size: largest batch in rows.
         process: see `model_store.manifest.PythonModel`.
+        called: its description in messages; empty for the name of the class.
 
     Raises:
         TargetError: a file or the class is unusable, or its answers cannot be verified.
@@ -89,13 +91,13 @@ def python_original(
     try:
         learned = run_limited(
             _learn,
-            *(path, class_name, parts, max_batch_size),
+            *(path, called or class_name, parts, max_batch_size),
             limits=limits,
         )
     except IsolationError as error:
         learned = str(error)
     if isinstance(learned, str):
-        raise TargetError(f"class {class_name} cannot be published: {learned}")
+        raise TargetError(f"{called or f'class {class_name}'} cannot be published: {learned}")
     signature = Signature(
         inputs=inputs,
         outputs=learned.outputs,
@@ -234,23 +236,19 @@ def _joint_shape(
     return tuple(shape), sizes
 
 
-def _learn(
-    path: Path, class_name: str, parts: Sequence[Rows], max_batch_size: int
-) -> _Learned | str:
+def _learn(path: Path, called: str, parts: Sequence[Rows], max_batch_size: int) -> _Learned | str:
     """Runs the class on the examples, in a separate process; returns the reason if it fails."""
     try:
-        return _learned(open_class(path, None), class_name, parts, max_batch_size)
+        return _learned(open_class(path, None), called, parts, max_batch_size)
     except (PythonModelError, TargetError) as error:
         return str(error)
     except ValueError as error:
         return f"it refuses the examples: {error}"
 
 
-def _learned(
-    model: OpenModel, class_name: str, parts: Sequence[Rows], max_batch_size: int
-) -> _Learned:
+def _learned(model: OpenModel, called: str, parts: Sequence[Rows], max_batch_size: int) -> _Learned:
     notes: list[str] = []
-    _check_kept(class_name, model, parts)
+    _check_kept(called, model, parts)
     takes_one = model.gives_parts and model.answers_row_by_row
     compared = MAX_BATCH_SIZE if max_batch_size > 1 else None  # a later row has no other shape
     alone = [[model.run(row) for row in _single_rows(part, compared)] for part in parts]
@@ -266,9 +264,9 @@ def _learned(
     for part, rows in zip(parts, alone, strict=True):
         batch = {name: array[:largest] for name, array in part.items()}
         together = model.run(batch)
-        _check_repeatable(class_name, together, model.run(batch))
+        _check_repeatable(called, together, model.run(batch))
         if largest > 1:
-            _check_independent(class_name, together, rows)
+            _check_independent(called, together, rows)
     outputs = []
     for name in alone[0][0]:
         arrays = [row[name] for rows in alone for row in rows]

@@ -70,6 +70,15 @@ _HERE = __name__.rpartition(".")[0]
 
 SOURCES = (
     Source(
+        words="TorchServe archive (.mar)",
+        recognises=lambda found: (
+            "MANIFEST.json" in found.members
+            or found.has("MAR-INF/MANIFEST.json")
+            or _ends(found, ".mar", ".tar.gz", ".tgz")
+        ),
+        reader=f"{_HERE}.torchserve_archive",
+    ),
+    Source(
         words="MLflow model folder",
         recognises=lambda found: found.has("MLmodel") or found.path.name == "MLmodel",
         reader=f"{_HERE}.mlflow_model",

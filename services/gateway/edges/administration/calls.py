@@ -13,12 +13,18 @@ from google.protobuf.message import Message
 from protos import open_inference_pb2 as pb
 from services.access.caller import Principal
 from services.errors import ModelNotReadyError
-from services.gateway.edges.administration import shared_memory
 from services.gateway.edges.administration.model_config import config_message
 from services.gateway.edges.administration.repository import Repository
 from services.gateway.edges.administration.running_settings import RunningSettings
+from services.gateway.edges.administration.shared_memory import (
+    SystemMemory,
+    cuda_register,
+    cuda_status,
+    cuda_unregister,
+)
 from services.gateway.edges.administration.statistics import statistics_message
 from services.gateway.request_accounting import RequestAccounting
+from services.gateway.shared_regions.regions import SharedRegions
 from services.queueing.directory import Directory
 from services.queueing.records import ServedVersion
 from services.telemetry.model_figures import Figures, VersionFigures, added
@@ -28,23 +34,6 @@ FiguresSource = Callable[[str], Awaitable[Figures]]
 SEEN_AT_ONCE = 256
 """Models whose visibility is looked up in one turn of the event loop."""
 Call = Callable[[Any, Principal], AsyncIterator[Message]]
-
-SHARED_MEMORY_CALLS: dict[str, tuple[Call, type[Message]]] = {
-    "SystemSharedMemoryStatus": (
-        shared_memory.system_status, pb.SystemSharedMemoryStatusRequest,
-    ),
-    "SystemSharedMemoryRegister": (
-        shared_memory.system_register, pb.SystemSharedMemoryRegisterRequest,
-    ),
-    "SystemSharedMemoryUnregister": (
-        shared_memory.system_unregister, pb.SystemSharedMemoryUnregisterRequest,
-    ),
-    "CudaSharedMemoryStatus": (shared_memory.cuda_status, pb.CudaSharedMemoryStatusRequest),
-    "CudaSharedMemoryRegister": (shared_memory.cuda_register, pb.CudaSharedMemoryRegisterRequest),
-    "CudaSharedMemoryUnregister": (
-        shared_memory.cuda_unregister, pb.CudaSharedMemoryUnregisterRequest,
-    ),
-}  # fmt: skip
 
 
 class AdministrationCalls:
@@ -56,6 +45,7 @@ class AdministrationCalls:
         figures: figures of the server; None for those of this process.
         repository: the models of the store; None for those of the directory alone.
         settings: settings of logs and traces; None for those of a server without traces.
+        regions: shared memory of callers; None where it is off.
     """
 
     def __init__(
@@ -65,16 +55,18 @@ class AdministrationCalls:
         figures: FiguresSource | None = None,
         repository: Repository | None = None,
         settings: RunningSettings | None = None,
+        regions: SharedRegions | None = None,
     ) -> None:
         self._directory = directory
         self._accounting = accounting
         self._figures = figures or self._own_figures
         self.repository = repository or Repository(directory)
         self.settings = settings or RunningSettings()
+        self.system_memory = SystemMemory(regions)
 
     def calls(self) -> dict[str, tuple[Call, type[Message]]]:
         """Returns the function and the request message of each call, by the call's name."""
-        repository = self.repository
+        repository, memory = self.repository, self.system_memory
         return {
             "ModelConfig": (self.config, pb.ModelConfigRequest),
             "ModelStatistics": (self.statistics, pb.ModelStatisticsRequest),
@@ -83,8 +75,15 @@ class AdministrationCalls:
             "RepositoryModelUnload": (repository.unload, pb.RepositoryModelUnloadRequest),
             "LogSettings": (self.log_settings, pb.LogSettingsRequest),
             "TraceSetting": (self.trace_settings, pb.TraceSettingRequest),
-            **SHARED_MEMORY_CALLS,
-        }
+            "SystemSharedMemoryStatus": (memory.status, pb.SystemSharedMemoryStatusRequest),
+            "SystemSharedMemoryRegister": (memory.register, pb.SystemSharedMemoryRegisterRequest),
+            "SystemSharedMemoryUnregister": (
+                memory.unregister, pb.SystemSharedMemoryUnregisterRequest,
+            ),
+            "CudaSharedMemoryStatus": (cuda_status, pb.CudaSharedMemoryStatusRequest),
+            "CudaSharedMemoryRegister": (cuda_register, pb.CudaSharedMemoryRegisterRequest),
+            "CudaSharedMemoryUnregister": (cuda_unregister, pb.CudaSharedMemoryUnregisterRequest),
+        }  # fmt: skip
 
     async def config(
         self, request: pb.ModelConfigRequest, principal: Principal

@@ -83,6 +83,25 @@ def _parameter(name: str, value: Any) -> pb.ModelRepositoryParameter:
     )
 
 
+def region_place(found: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Returns the key, the offset and the number of bytes of a region that is registered.
+
+    Raises:
+        InvalidRequestError: one is missing, or of a wrong type or range.
+    """
+    key = found.get("key")
+    if not isinstance(key, str):
+        raise InvalidRequestError(f"'key' is {shown(key)}; give the name of an object, as text")
+    offset, byte_size = found.get("offset", 0), found.get("byte_size")
+    return key, _whole("offset", offset), _whole("byte_size", byte_size)
+
+
+def _whole(name: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise InvalidRequestError(f"'{name}' is {shown(value)}; give a whole number from 0 up")
+    return value
+
+
 def trace_values(found: Mapping[str, Any]) -> dict[str, list[str]]:
     """Returns the values of each setting of a body: a text, a list of texts, or none for null.
 

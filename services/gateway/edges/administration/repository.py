@@ -76,6 +76,7 @@ class Repository:
         control: loads and unloads models; None where callers may not.
         timeout_s: time for a load.
         is_closed: see `require_management`.
+        as_triton: True for Triton's words.
     """
 
     def __init__(
@@ -86,18 +87,19 @@ class Repository:
         *,
         timeout_s: float = 60.0,
         is_closed: bool = False,
+        as_triton: bool = False,
     ) -> None:
         self._directory = directory
         self._readiness = readiness
         self._control = control
         self._timeout_s = timeout_s
-        self.is_closed = is_closed
+        self.is_closed, self._as_triton = is_closed, as_triton
 
     async def index(
         self, request: pb.RepositoryIndexRequest, principal: Principal
     ) -> AsyncIterator[pb.RepositoryIndexResponse]:
         """Yields the versions of the models that the caller sees, and their states."""
-        _check_repository(request.repository_name)
+        self._check_repository(request.repository_name)
         response = pb.RepositoryIndexResponse()
         known: Iterable[ServedVersion | str] = self._directory.all_versions()
         unloaded: Iterable[ServedVersion | str] = ()
@@ -120,7 +122,7 @@ class Repository:
         self, request: pb.RepositoryModelLoadRequest, principal: Principal
     ) -> AsyncIterator[pb.RepositoryModelLoadResponse]:
         """Loads a model, and yields the response once it is ready."""
-        _check_repository(request.repository_name)
+        self._check_repository(request.repository_name)
         for name in request.parameters:
             if name == "config" or name.startswith("file:"):
                 raise UnsupportedError(
@@ -135,7 +137,7 @@ class Repository:
         self, request: pb.RepositoryModelUnloadRequest, principal: Principal
     ) -> AsyncIterator[pb.RepositoryModelUnloadResponse]:
         """Unloads a model, and yields the response once it takes no more requests."""
-        _check_repository(request.repository_name)
+        self._check_repository(request.repository_name)
         _check_parameters(request.parameters, (DEPENDENTS,))
         dependents = request.parameters.get(DEPENDENTS)
         if dependents is not None and dependents.WhichOneof("parameter_choice") != "bool_param":
@@ -143,6 +145,15 @@ class Repository:
         with_dependents = dependents is not None and dependents.bool_param
         await self._act("unload", request.model_name, with_dependents, principal)
         yield pb.RepositoryModelUnloadResponse()
+
+    def _check_repository(self, name: str) -> None:
+        if name:
+            raise UnsupportedError(
+                "'repository_name' specification is not supported"
+                if self._as_triton
+                else f"this server has one repository, and none named '{name[:MAX_NAME]}'; leave "
+                "repository_name out"
+            )
 
     async def _act(self, act: str, model: str, dependents: bool, principal: Principal) -> None:
         with audited(act, model, principal.name, principal.peer):
@@ -170,14 +181,6 @@ def _add(response: pb.RepositoryIndexResponse, served: ServedVersion) -> None:
         state=_STATES[served.state],
         reason=served.reason or ("unloaded" if served.state == "unloaded" else ""),
     )
-
-
-def _check_repository(name: str) -> None:
-    if name:
-        raise UnsupportedError(
-            f"this server has one repository, and none named '{name[:MAX_NAME]}'; leave "
-            "repository_name out"
-        )
 
 
 def _check_parameters(parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -29,6 +29,7 @@ from services.gateway.edges.administration.calls import AdministrationCalls
 from services.gateway.edges.administration.json_bodies import (
     boolean_of,
     members,
+    region_place,
     repository_parameters,
     trace_values,
 )
@@ -50,6 +51,7 @@ class AdministrationRoutes:
         self, calls: AdministrationCalls, principal_of: Callable[[Request], Principal]
     ) -> None:
         self._calls = calls
+        self._memory_calls = calls.calls()
         self._principal_of = principal_of
 
     def routes(self) -> list[Route]:
@@ -159,12 +161,20 @@ class AdministrationRoutes:
         return _json(orjson.dumps(found))
 
     async def _shared_memory(self, name: str, request: Request, principal: Principal) -> Response:
-        """Answers one of the calls; regions are a list, which is empty."""
-        call, kind = self._calls.calls()[name]
+        """Answers one of the calls; regions are a list."""
+        call, kind = self._memory_calls[name]
         asked = kind(name=request.path_params.get("name", ""))
-        async for _ in call(asked, principal):
-            pass
-        return _json(b"[]") if name.endswith("Status") else Response()
+        if isinstance(asked, pb.SystemSharedMemoryRegisterRequest):
+            self._calls.system_memory.registrar(asked.name)  # before the body is read
+            asked.key, asked.offset, asked.byte_size = region_place(members(await _body(request)))
+        if not name.endswith("Status"):
+            return await _done(call(asked, principal))
+        found: list[object] = []
+        async for said in call(asked, principal):
+            if isinstance(said, pb.SystemSharedMemoryStatusResponse):
+                found += map(document_of, said.regions.values())
+                await asyncio.sleep(0)
+        return _json(orjson.dumps(found))
 
 
 def _entry(model: pb.RepositoryIndexResponse.ModelIndex) -> bytes:

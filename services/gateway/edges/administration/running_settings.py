@@ -40,14 +40,20 @@ class RunningSettings:
         tracer: tracer of its requests; None if it was started without a collector.
         tell: changes the settings of all processes of the server; None if this is the only one.
         is_closed: see `require_management`.
+        as_triton: True for Triton's words.
     """
 
     def __init__(
-        self, tracer: Tracer | None = None, tell: Tell | None = None, *, is_closed: bool = False
+        self,
+        tracer: Tracer | None = None,
+        tell: Tell | None = None,
+        *,
+        is_closed: bool = False,
+        as_triton: bool = False,
     ) -> None:
         self._tracer = tracer
         self._tell = tell or self._apply
-        self._is_closed = is_closed
+        self._is_closed, self._as_triton = is_closed, as_triton
         self._first_ratio = tracer.ratio if tracer is not None else 0.0
         self._last_ratio = self._first_ratio
 
@@ -134,20 +140,33 @@ class RunningSettings:
 
     async def _set_ratio(self, values: Mapping[str, list[str]]) -> None:
         tracer = self._tracer
-        ratio = tracer.ratio if tracer is not None else 0.0
+        ratio, last_ratio = tracer.ratio if tracer is not None else 0.0, self._last_ratio
         rate = values.get("trace_rate")
         if rate is not None:
-            self._last_ratio = 1 / _rate(rate) if rate else self._first_ratio
-            ratio = self._last_ratio if ratio else 0.0
+            last_ratio = 1 / self._rate(rate) if rate else self._first_ratio
+            ratio = last_ratio if ratio else 0.0
         level = values.get("trace_level")
         if level is not None:
             is_on = _is_on(level) if level else bool(self._first_ratio)
-            ratio = (self._last_ratio or 1.0) if is_on else 0.0
+            ratio = (last_ratio or 1.0) if is_on else 0.0
         if ratio and tracer is None:
             raise UnsupportedError(
                 "requests cannot be traced: the server was started without trace_endpoint"
             )
+        self._last_ratio = last_ratio
         await self._tell({"trace_ratio": ratio})
+
+    def _rate(self, values: list[str]) -> int:
+        text = values[0]
+        if len(values) != 1 or not (text.isascii() and text.isdecimal() and len(text) <= 10):
+            raise InvalidRequestError(
+                f"Unable to parse 'trace_rate', got: {text[:_SHOWN]}"
+                if self._as_triton
+                else "'trace_rate' must be one whole number, as text"
+            )
+        if not 1 <= int(text) <= MAX_TRACE_RATE:
+            raise InvalidRequestError(f"'trace_rate' must be from 1 to {MAX_TRACE_RATE}")
+        return int(text)
 
 
 def _level(
@@ -175,15 +194,6 @@ def _level(
     if is_on["log_verbose_level"]:
         return "DEBUG"
     return "INFO" if is_on["log_info"] else "WARNING" if is_on["log_warning"] else "ERROR"
-
-
-def _rate(values: list[str]) -> int:
-    text = values[0]
-    if len(values) != 1 or not (text.isascii() and text.isdecimal() and len(text) <= 10):
-        raise InvalidRequestError("'trace_rate' must be one whole number, as text")
-    if not 1 <= int(text) <= MAX_TRACE_RATE:
-        raise InvalidRequestError(f"'trace_rate' must be from 1 to {MAX_TRACE_RATE}")
-    return int(text)
 
 
 def _is_on(levels: list[str]) -> bool:

@@ -124,7 +124,24 @@ def read_fast(head: Buffer, binary: memoryview) -> RestRequest:
 
 def _with_parameters(document: _Document, inputs: list[InputTensor]) -> RestRequest:
     outputs, asked = document.outputs, document.parameters
-    timeout_us, priority = checked_scheduling(asked.timeout, asked.priority)
+    timeout_us = priority = 0
+    if asked.timeout or asked.priority:
+        timeout_us, priority = checked_scheduling(asked.timeout, asked.priority)
+    preference = None
+    if asked.artifact or asked.accuracy:
+        preference = checked_preference(asked.artifact, asked.accuracy)
+    sequence = checked_sequence(asked.sequence_id, asked.sequence_start, asked.sequence_end)
+    if not outputs:
+        return RestRequest(
+            id=document.id,
+            inputs=inputs,
+            binary_by_default=asked.binary_data_output,
+            timeout_us=timeout_us,
+            priority=priority,
+            preference=preference,
+            sequence=sequence,
+            is_simple=not (document.id or asked.binary_data_output),
+        )
     return RestRequest(
         id=document.id,
         inputs=inputs,
@@ -134,7 +151,6 @@ def _with_parameters(document: _Document, inputs: list[InputTensor]) -> RestRequ
         classes={o.name: count for o in outputs if (count := o.parameters.classification)},
         timeout_us=timeout_us,
         priority=priority,
-        preference=checked_preference(asked.artifact, asked.accuracy),
-        sequence=checked_sequence(asked.sequence_id, asked.sequence_start, asked.sequence_end),
-        is_simple=not (document.id or outputs or asked.binary_data_output),
+        preference=preference,
+        sequence=sequence,
     )

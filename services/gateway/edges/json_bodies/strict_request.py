@@ -21,6 +21,12 @@ from services.gateway.edges.json_bodies.tensors import from_json
 from services.gateway.refusals import naming_input, refuse_unsupported
 from services.gateway.scheduling_parameters import checked_scheduling
 from services.gateway.sequence_parameters import checked_sequence
+from services.gateway.shared_regions.regions import (
+    RegionPart,
+    RegionUse,
+    take_part,
+    without_region,
+)
 from services.gateway.sliced_work import Slices, at_once
 from services.gateway.triton.classes import PARAMETER, checked_count
 from services.queueing.records import SequenceStep
@@ -50,6 +56,8 @@ class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Place in a sequence; None for a request by itself."""
     is_simple: bool = False
     """True for a request without an id or a choice of outputs or of their form."""
+    regions: RegionUse | None = None
+    """Shared memory for its outputs; None for none."""
 
 
 def read_strictly(head: Buffer, binary: memoryview) -> RestRequest:
@@ -104,6 +112,7 @@ def read_document(
     array_of: ArrayOf,
     check: Check | None = None,
     reserve: Reserve = int,
+    regions: RegionUse | None = None,
 ) -> Slices[RestRequest]:
     """Reads the request from a parsed document.
 
@@ -114,6 +123,7 @@ def read_document(
         check: check of the inputs, called before any array is made.
         reserve: reservation, called before memory is taken for the elements of binary inputs, and
             once no array needs their bytes any more.
+        regions: shared memory of inputs and outputs; None to refuse it.
 
     Raises:
         The same as `read_strictly`, and what `array_of`, `check` and `reserve` raise.
@@ -129,8 +139,8 @@ def read_document(
         parameters.get("sequence_end", False),
     )
     request_id = _text(_given(document, "id", ""), "id")
-    names, choices, classes = yield from _requested_outputs(document)
-    inputs = yield from _decode_inputs(document, binary, array_of, check, reserve)
+    names, choices, classes = yield from _requested_outputs(document, regions)
+    inputs = yield from _decode_inputs(document, binary, array_of, check, reserve, regions)
     return RestRequest(
         id=request_id,
         inputs=inputs,
@@ -142,6 +152,7 @@ def read_document(
         priority=priority,
         preference=preference,
         sequence=sequence,
+        regions=regions if regions is not None and regions.outputs else None,
     )
 
 
@@ -158,6 +169,7 @@ class _Wanted(NamedTuple):
     shape: list[int]
     data: Any
     binary_size: int | None
+    part: RegionPart | None
 
 
 def _decode_inputs(
@@ -166,10 +178,11 @@ def _decode_inputs(
     array_of: ArrayOf,
     check: Check | None,
     reserve: Reserve,
+    regions: RegionUse | None,
 ) -> Slices[list[InputTensor]]:
     wanted: list[_Wanted] = []
     for entry in _objects(document, "inputs", required=True):
-        wanted.append(_wanted(entry))
+        wanted.append(_wanted(entry, regions is not None))
         if len(wanted) % _A_SLICE == 0:
             yield
     if check is not None:
@@ -179,7 +192,13 @@ def _decode_inputs(
     position = 0
     for one in wanted:
         with naming_input(one.name):
-            if one.binary_size is None:
+            if one.part is not None:
+                assert regions is not None
+                data = yield from regions.read(one.part, one.datatype, one.shape, reserve)
+                array = yield from raw_array(one.datatype, one.shape, data, reserve)
+                del data  # an array of BYTES is a copy
+                reserve(-reserved_bytes(one.datatype, one.part.byte_size))
+            elif one.binary_size is None:
                 array = yield from array_of(one.datatype, one.shape, one.data)
             else:
                 end = position + one.binary_size
@@ -197,16 +216,36 @@ def _decode_inputs(
     return inputs
 
 
-def _wanted(entry: Mapping[str, Any]) -> _Wanted:
+def _wanted(entry: Mapping[str, Any], with_regions: bool) -> _Wanted:
     name = _text(entry.get("name"), "name of an input")
     datatype = _text(entry.get("datatype"), f"datatype of input '{name:.200}'")
     shape = _shape(entry.get("shape"), name)
-    return _Wanted(name, datatype, shape, entry.get("data"), _binary_size(entry, name))
+    what = f"input '{name:.200}'"
+    parameters, part = (
+        _with_region(entry, what) if with_regions else (_parameters(entry, what), None)
+    )
+    size = None
+    if part is None:
+        size = _binary_size(entry, name, parameters)
+    elif entry.get("data") is not None or "binary_data_size" in parameters:
+        raise InvalidRequestError(f"{what} is in shared memory, and has other data, too; send one")
+    return _Wanted(name, datatype, shape, entry.get("data"), size, part)
 
 
-def _binary_size(entry: Mapping[str, Any], name: str) -> int | None:
+def _with_region(
+    entry: Mapping[str, Any], what: str
+) -> tuple[Mapping[str, Any], RegionPart | None]:
+    """Returns the parameters of a tensor, and its place in shared memory."""
+    given = _given(entry, "parameters", {})
+    if not isinstance(given, dict):
+        return _parameters(entry, what), None
+    part = take_part(given, what)
+    return _parameters({"parameters": without_region(given)}, what), part
+
+
+def _binary_size(entry: Mapping[str, Any], name: str, parameters: Mapping[str, Any]) -> int | None:
     """Returns the bytes of an input's binary data, or None when its data is JSON."""
-    size = _parameters(entry, f"input '{name:.200}'").get("binary_data_size")
+    size = parameters.get("binary_data_size")
     if (size is None) == (entry.get("data") is None):
         raise InvalidRequestError(
             f"input '{name:.200}' needs either 'data' or parameters.binary_data_size, and not both"
@@ -219,7 +258,7 @@ def _binary_size(entry: Mapping[str, Any], name: str) -> int | None:
 
 
 def _requested_outputs(
-    document: Mapping[str, Any],
+    document: Mapping[str, Any], regions: RegionUse | None
 ) -> Slices[tuple[list[str], dict[str, bool], dict[str, int]]]:
     names: list[str] = []
     choices: dict[str, bool] = {}
@@ -227,7 +266,13 @@ def _requested_outputs(
     for entry in _objects(document, "outputs", required=False):
         name = _text(entry.get("name"), "name of an output")
         names.append(name)
-        parameters = _parameters(entry, f"output '{name:.200}'")
+        what = f"output '{name:.200}'"
+        if regions is None:
+            parameters = _parameters(entry, what)
+        else:
+            parameters, part = _with_region(entry, what)
+            if part is not None:
+                regions.outputs[name] = part
         choice = parameters.get("binary_data")
         if choice is not None:
             choices[name] = choice is True

@@ -25,6 +25,7 @@ from services.gateway.edges.json_bodies.strict_request import (
     read_document,
 )
 from services.gateway.edges.json_bodies.tensors import from_json
+from services.gateway.shared_regions.regions import RegionUse
 from services.gateway.sliced_work import Slices
 
 MIN_LARGE_BYTES = 32 * 1024
@@ -32,7 +33,11 @@ MIN_LARGE_BYTES = 32 * 1024
 
 
 def read_in_slices(
-    head: Buffer, binary: memoryview, check: Check | None = None, reserve: Reserve = int
+    head: Buffer,
+    binary: memoryview,
+    check: Check | None = None,
+    reserve: Reserve = int,
+    regions: RegionUse | None = None,
 ) -> Slices[RestRequest]:
     """Reads a request of any size.
 
@@ -41,6 +46,7 @@ def read_in_slices(
         binary: the bytes behind it; binary inputs view them.
         check: check of the inputs against the model before their elements are converted.
         reserve: reservation of memory before it is taken.
+        regions: shared memory of inputs and outputs; None to refuse it.
 
     Raises:
         InvalidRequestError: it is invalid; the message says why.
@@ -60,7 +66,11 @@ def read_in_slices(
         read.add(span)
         return (yield from array_of(datatype, shape, text, span, reserve))
 
-    request = yield from read_document(document, binary, array, check, reserve)
+    try:
+        request = yield from read_document(document, binary, array, check, reserve, regions)
+    finally:
+        if regions is not None:
+            regions.leave()
     # A list that belongs to no input is checked as if it had not been cut out.
     beside = [span for span in outline.spans if span not in read]
     size = sum(span.end - span.start for span in beside)

@@ -19,7 +19,7 @@ from services.queueing.records import ServedVersion
 
 NAMES_AT_ONCE = 256
 """Models whose visibility is looked up in one turn of the event loop."""
-_STATES = {"ready": "AVAILABLE", "loading": "LOADING", "failed": "END", "unloaded": "END"}
+STATES = {"ready": "AVAILABLE", "loading": "LOADING", "failed": "END", "unloaded": "END"}
 
 
 class ModelStatusRoutes:
@@ -85,7 +85,7 @@ def _status(served: ServedVersion) -> dict[str, object]:
     has_failed = served.state == "failed"
     return {
         "version": str(served.lane.version),
-        "state": _STATES[served.state],
+        "state": STATES[served.state],
         "status": {
             "error_code": "UNKNOWN" if has_failed else "OK",
             "error_message": served.reason if has_failed else "",

@@ -102,13 +102,15 @@ class InferenceStream(StreamCall):
         route: facts of its head.
 
     Attributes:
+        decoding: its requests that are decoded in slices, in their order.
         opened: `time.monotonic()` second in which it began.
         is_strict: True if the first error ends it.
         route: as given.
     """
 
     __slots__ = (
-        "_bytes", "_has_all", "_in_flight", "_in_order", "_streams", "is_strict", "opened", "route",
+        "_bytes", "_has_all", "_in_flight", "_in_order", "_streams", "decoding", "is_strict",
+        "opened", "route",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +129,7 @@ class InferenceStream(StreamCall):
         # Requests whose last answer is not sent, and those whose answers keep their order.
         self._in_flight: dict[StreamedInference, None] = {}
         self._in_order: deque[StreamedInference] = deque()
+        self.decoding: deque[StreamedInference] = deque()
         self._bytes = 0
         self._has_all = False
 

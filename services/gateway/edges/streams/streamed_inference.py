@@ -10,21 +10,26 @@ whether it is the last one.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from protos import open_inference_pb2 as pb
 from services.errors import InvalidRequestError, ServingError
+from services.gateway.admission import InferCall
 from services.gateway.edges import grpc_codec
 from services.gateway.edges.grpc_infer import GrpcInferRoute, GrpcRequest
 from services.gateway.edges.grpc_large_answer import field_head
 from services.gateway.edges.grpc_raw import read_infer_request
 from services.gateway.edges.raw_parts import Part
+from services.gateway.edges.shared_memory.grpc_regions import InRegions, message_of
 from services.gateway.edges.streams.sliced_replies import Encoded, SlicedReplies
 from services.gateway.inference import Inference
-from services.gateway.sliced_work import SlicedWork
+from services.gateway.sliced_work import SlicedWork, Slices
 from services.queueing.records import InferReply
 from services.wire.body import Body
 from services.wire.http2.call_connection import CallConnection
+
+if TYPE_CHECKING:
+    from services.access.caller import Caller
 
 FINAL = "triton_final_response"
 WANTS_END = "triton_enable_empty_final_response"
@@ -49,12 +54,14 @@ class AnswerStream(Protocol):
 
     Attributes:
         connection: connection of the call.
+        decoding: its requests that are decoded in slices, in their order.
         is_strict: True if the first error ends it.
         opened: `time.monotonic()` second in which it began.
         route: facts of its head.
     """
 
     connection: CallConnection
+    decoding: "deque[StreamedInference]"
     is_strict: bool
     opened: float
     route: GrpcInferRoute
@@ -105,7 +112,7 @@ class StreamedInference(SlicedReplies, GrpcRequest):
         self._route: GrpcInferRoute = stream.route
         self._opened = stream.opened
         self._inference: Inference | None = None
-        self._request: pb.ModelInferRequest | None = None
+        self._request: pb.ModelInferRequest | InRegions | None = None
         self._raw: Sequence[grpc_codec.Raw] | None = None
         self._behind: deque[InferReply] | None = None
         self._reserved_bytes = 0
@@ -170,6 +177,35 @@ class StreamedInference(SlicedReplies, GrpcRequest):
 
     # Called by `Inference`, and by `SlicedReplies`.
 
+    def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
+        """Decodes the message behind those before it: steps of a sequence keep their order."""
+        decoding = self._stream.decoding
+        while decoding and decoding[0].is_over:
+            decoding.popleft()
+        if not decoding:
+            decoded = GrpcRequest.decode(self, body, caller)
+            if isinstance(decoded, InferCall):
+                return decoded
+        else:
+            request: pb.ModelInferRequest = self._request  # type: ignore[assignment]  # it is new
+            raw, self._raw = self._raw, None
+            decoded = self._call_in_slices(request, raw, caller)
+        decoding.append(self)
+        return self._in_turn(decoded)
+
+    def _in_turn(self, slices: Slices[InferCall]) -> Slices[InferCall]:
+        decoding = self._stream.decoding
+        while decoding and decoding[0] is not self:
+            if decoding[0].is_over:
+                decoding.popleft()
+            else:
+                yield
+        try:
+            return (yield from slices)
+        finally:
+            if decoding and decoding[0] is self:
+                decoding.popleft()
+
     @property
     def work(self) -> SlicedWork:
         """Runs the slices of large answers."""
@@ -211,9 +247,10 @@ class StreamedInference(SlicedReplies, GrpcRequest):
 
     def deliver_end(self, reply: InferReply) -> None:
         """Ends the answers, with an empty one if the request asks for it."""
-        inference, request = self._inference, self._request
+        inference = self._inference
         assert inference is not None
-        assert request is not None
+        assert self._request is not None
+        request = message_of(self._request)
         inference.answered(reply)
         self.is_over = True
         ends = request.parameters
@@ -232,9 +269,9 @@ class StreamedInference(SlicedReplies, GrpcRequest):
             self.error = error
             self._stream.answer(self, ())
             return
-        request = self._request
         named = pb.ModelInferResponse()
-        if request is not None:
+        if self._request is not None:
+            request = message_of(self._request)
             named.id, named.model_name = request.id, request.model_name
             named.model_version = request.model_version
         named.parameters[FINAL].bool_param = True

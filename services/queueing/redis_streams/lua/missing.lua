@@ -1,6 +1,6 @@
 -- Reports the requests that a lane's streams no longer hold.
 --
--- KEYS     streams: the lane's requests by priority
+-- KEYS     streams: the lane's requests by priority, or the steps of workers
 -- ARGV     of each request: the number of its stream (1 is KEYS[1]) and its id
 -- Returns  for each request 1 if it is missing, else 0
 

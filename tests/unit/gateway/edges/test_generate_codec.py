@@ -63,6 +63,20 @@ def test_value_that_fits_no_shape(spec: tuple[int, ...], value: Any) -> None:
         read({"x": value}, signature(spec))
 
 
+def test_elements_that_a_fixed_shape_does_not_take() -> None:
+    spec = TensorSpec(name="x", datatype="FP32", shape=(2, 2), batch_axis=None)
+    fixed = Signature(inputs=(spec,), outputs=(spec,), max_batch_size=1)
+    assert read({"x": [1] * 4}, fixed).inputs[0].array.shape == (2, 2)
+    with pytest.raises(InvalidRequestError, match="has 8 elements, which fit no shape"):
+        read({"x": [1] * 8}, fixed)
+
+
+def test_key_beside_parameters_and_in_them() -> None:
+    for name in ("x", "timeout"):
+        with pytest.raises(InvalidRequestError, match=f"'{name}' occurs twice"):
+            read({name: 1, "parameters": {name: 1}}, signature((-1,)))
+
+
 def test_other_keys_are_parameters() -> None:
     nested = {"x": 1, "parameters": {"timeout": 5, "stream": False}, "priority": 2, "id": "me"}
     found = read(nested, signature((-1,)))

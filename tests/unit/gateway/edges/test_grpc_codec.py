@@ -21,7 +21,7 @@ from services.gateway.edges.grpc_codec import (
     encode_serialized,
 )
 from services.gateway.edges.grpc_large_answer import CONTENTS_FIELDS, LARGE_BYTES
-from services.gateway.refusals import UNSUPPORTED_PARAMETERS
+from services.gateway.refusals import REGION
 from services.gateway.sliced_work import at_once
 from services.queueing.records import InferReply, Lane
 from tests.fixtures.queue_ends import reply_of
@@ -316,14 +316,13 @@ def test_the_outputs_asked_for_are_read_in_their_order() -> None:
         asked_outputs(over_the_wire(request))
 
 
-@pytest.mark.parametrize("name", sorted(UNSUPPORTED_PARAMETERS))
 @pytest.mark.parametrize("where", ["request", "input", "output"])
-def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) -> None:
+def test_shared_memory_where_it_is_not_taken(where: str) -> None:
     request = raw_request(X)
     request.outputs.add(name="y")
     owner: Any = {"request": request, "input": request.inputs[0], "output": request.outputs[0]}
-    parameter = owner[where].parameters[name]
+    parameter = owner[where].parameters[REGION]
     parameter.int64_param = 1
-    with pytest.raises(UnsupportedError, match=name):
+    with pytest.raises(UnsupportedError, match=REGION):
         (asked_outputs if where == "output" else decode_inputs)(request)
     assert UnsupportedError.grpc_code == "UNIMPLEMENTED"

@@ -5,6 +5,7 @@ import pytest
 from services.errors import BackendError, ForbiddenError, UnauthenticatedError
 from services.gateway.edges.streams import grpc_stream
 from services.gateway.edges.streams.grpc_stream import MAX_IN_FLIGHT
+from services.gateway.edges.streams.streamed_inference import FINAL
 from services.queueing.part_window import MAX_UNREAD
 from services.wire.byte_budget import ByteBudget
 from services.wire.http2.frames import (
@@ -119,6 +120,8 @@ async def test_error_behind_parts_ends_its_request() -> None:
     m.finish(BackendError("broken"))
     await settle()
     assert (g.said(), g.status()) == ([("m", 1), ("m", "broken")], 0)
+    ends = [one.infer_response.parameters[FINAL].bool_param for one in g.answers()]
+    assert ends == [False, True]
 
 
 async def test_first_error_is_the_status_of_a_strict_stream() -> None:
@@ -264,6 +267,33 @@ async def test_unread_answers_count_as_in_flight() -> None:
     g.wire.send(settings({INITIAL_WINDOW_SIZE: 10**6}))
     await settle()
     assert len(g.intake.entries) == 1
+
+
+async def test_bytes_in_flight_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = [request(str(number)) for number in range(4)]
+    monkeypatch.setattr(grpc_stream, "IN_FLIGHT_BYTES", 2 * len(sent[0].SerializeToString()))
+    g = Gateway()
+    g.begin()
+    g.ask(*sent)
+    await settle()
+    assert len(g.intake.entries) == 2
+    answer(g.intake.take(), 1)
+    await settle()
+    assert len(g.intake.entries) == 2, "one is answered, so one more is taken"
+
+
+async def test_unread_bytes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_stream, "IN_FLIGHT_BYTES", 50_000)
+    g = Gateway(greeting=NO_WINDOW)
+    g.begin()
+    g.ask(request("a"))
+    answer(g.intake.take(), 1, size=20_000)
+    g.ask(request("b"), request("c"))
+    await settle()
+    assert len(g.intake.entries) == 1, "the answer to the first waits for its caller"
+    g.wire.send(settings({INITIAL_WINDOW_SIZE: 10**6}) + window_update(0, 10**6))
+    await settle()
+    assert len(g.intake.entries) == 2
 
 
 async def test_ends_without_answers_count_as_in_flight_until_parts_are_read() -> None:

@@ -24,7 +24,7 @@ from services.gateway.admission import InputTensor
 from services.gateway.edges.json_bodies.strict_request import RestRequest
 from services.gateway.edges.json_bodies.strict_slices import MIN_LARGE_BYTES
 from services.gateway.edges.raw_parts import MIN_VIEWED_BYTES
-from services.gateway.refusals import UNSUPPORTED_PARAMETERS
+from services.gateway.refusals import REGION
 from services.queueing.records import InferReply, Lane
 from tests.fixtures.queue_ends import reply_of
 from tests.fixtures.signatures import one_to_one
@@ -339,14 +339,13 @@ def test_header_length_that_is_no_length(value: str) -> None:
         decode(b" " * 30, value, IMAGE)
 
 
-@pytest.mark.parametrize("name", sorted(UNSUPPORTED_PARAMETERS))
 @pytest.mark.parametrize("where", ["request", "input", "output"])
-def test_parameter_of_an_extension_that_is_not_offered(name: str, where: str) -> None:
+def test_shared_memory_where_it_is_not_taken(where: str) -> None:
     tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
     output: dict[str, Any] = {"name": "y"}
     document: dict[str, Any] = {"inputs": [tensor], "outputs": [output]}
-    {"request": document, "input": tensor, "output": output}[where]["parameters"] = {name: 1}
-    with pytest.raises(UnsupportedError, match=name):
+    {"request": document, "input": tensor, "output": output}[where]["parameters"] = {REGION: 1}
+    with pytest.raises(UnsupportedError, match=REGION):
         decode(orjson.dumps(document), None, IMAGE)
     assert UnsupportedError.http_status == 501
 

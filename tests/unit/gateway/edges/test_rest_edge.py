@@ -65,6 +65,7 @@ class FakeAdmission:
         self.turns = RequestPacer()
         self.work = SlicedWork()
         self.draining = False
+        self.error_words = None
         self.entries: list[FakeEntry] = []
         self.error: Exception | None = None
         self.at_once = False

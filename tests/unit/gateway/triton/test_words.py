@@ -5,7 +5,13 @@ from collections.abc import Sequence
 import pytest
 
 from flambeau.protocol.signature import Signature, TensorSpec
-from services.gateway.triton.words import Tensors, refusal, unknown
+from services.errors import (
+    BackendError,
+    NoSequenceError,
+    ServingError,
+    SeveralAnswersError,
+)
+from services.gateway.triton.words import Tensors, of_error, refusal, unknown
 
 NOTE = (
     " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
@@ -108,3 +114,26 @@ def test_long_names_are_cut() -> None:
     many = [(str(number), name, (1,)) for number in range(2000)]
     assert len(refusal(lambda _: "", LINEAR, "linear", "", many, [])) < 9000
     assert len(unknown(name, name)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("error", "protocol", "message"),
+    [
+        (
+            NoSequenceError("none"), "http",
+            "inference request to model 'sum' must specify a non-zero or non-empty correlation ID",
+        ),
+        (
+            SeveralAnswersError("two"), "grpc",
+            "ModelInfer RPC doesn't support models with decoupled transaction policy",
+        ),
+        (
+            SeveralAnswersError("two"), "http",
+            "HTTP end point doesn't support models with decoupled transaction policy",
+        ),
+        (BackendError("it failed"), "grpc", "it failed"),
+    ],
+)  # fmt: skip
+def test_errors_of_inferences(error: ServingError, protocol: str, message: str) -> None:
+    found = of_error(error, "sum", protocol)
+    assert (type(found), str(found)) == (type(error), message)

@@ -226,6 +226,21 @@ def test_artifacts_are_measured_one_at_a_time_and_leave_no_process(
     assert all(ms > 0 for ms in choice["row_ms"].values())
 
 
+def test_a_clock_that_stands_still_measures_no_artifact(
+    tmp_path: Path,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(IsolatedBackend, "cpu_seconds", lambda _: 1.0)
+    options = LoadOptions(choice=ChoiceRules(budget_s=1000))
+    store = ModelStore(str(tmp_path / "store"))
+    with caplog.at_level(logging.WARNING):
+        assert find_fastest(store, manifest, options, threading.Event()) is None
+    assert [record.message for record in caplog.records] == ["artifact not measured"] * 3
+    assert "CPU clock" in caplog.records[0].__dict__["reason"]
+
+
 def test_no_further_one_is_begun_once_the_budget_is_spent(manifest: Manifest) -> None:
     figures = {"onnx-1": 1.0, "onnx-2": 0.1}
 

@@ -416,3 +416,22 @@ async def test_an_alias_moves_once_its_version_is_ready(tmp_path: Path, start: S
     await running.until(lambda: directory.aliases("m")["canary"] == 3)
     assert directory.resolve("m", "canary")[0].lane.version == 3
     assert directory.resolve("m", "production")[0].lane.version == 1
+
+
+async def test_a_model_without_aliases_is_withdrawn_where_no_newest_versions_are_kept(
+    tmp_path: Path, start: Start
+) -> None:
+    for scale in (1, 2, 3):
+        publish(str(tmp_path), "m", linear(scale))
+    store = ModelStore(str(tmp_path))
+    store.set_aliases("m", {"a": 1, "b": 2})
+    running = await start(newest_versions=0)
+    assert running.directory.versions("m") == [1, 2]
+    assert running.directory.live_version("m") == 2
+    store.set_aliases("m", {"a": 1})
+    await running.until(lambda: _states(running) == {1: "ready"})
+    assert running.directory.live_version("m") == 1
+    store.set_aliases("m", {})
+    await running.until(lambda: not _states(running))
+    store.set_aliases("m", {"c": 3})
+    await running.until(lambda: running.directory.live_version("m") == 3)

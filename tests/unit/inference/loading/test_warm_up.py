@@ -54,3 +54,24 @@ def test_a_gpu_has_the_time_to_run_every_size(
     )
     assert list(latency_s) == sizes
     assert max(latency_s.values()) < 0.01
+
+
+class _Coarse(CapturesEachSize):
+    """Rows take 1 ms each; its clock shows steps of 4 ms."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.now += len(inputs["x"]) * 1e-3
+        return {"y": inputs["x"]}
+
+    def clock(self) -> float:
+        return self.now // 4e-3 * 4e-3
+
+
+def test_a_run_that_a_coarse_clock_measured_as_nothing_does_not_count() -> None:
+    backend, rows = _Coarse(), np.ones((3, 4), np.float32)
+    golden = GoldenRows(inputs={"x": rows}, outputs={"y": rows})
+    once = warm_up(backend, golden, one_to_one((4,), rows=4), backend.clock)
+    assert list(once) == [4]
+    often = warm_up(backend, golden, one_to_one((4,), rows=4), backend.clock, repeats=4)
+    assert set(often) == {1, 2, 4}
+    assert list(often.values()) == pytest.approx([4e-3] * 3)

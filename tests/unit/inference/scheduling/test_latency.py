@@ -67,6 +67,47 @@ def test_the_largest_batch_counts_though_it_is_no_power_of_two() -> None:
     assert LatencyCurve(48, {1: 1.0, 48: 2.0}).best_rows == 48
 
 
+HAND_OVER_S = 1e-3
+RUN_S = {1: 0.00165, 2: 0.0032, 4: 0.0063, 8: 0.0131, 16: 0.0264}
+"""Four rows are the fastest to run, and sixteen the fastest with the way to the thread and back."""
+
+
+def test_what_a_batch_takes_beside_its_run_favours_large_batches() -> None:
+    curve = LatencyCurve(16, RUN_S)
+    assert curve.best_rows == 4
+    for _ in range(PROBE_EVERY - 1):
+        curve.observe(4, RUN_S[4], HAND_OVER_S)
+    assert curve.best_rows == 16
+    assert curve.best_s == pytest.approx(RUN_S[16] + HAND_OVER_S, rel=0.01)
+    for rows, run_s in RUN_S.items():
+        assert curve.expected_s(rows) == pytest.approx(run_s + HAND_OVER_S, rel=0.01)
+    assert curve.rows_within(RUN_S[8] + HAND_OVER_S * 1.1) == 8
+    assert curve.rows_within(RUN_S[8] + HAND_OVER_S * 0.9) == 4
+    assert curve.cautious_s(4) == pytest.approx(RUN_S[4] + HAND_OVER_S, rel=0.1)
+
+
+def test_an_irregular_way_to_the_thread_makes_deadlines_cautious() -> None:
+    regular, irregular = LatencyCurve(16, RUN_S), LatencyCurve(16, RUN_S)
+    for turn in range(200):
+        regular.observe(1, RUN_S[1], HAND_OVER_S)
+        irregular.observe(1, RUN_S[1], 2 * HAND_OVER_S * (turn % 2))
+    assert irregular.expected_s(1) == pytest.approx(regular.expected_s(1), rel=0.1)
+    assert irregular.cautious_s(1) > 1.4 * regular.cautious_s(1)
+
+
+def test_one_long_way_to_the_thread_counts_little_and_doubts_shorten_it() -> None:
+    curve = LatencyCurve(16, RUN_S)
+    taught(curve, lambda rows: RUN_S[rows], 4, 10)
+    curve.observe(4, RUN_S[4], 10.0)
+    assert curve.expected_s(4) < 1.5 * RUN_S[4]
+    for _ in range(20):
+        curve.observe(4, RUN_S[4], 10.0)
+    late = curve.expected_s(4)
+    for _ in range(MAX_DOUBTS):
+        curve.decay_estimate(4)
+    assert curve.expected_s(4) < late / 50
+
+
 def tried(curve: LatencyCurve, waiting: int, runs: int) -> list[int]:
     """Returns the sizes run other than the best one, while so many rows always wait."""
     found = []

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,12 +13,14 @@ from flambeau.protocol.signature import Signature, TensorSpec
 from services.errors import InvalidRequestError, QueueFullError, SequenceLostError
 from services.inference.scheduling.sequence_slots import (
     ENDED_AT_ONCE,
+    FREED_AT_ONCE_BYTES,
     OpenSequence,
     SequenceSlots,
     initial_row,
     sequence_rules,
 )
 from services.queueing.records import InferRequest, SequenceStep
+from services.telemetry.metrics import Metrics
 from tests.fixtures.running_worker import LANE
 from tests.fixtures.signatures import one_to_one
 
@@ -40,7 +43,7 @@ def request_of(step: SequenceStep) -> InferRequest:
 def slots(count: int = 2, *, rows: int = 8, **sequence: Any) -> SequenceSlots:
     """The table of a model that keeps its state itself."""
     rules = sequence_rules(one_to_one((1,), rows=rows, sequence=sequence))
-    return SequenceSlots(LANE, rules, count, lambda: range(count))
+    return SequenceSlots(LANE, rules, count, lambda: range(count), Metrics(""))
 
 
 def with_state(count: int = 2, *, rows: int = 8, size: int = 1, **sequence: Any) -> SequenceSlots:
@@ -57,11 +60,11 @@ def with_state(count: int = 2, *, rows: int = 8, size: int = 1, **sequence: Any)
             "sequence": {"states": {"h": "h_out"}, **sequence},
         }
     )
-    return SequenceSlots(LANE, sequence_rules(signature), count, lambda: range(count))
+    return SequenceSlots(LANE, sequence_rules(signature), count, lambda: range(count), Metrics(""))
 
 
 def begin(table: SequenceSlots, name: str, now: float = 0.0) -> OpenSequence:
-    found = table.bind(START._replace(id=name), now)
+    found = table.bind(msgspec.structs.replace(START, id=name), now)
     found.under_way = False
     return found
 
@@ -116,11 +119,20 @@ def test_idle_sequence_ends_and_makes_room() -> None:
 
 def test_sequence_with_a_step_under_way_is_not_idle() -> None:
     table = slots(max_idle_s=5)
-    found = table.bind(START._replace(id="a"), 0.0)
+    found = table.bind(msgspec.structs.replace(START, id="a"), 0.0)
     assert table.forget_idle(100.0) == 105.0
     found.under_way = False
     assert table.forget_idle(104.0) == 105.0
     assert table.forget_idle(106.0) is None
+
+
+def test_sequence_is_idle_from_the_end_of_its_run() -> None:
+    table, step = slots(max_idle_s=5), msgspec.structs.replace(START, id="a")
+    table.bind(step, 0.0)
+    table.ran([Ran(request_of(step))], 10.0)  # type: ignore[list-item]
+    go_on(table, "a", 14.0)
+    with pytest.raises(SequenceLostError, match="had no step for 5 s"):
+        go_on(table, "a", 20.0)
 
 
 def test_many_idle_sequences_end_some_at_a_time() -> None:
@@ -130,6 +142,25 @@ def test_many_idle_sequences_end_some_at_a_time() -> None:
     assert table.forget_idle(6.0) == 6.0
     assert len(table) == 1
     assert table.forget_idle(6.0) is None
+
+
+def test_large_states_are_freed_some_at_a_time() -> None:
+    table = with_state(size=FREED_AT_ONCE_BYTES // 8, max_idle_s=5)
+    for n in range(5):
+        begin(table, str(n))
+    assert table.forget_idle(6.0) == 6.0
+    assert len(table) == 3
+    table.end_all("unloaded")
+    assert len(table) == 0
+    assert [table.free(), table.free()] == [True, False]
+
+
+def test_idle_sequences_make_room_although_the_oldest_has_a_step_under_way() -> None:
+    table = slots(max_sequences=2, max_idle_s=5)
+    table.bind(msgspec.structs.replace(START, id="a"), 0.0)
+    begin(table, "b")
+    begin(table, "c", 6.0)
+    assert len(table) == 2
 
 
 def test_states_of_all_sequences_have_a_limit_of_bytes() -> None:
@@ -156,7 +187,7 @@ def test_id_that_the_model_cannot_take(name: str) -> None:
     signature = Signature.model_validate(
         {"inputs": inputs, "outputs": inputs[:1], "max_batch_size": 2, "sequence": {"id": "id"}}
     )
-    table = SequenceSlots(LANE, sequence_rules(signature), 1, lambda: ())
+    table = SequenceSlots(LANE, sequence_rules(signature), 1, lambda: (), Metrics(""))
     begin(table, "4294967295")
     with pytest.raises(InvalidRequestError, match="numbers up to 4294967295 as ids"):
         begin(table, name)

@@ -190,6 +190,8 @@ async def test_exchange_of_the_artifact_loses_open_sequences() -> None:
         made.worker.replace_backends([new], lambda: new, {}, 1)
         for call in (waiting, behind):
             assert isinstance(await call.error(), SequenceLostError)
+        assert made.counted("flambeau_ended_sequences_total", reason="lost") == 2
+        assert made.counted("flambeau_open_sequences") == 0
         backend.gate.set()
         assert await busy.values() == [18.0]
         assert await step(made, "s", 3, "start").values() == [6.0]

@@ -24,6 +24,7 @@ from services.inference.scheduling.sequence_worker import SequenceWorker
 from services.inference.scheduling.stateful_arrays import arrays_of
 from services.queueing.memory_queue import Entry, StepEntry
 from services.queueing.records import InferReply, InferRequest, SequenceStep
+from services.telemetry.metrics import SEQUENCE_ENDS, Metrics
 from tests.fixtures.fake_backends import POISON, DoublingBackend
 from tests.fixtures.redis_servers import until
 from tests.fixtures.running_worker import LANE, Call, Running, values_of
@@ -234,6 +235,31 @@ async def test_idle_sequences_end_without_a_further_step() -> None:
         assert isinstance(await step(made, 1, 1).error(), SequenceLostError)
 
 
+def ended(made: Running) -> dict[str, float | None]:
+    """Returns the number of sequences that ended, by reason, of those with any."""
+    name = "flambeau_ended_sequences_total"
+    found = {reason: made.counted(name, reason=reason) for reason in SEQUENCE_ENDS}
+    return {reason: count for reason, count in found.items() if count != 0}
+
+
+async def test_sequences_are_counted_until_they_end_and_by_why() -> None:
+    async with running(SummingBackend()) as made:
+        assert (made.counted("flambeau_open_sequences"), ended(made)) == (0, {})
+        for name, control in ((1, "start"), (2, "start"), (3, "start end"), (1, "start")):
+            await step(made, name, 1, control).values()
+        assert made.counted("flambeau_open_sequences") == 2
+        assert ended(made) == {"ended": 1, "restarted": 1}
+    assert made.counted("flambeau_open_sequences") == 0
+    assert ended(made) == {"ended": 1, "restarted": 1, "unloaded": 2}
+
+
+async def test_idle_sequences_are_counted_as_such() -> None:
+    async with running(SummingBackend(), signature=signature_of(max_idle_s=0.05)) as made:
+        await step(made, 1, 1, "start").values()
+        await until(lambda: not made.counted("flambeau_open_sequences"))
+        assert ended(made) == {"idle": 1}
+
+
 STEPS = st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.integers(1, 9)), max_size=30)
 
 
@@ -279,7 +305,7 @@ def test_every_history_sums_up_as_if_each_step_ran_alone(
 def test_rows_that_fill_up_a_batch_are_not_ready_and_no_step(axis: int) -> None:
     signature = signature_of(axis)
     arrays, rules = arrays_of(LANE, signature, lambda rows: 4), sequence_rules(signature)
-    slots = SequenceSlots(LANE, rules, 1, lambda: ())
+    slots = SequenceSlots(LANE, rules, 1, lambda: (), Metrics(""))
     entries: list[Entry] = []
     for name in (5, 6):
         step = SequenceStep(str(name), is_start=True, is_end=True)

@@ -3,8 +3,11 @@
 import pytest
 from google.protobuf import text_format
 
+from flambeau.protocol.called_signature import for_callers
 from flambeau.protocol.tensor_spec import TensorSpec
 from protos import model_config_pb2 as pb
+from services.gateway.edges.administration.model_config import config_message
+from services.queueing.records import Execution, Lane, ServedVersion
 from tests.unit.protocol.test_sequence_spec import CONTROLS, INPUTS, STATES, declared, tensor
 from training.exporters.triton_config import config_pbtxt
 
@@ -70,3 +73,27 @@ def test_model_without_sequences_has_no_sequence_batching(kind: str) -> None:
 
 def _batch_first() -> tuple[TensorSpec, ...]:
     return (INPUTS[0], tensor("h", "FP32", 2, 3), *INPUTS[2:])
+
+
+@pytest.mark.parametrize("strategy", ["oldest", "direct", None])
+def test_file_and_message_of_a_server_agree_on_what_callers_see(strategy: str | None) -> None:
+    """Beside it, the file has states and controls, and batches: a step of a caller has one row."""
+    signature = declared(
+        states=STATES, max_idle_s=0.5, max_sequences=9, strategy=strategy or "oldest",
+        inputs=_batch_first(),
+    )  # fmt: skip
+    if strategy is None:
+        signature = signature.model_copy(update={"sequence": None})
+    served = ServedVersion(lane=Lane("m", 1), state="ready", execution=Execution(file="model.onnx"))
+    written = parsed(config_pbtxt("m", "onnx", "model.onnx", signature))
+    answered = config_message(served, for_callers(signature), [1])
+    assert (written.name, written.default_model_filename) == ("m", "model.onnx")
+    assert answered.default_model_filename == "model.onnx"
+    assert (written.input, written.output) == (answered.input, answered.output)
+    assert answered.max_batch_size == (1 if strategy else written.max_batch_size)
+    for field in ("state", "control_input"):
+        written.sequence_batching.ClearField(field)
+    if strategy is None:
+        written.ClearField("sequence_batching")
+    assert written.sequence_batching == answered.sequence_batching
+    assert written.HasField("sequence_batching") == answered.HasField("sequence_batching")

@@ -4,7 +4,7 @@ Rules: names and shapes count only if they are understood; every other key is li
 nothing that Triton would do is lost silently.
 
 Source: https://docs.nvidia.com/deeplearning/triton-inference-server/ (model configuration, model
-repository, PyTorch backend: tensors named `NAME__0` are in that order).
+repository).
 """
 
 import re
@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flambeau.protocol.datatypes import DATATYPE_NAMES
-from flambeau.protocol.strict import nearest_name
+from flambeau.protocol.sequence_spec import Sequences
 from training.errors import SourceError
 from training.importing.sources.foreign_files import beside, read_text
-from training.importing.sources.read_tensor import BATCH, UNNAMED, Dimension, ReadTensor
+from training.importing.sources.read_tensor import ReadTensor
+from training.importing.sources.triton.config_tensor import config_tensor, in_order
 from training.importing.sources.triton.protobuf_text import (
     Message,
     TextFormatError,
     parse_text_format,
 )
+from training.importing.sources.triton.sequence_batching import FIELD, sequence_batching
 
 CONFIG = "config.pbtxt"
 MAX_LABELS = 100_000
@@ -36,7 +37,7 @@ DEFAULT_FILES = {
 }  # fmt: skip
 _READ = frozenset({
     "name", "platform", "backend", "runtime", "max_batch_size", "input", "output",
-    "version_policy", "default_model_filename", "ensemble_scheduling",
+    "version_policy", "default_model_filename", "ensemble_scheduling", FIELD,
 })  # fmt: skip
 _OF_SERVER = ("dynamic_batching", "instance_group", "model_warmup")
 """Keys whose work a server here does by its own settings."""
@@ -58,7 +59,10 @@ class TritonModel:
     config: Message
     max_batch_size: int
     inputs: tuple[ReadTensor, ...] = ()
+    """Those of requests, states and controls."""
     outputs: tuple[ReadTensor, ...] = ()
+    sequences: Sequences | None = None
+    """Sequences of a model with state."""
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of the classes by output."""
     notes: tuple[str, ...] = ()
@@ -93,8 +97,14 @@ def read_model(folder: Path) -> TritonModel:
     most = (config.numbers("max_batch_size") or [0])[-1]
     if not 0 <= most <= 65_536:
         raise SourceError(f"{where}: max_batch_size is {most}; write 0 to 65536")
-    inputs = tuple(_tensor(where, "input", one, most) for one in config.messages("input"))
-    outputs = tuple(_tensor(where, "output", one, most) for one in config.messages("output"))
+    inputs = tuple(config_tensor(where, "input", one, most) for one in config.messages("input"))
+    outputs = tuple(config_tensor(where, "output", one, most) for one in config.messages("output"))
+    labels, notes = _labels(folder, config, outputs), _notes(folder.name, config)
+    sequences: Sequences | None = None
+    if kind and (batching := config.messages(FIELD)):
+        found = sequence_batching(where, folder, batching[-1], most)
+        sequences, notes = found.declaration, notes + found.notes
+        inputs, outputs = _with(inputs, found.inputs), _with(outputs, found.outputs)
     return TritonModel(
         name=config.text("name") or folder.name,
         kind=kind,
@@ -102,11 +112,20 @@ def read_model(folder: Path) -> TritonModel:
         folder=folder,
         config=config,
         max_batch_size=most,
-        inputs=_in_order(inputs),
-        outputs=_in_order(outputs),
-        labels=_labels(folder, config, outputs),
-        notes=_notes(folder.name, config),
+        inputs=in_order(inputs),
+        outputs=in_order(outputs),
+        sequences=sequences,
+        labels=labels,
+        notes=notes,
     )
+
+
+def _with(
+    tensors: tuple[ReadTensor, ...], further: tuple[ReadTensor, ...]
+) -> tuple[ReadTensor, ...]:
+    """Returns the tensors and further ones; those of a sequence may be listed among the others."""
+    names = {tensor.name for tensor in tensors}
+    return (*tensors, *(tensor for tensor in further if tensor.name not in names))
 
 
 def model_file(model: TritonModel) -> Path:
@@ -153,36 +172,6 @@ def _guessed(folder: Path) -> str:
             if (version / file).exists() and kind != "aoti":
                 return next(name for name, known in _RUNTIMES.items() if known == kind)
     return ""
-
-
-def _tensor(where: str, what: str, message: Message, most: int) -> ReadTensor:
-    name, stated = message.text("name"), message.text("data_type")
-    datatype = "BYTES" if stated == "TYPE_STRING" else stated.removeprefix("TYPE_")
-    if datatype not in DATATYPE_NAMES:
-        known = [f"TYPE_{n}" for n in DATATYPE_NAMES if n != "BYTES"] + ["TYPE_STRING"]
-        raise SourceError(
-            f"{where}: {what} '{name[:80]}' has the data_type {stated[:40]!r}"
-            f"{nearest_name(stated, known)}"
-        )
-    reshaped = message.messages("reshape")
-    sizes = reshaped[-1].numbers("shape") if reshaped else message.numbers("dims")
-    if any(size < -1 or size > 2**40 for size in sizes) or len(sizes) > 32:
-        raise SourceError(f"{where}: {what} '{name[:80]}' has the dims {sizes[:8]}")
-    dims: list[Dimension] = [UNNAMED if size == -1 else size for size in sizes]
-    if most > 0:
-        dims = [BATCH, *dims]
-    elif dims and dims[0] == UNNAMED:
-        dims[0] = BATCH
-    return ReadTensor(name=name, datatype=datatype, dims=tuple(dims))
-
-
-def _in_order(tensors: tuple[ReadTensor, ...]) -> tuple[ReadTensor, ...]:
-    """Returns tensors by the position in their names, if all have one."""
-    places = [re.search(r"__(\d{1,4})$", tensor.name) for tensor in tensors]
-    if not all(places):
-        return tensors
-    order = sorted(range(len(tensors)), key=lambda i: int((places[i] or [0, 0])[1]))
-    return tuple(tensors[i] for i in order)
 
 
 def _labels(

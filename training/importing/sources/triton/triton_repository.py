@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from flambeau.protocol.strict import nearest_name
-from training.errors import SourceError
+from training.errors import RecipeError, SourceError
 from training.importing.original import Original
 from training.importing.sources import onnx_file, openvino_file
 from training.importing.sources.declared import Declared
@@ -116,12 +116,16 @@ def _original(model: TritonModel, options: SourceOptions, place: Path) -> Origin
         original = torchscript_file.read(file, own, place, declared)
     else:
         original = aoti_package.read(file, own, place)
-    return dataclasses.replace(
+    original = dataclasses.replace(
         original,
         name=model.name,
         source=f"Triton model {model.folder} ({model.platform})",
         notes=(*model.notes, *original.notes),
     )
+    try:
+        return original.with_sequences(model.sequences)
+    except RecipeError as error:
+        raise SourceError(f"{model.folder / CONFIG}: {error}") from error
 
 
 def _steps(config: Message) -> list[DraftStep]:

@@ -1,0 +1,1 @@
+"""Commands for the move from another server: `capture`, `replay`, `serve --torchserve`."""

@@ -1,0 +1,130 @@
+"""`flambeau models export`: writes a version as a file of another server."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.ended_by_sigterm import ended_by_sigterm
+from flambeau.commands.options.keys import KeysFolder
+from flambeau.commands.options.model import named_version, parse_version, versions_that_begin
+from flambeau.commands.options.store import (
+    DEFAULT_STORE,
+    STORE_FAILURES,
+    StoreUrl,
+    existing_store,
+)
+from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.tables import size_text
+from model_store.host.install_advice import needing
+from model_store.host.memory_limit import GIB
+
+ModelVersion = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL/VERSION",
+        help="Version to export, such as digits/3 or digits@production.",
+        autocompletion=versions_that_begin,
+    ),
+]
+Format = Annotated[
+    str, typer.Option("--format", metavar="FORMAT", help="mar: a TorchServe archive.")
+]
+Version = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="VERSION", parser=parse_version, help="Version number, if MODEL has none."
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", metavar="FILE", help="File to write.", show_default="MODEL.FORMAT, here"
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+ArtifactName = Annotated[
+    str,
+    typer.Option(
+        "--artifact",
+        metavar="NAME",
+        help="Artifact to export.",
+        show_default="the fastest that the format can have",
+    ),
+]
+MaxBatchDelay = Annotated[
+    int,
+    typer.Option(
+        metavar="MS",
+        min=1,
+        max=10_000,
+        help="Longest wait of TorchServe for a batch; with 0 its batches would have two requests "
+        "at most.",
+    ),
+]
+TimeLimit = Annotated[
+    float, typer.Option(min=0.1, max=86_400, help="Seconds that the check may take.")
+]
+Memory = Annotated[
+    float,
+    typer.Option(
+        min=0.1,
+        max=65_536,
+        help="Memory that the check may take; at most nine tenths of what is free.",
+    ),
+]
+
+
+@ended_by_sigterm()
+def export(
+    model: ModelVersion,
+    format: Format,
+    version: Version = None,
+    output: Output = None,
+    force: Force = False,
+    artifact: ArtifactName = "",
+    max_batch_delay: MaxBatchDelay = 1,
+    time_limit_s: TimeLimit = 300.0,
+    memory_gib: Memory = 16.0,
+    store: StoreUrl = DEFAULT_STORE,
+    keys: KeysFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write a version as a file that another server loads, once it answers as the version does.
+
+    The golden rows run through the file in a separate process. If an answer differs, there is no
+    file, and the exit code is 1.
+    """
+    with needing("serve"):
+        from flambeau.exporting.errors import ExportError
+        from flambeau.exporting.export_request import ExportRequest
+        from flambeau.exporting.export_version import FORMATS, export_version
+        from model_store.signatures.key_folder import KeyFolder
+        from services.inference.trust import Trust
+
+    if format not in FORMATS:
+        known = ", ".join(f"{name} ({one.words})" for name, one in FORMATS.items())
+        raise typer.BadParameter(f"'{format}' is none of {known}", param_hint="--format")
+    with failing_with({**STORE_FAILURES, ExportError: 1}):
+        name, number = named_version(model, version, store)
+        opened = existing_store(store)
+        request = ExportRequest(
+            store=opened,
+            manifest=opened.manifest(name, number),
+            artifact=artifact,
+            max_batch_delay_ms=max_batch_delay,
+            trust=Trust(keys_folder=str(KeyFolder(keys).trusted_folder) if keys else ""),
+            time_limit_s=time_limit_s,
+            memory_limit_bytes=int(memory_gib * GIB),
+        )
+        exported = export_version(request, format, output, replace=force)
+    if as_json:
+        print_json({**asdict(exported), "path": str(exported.path)})
+        return
+    typer.echo(
+        f"wrote {exported.path} ({size_text(exported.size_bytes)}): {exported.artifact} of "
+        f"{request.title}; its {exported.rows} golden rows differ by at most "
+        f"{exported.max_abs_difference:.2g}"
+    )

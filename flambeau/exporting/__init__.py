@@ -1,0 +1,1 @@
+"""Writes versions of the store as files of other servers."""

@@ -1,0 +1,44 @@
+"""A version to export, and what came of it. Plain values."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from model_store.host.memory_limit import GIB
+from model_store.manifest import Manifest
+from model_store.store import ModelStore
+from services.inference.trust import Trust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """A version to export."""
+
+    store: ModelStore
+    manifest: Manifest
+    artifact: str = ""
+    """Name of the artifact to export; empty for the fastest that the format can have."""
+    max_batch_delay_ms: int = 1
+    """Longest wait for a batch, for servers that wait."""
+    trust: Trust = field(default_factory=Trust)
+    time_limit_s: float = 300.0
+    """Time limit of the check."""
+    memory_limit_bytes: int = int(16 * GIB)
+    """Memory limit of the check."""
+
+    @property
+    def title(self) -> str:
+        """The version in messages."""
+        return f"{self.manifest.model} {self.manifest.version_text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A file that was written and checked."""
+
+    path: Path
+    size_bytes: int
+    artifact: str
+    rows: int
+    """Golden rows that it answered."""
+    max_abs_difference: float
+    """Largest difference of those answers from the version's own, in the outputs' unit."""

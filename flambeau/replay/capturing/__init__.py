@@ -1,0 +1,1 @@
+"""A recording reverse proxy (`flambeau capture`)."""

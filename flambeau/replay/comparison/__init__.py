@@ -1,0 +1,1 @@
+"""The rules by which two answers are equal."""

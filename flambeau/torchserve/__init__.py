@@ -1,0 +1,1 @@
+"""Runs handlers of TorchServe's archives, in the process of their model."""

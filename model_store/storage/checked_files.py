@@ -1,0 +1,38 @@
+"""Files of a version, checked against their entries in the manifest. No file is used otherwise."""
+
+import hashlib
+from pathlib import Path
+
+from model_store.errors import DigestMismatchError, StorageError
+from model_store.manifest import FileEntry
+
+
+def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
+    """Returns the bytes if they match the entry.
+
+    Raises:
+        DigestMismatchError: size or sha256 differ.
+    """
+    found = hashlib.sha256(data).hexdigest()
+    if found != entry.sha256 or len(data) != entry.size_bytes:
+        raise DigestMismatchError(
+            f"{where}: sha256 differs from the manifest (expected {entry.sha256[:12]}… and "
+            f"{entry.size_bytes} bytes, found {found[:12]}… and {len(data)}); refused"
+        )
+    return data
+
+
+def read_drafted(folder: Path, entry: FileEntry) -> bytes:
+    """Reads a file of a version that is not published yet.
+
+    Raises:
+        StorageError: it cannot be read.
+        DigestMismatchError: it does not match the entry.
+    """
+    try:
+        data = (folder / entry.file).read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"cannot read '{entry.file}', which the draft names, in {folder}: {error.strerror}"
+        ) from error
+    return checked(data, entry, entry.file)

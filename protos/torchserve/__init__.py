@@ -1,0 +1,1 @@
+"""Messages of TorchServe's gRPC protocols."""

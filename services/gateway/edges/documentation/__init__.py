@@ -1,0 +1,1 @@
+"""The OpenAPI document of the served models, and the page that sends requests by it."""

@@ -1,0 +1,1 @@
+"""Shared memory of clients on the same host, through which tensors come and go."""

@@ -1,0 +1,1 @@
+"""TorchServe's protocol: archives that callers register, scale and unregister."""

@@ -1,0 +1,479 @@
+"""Registers TorchServe archives, scales and unregisters them: the acts of its management.
+
+In: acts of callers. Out: versions of a store of this server, which its reconciler loads, and the
+registrations, which every process of the server reads.
+
+Rules:
+- an act changes the registrations and the pointers of the store under one lock, then waits, without
+  it, until the version is served or refused;
+- a version whose workers do not start is not registered, and one that cannot be scaled keeps its
+  workers;
+- a change is undone only while it is the newest one of its version, and a call that waits for one
+  which is not ends with a conflict: the version is then another caller's;
+- scaling publishes the version again, with another number of processes; the old ones answer until
+  the new ones are ready, so it loses no request.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from model_store.archives.archive_version import publish_archive
+from model_store.archives.model_archive import ModelArchive, open_archive
+from model_store.archives.registrations import (
+    MAX_REGISTERED,
+    RegisteredModel,
+    RegisteredVersion,
+    RegistrationFile,
+    Registrations,
+    alias_of,
+    aliases_of,
+)
+from model_store.archives.requirements import install_requirements
+from model_store.archives.server_properties import ServerProperties
+from model_store.errors import BadNameError, ModelArchiveError, StoreError
+from model_store.manifest import check_name
+from model_store.pointers import PRODUCTION
+from model_store.store import ModelStore
+from services.errors import (
+    BackendError,
+    ConflictError,
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+    ServingError,
+    TooManyInFlightError,
+)
+from services.gateway.torchserve.refusals import caller_words
+from services.gateway.torchserve.register_request import (
+    Registered,
+    RegisterRequest,
+    checked_workers,
+    run_of,
+    version_of,
+)
+from services.gateway.torchserve.registered_versions import is_newest, known, reopened
+from services.queueing.directory import Directory
+from services.queueing.records import Lane, ServedVersion
+
+logger = logging.getLogger("flambeau.torchserve")
+
+MAX_PASSES = 20
+"""Passes of the reconciler after which a version that is neither served nor refused is given up."""
+
+MAX_LEFT_FOLDERS = 8
+"""Folders of unregistered archives that stay for their last batches; a further one removes the
+oldest: archives may have gigabytes, and batches may run for a day."""
+
+Act = Callable[[str, str, bool], Awaitable[None]]
+"""Has the model process look at a model: `ModelControl.act`, or `ModelLink.act`."""
+T = TypeVar("T")
+
+
+class WorkersError(BackendError):
+    """The workers of a version do not start.
+
+    Args:
+        name: name of the model.
+        version: TorchServe's name of the version.
+        reason: why, in words that TorchServe does not have.
+    """
+
+    def __init__(self, name: str, version: str, reason: str) -> None:
+        self.words = f"Failed to start workers for model {name} version: {version}"
+        super().__init__(f"{self.words}: {reason}")
+
+
+class ArchiveRegistry:
+    """The registered archives, as one process of the server sees them; on its event loop.
+
+    Args:
+        store: store of this server alone, which keeps no versions without an alias
+            (`newest_versions` 0) and follows its pointers.
+        folder: existing folder of the unpacked archives, and of the registrations.
+        directory: versions that are served.
+        act: has the model process look at a model.
+        properties: settings of the server.
+    """
+
+    def __init__(
+        self,
+        store: ModelStore,
+        folder: Path,
+        directory: Directory,
+        act: Act,
+        properties: ServerProperties,
+    ) -> None:
+        self._store, self._folder = store, folder
+        self._file = RegistrationFile(folder)
+        self._directory = directory
+        self._act = act
+        self._properties = properties
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._left: dict[str, asyncio.TimerHandle] = {}
+        """By folder of an unregistered archive, the call that removes it."""
+
+    async def registrations(self) -> Registrations:
+        """Returns all registered models."""
+        return await _in_thread(self._file.latest)
+
+    def latest(self) -> Registrations:
+        """Returns all registered models at once: from memory, unless they have changed.
+
+        Raises:
+            BackendError: they cannot be read.
+        """
+        try:
+            return self._file.latest()
+        except (OSError, StoreError) as error:
+            raise BackendError(f"the registrations cannot be read: {error}") from error
+
+    def served(self, name: str, one: RegisteredVersion) -> ServedVersion | None:
+        """Returns a registered version as it is served now; None if it is not."""
+        lane = Lane(name, one.number or 0)
+        return next((it for it in self._directory.of_model(name) if it.lane == lane), None)
+
+    def are_served(self) -> bool:
+        """Returns True if the default versions that are to have workers have them.
+
+        Raises:
+            BackendError: the registrations cannot be read.
+        """
+        models = self.latest().models.items()
+        defaults = ((name, model.versions[model.default]) for name, model in models)
+        return all(
+            not one.min_workers or is_ready(self.served(name, one)) for name, one in defaults
+        )
+
+    async def model(self, name: str, version: str = "") -> RegisteredModel:
+        """Returns a registered model, which has the version if one is named.
+
+        Raises:
+            UnknownModelError, UnknownVersionError: it is not registered.
+        """
+        return known(await self.registrations(), name, version)
+
+    async def register(self, request: RegisterRequest, *, waits: bool = True) -> Registered:
+        """Registers an archive.
+
+        Args:
+            request: what the caller asks for.
+            waits: True to wait until its workers are ready; if not, it stays registered even if
+                they do not start.
+
+        Raises:
+            NotFoundError: there is no such archive.
+            InvalidRequestError: the archive, or a value of the request, is invalid.
+            ConflictError: this version is registered already, or another call has changed it
+                meanwhile.
+            BackendError: its workers do not start; it is not registered.
+        """
+        done, one = await _in_thread(partial(self.add, request))
+        name, version = done.name, done.version
+        if waits:
+            await self._served_or_undone(
+                name, version, one, partial(self._undo, name, version, one)
+            )
+        else:
+            self._begin(self._until_served(name, version, one))
+        return done
+
+    def add(self, request: RegisterRequest) -> tuple[Registered, RegisteredVersion]:
+        """Registers an archive without looking whether its workers start.
+
+        It blocks: `register` calls it in a thread, and the command before the server starts.
+
+        Raises:
+            NotFoundError: there is no such archive.
+            InvalidRequestError, ModelArchiveError, BadNameError: the archive, or a value of the
+                request, is invalid.
+            ConflictError: this version is registered already.
+            StoreError, OSError: the folder or the store cannot be written.
+        """
+        if not request.archive.exists():
+            raise NotFoundError(f"Model not found at: {request.url}")
+        folder = self._folder / "archives" / uuid.uuid4().hex
+        try:
+            archive = open_archive(request.archive, folder)
+            requirements = archive.manifest.model.requirements_file
+            if requirements and self._properties.install_py_dep_per_model:
+                install_requirements(archive.folder, requirements)
+            name = check_name(request.model_name or archive.manifest.model.name)
+            version = archive.manifest.model.version
+            one = version_of(archive, name, request, self._properties)
+            one = self._add(archive, name, version, one)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return Registered(name, version, one.min_workers, archive.ignored), one
+
+    async def scale(
+        self,
+        name: str,
+        version: str = "",
+        min_workers: int = 1,
+        max_workers: int | None = None,
+        *,
+        waits: bool = True,
+    ) -> str:
+        """Changes the number of a version's workers.
+
+        Args:
+            name: name of the model.
+            version: a version; empty for the default one.
+            min_workers: number of workers.
+            max_workers: largest number; None for the same.
+            waits: True to wait until they are ready. In any case the present ones answer until
+                then, and stay if the new ones do not start.
+
+        Returns:
+            The version, which is the default one if none was named.
+
+        Raises:
+            UnknownModelError, UnknownVersionError: it is not registered.
+            InvalidRequestError: a number is out of range.
+            ConflictError: another call has changed the version meanwhile.
+            BackendError: they do not start, or its files are gone; the present ones stay.
+        """
+        version = version or (await self.model(name)).default
+        least, most = checked_workers(min_workers, max_workers)
+        before, one = await _in_thread(partial(self._rescale, name, version, least, most))
+        undo = partial(self._put_back, name, version, one, before)
+        work = self._served_or_undone(name, version, one, undo)
+        if waits:
+            await work
+        else:
+            self._begin(work)
+        return version
+
+    async def set_default(self, name: str, version: str) -> None:
+        """Makes a version the one of requests without a version.
+
+        Raises:
+            UnknownModelError, UnknownVersionError: it is not registered.
+        """
+        await _in_thread(partial(self._set_default, name, version))
+        await self._look(name)
+
+    async def unregister(self, name: str, version: str = "") -> str:
+        """Unregisters a version; accepted requests are answered.
+
+        Returns:
+            The version, which is the default one if none was named.
+
+        Raises:
+            UnknownModelError, UnknownVersionError: it is not registered.
+            ForbiddenError: it is the default version, and there are others.
+        """
+        version = version or (await self.model(name)).default
+        one = await _in_thread(partial(self._drop, name, version))
+        await self._remove_later(one)
+        await self._look(name)
+        return version
+
+    async def _remove_later(self, one: RegisteredVersion) -> None:
+        """Removes the files of an unregistered version, once no batch of it can run any more."""
+        if not one.is_own_folder:
+            return
+        remove = partial(self._remove, one.folder)
+        self._left[one.folder] = asyncio.get_running_loop().call_later(
+            one.response_timeout_s, lambda: self._begin(remove())
+        )
+        if len(self._left) > MAX_LEFT_FOLDERS:
+            await self._remove(next(iter(self._left)))
+
+    async def _remove(self, folder: str) -> None:
+        if (timer := self._left.pop(folder, None)) is not None:
+            timer.cancel()
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Has work go on that nobody waits for."""
+
+        async def logged() -> None:
+            try:
+                await work
+            except Exception as error:
+                logger.error("workers have not been started", extra={"error": str(error)})
+
+        task = asyncio.get_running_loop().create_task(logged())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _served_or_undone(
+        self, name: str, version: str, one: RegisteredVersion, undo: Callable[[], object]
+    ) -> None:
+        """Waits until a version is served; if it is refused, undoes the change."""
+        try:
+            await self._until_served(name, version, one)
+        except BaseException:
+            await _in_thread(undo)
+            with contextlib.suppress(ServingError):  # the next pass sees it in any case
+                await self._look(name)
+            raise
+
+    async def _until_served(self, name: str, version: str, one: RegisteredVersion) -> None:
+        if one.number is None:
+            await self._look(name)
+            await self._check_newest(name, version, one)
+            return
+        refused = f"it has not been loaded after {MAX_PASSES} passes"
+        for _ in range(MAX_PASSES):
+            try:
+                await self._act("load", name, False)
+            except TooManyInFlightError:
+                raise
+            except ServingError as error:  # of this version, or of another one of the model
+                refused = caller_words(str(error))
+            await self._check_newest(name, version, one)
+            found = self.served(name, one)
+            if is_ready(found):
+                return
+            if found is not None and found.state == "failed":
+                refused = caller_words(found.reason)
+                break
+        logger.error(
+            "the workers of a model do not start",
+            extra={"model": name, "version": version, "error": refused},
+        )
+        raise WorkersError(name, version, refused)
+
+    async def _check_newest(self, name: str, version: str, one: RegisteredVersion) -> None:
+        """Checks that a change is the newest one of its version.
+
+        Raises:
+            ConflictError: another call has changed it.
+        """
+        if not is_newest(await self.registrations(), name, version, one):
+            raise ConflictError(
+                f"Model version {version} of model {name} was scaled, unregistered or registered "
+                "again by another call; see GET /models for what it is now"
+            )
+
+    async def _look(self, name: str) -> None:
+        """Has the model process look at the pointers of a model, and waits until it has."""
+        await self._act("unload", name, False)  # what it unloads is what no alias names
+
+    # The changes below run in threads, each under the lock of the registrations.
+
+    def _add(
+        self, archive: ModelArchive, name: str, version: str, one: RegisteredVersion
+    ) -> RegisteredVersion:
+        with self._file.changing() as change:
+            model = change.before.models.get(name)
+            if model is not None and version in model.versions:
+                words = f"Model version {version} is already registered for model {name}"
+                raise ConflictError(words)
+            full = len(change.before.models) if model is None else len(model.versions)
+            if full >= MAX_REGISTERED:
+                raise TooManyInFlightError(
+                    f"{full:,} models, or versions of one, are registered, the limit; unregister "
+                    "some first"
+                )
+            one = self._published(archive, name, one)
+            change.after = change.before.with_version(name, version, one)
+            self._point(change.after, name)
+        return one
+
+    def _rescale(
+        self, name: str, version: str, least: int, most: int
+    ) -> tuple[RegisteredVersion, RegisteredVersion]:
+        """Returns the version as it was, and as it is now."""
+        with self._file.changing() as change:
+            present = known(change.before, name, version).versions[version]
+            one = present.model_copy(update={"min_workers": least, "max_workers": most})
+            if least != present.min_workers or present.number is None:
+                one = self._published(reopened(name, version, one), name, one)
+            change.after = change.before.with_version(name, version, one)
+            self._point(change.after, name)
+        return present, one
+
+    def _put_back(
+        self, name: str, version: str, failed: RegisteredVersion, before: RegisteredVersion
+    ) -> None:
+        with self._file.changing() as change:
+            if is_newest(change.before, name, version, failed):
+                change.after = change.before.with_version(name, version, before)
+                self._point(change.after, name)
+
+    def _undo(self, name: str, version: str, failed: RegisteredVersion) -> None:
+        """Unregisters a version whose workers do not start; removes its files, if its own."""
+        with self._file.changing() as change:
+            if not is_newest(change.before, name, version, failed):
+                return
+            change.after = change.before.without(name, version)
+            self._point(change.after, name)
+        if failed.is_own_folder:
+            shutil.rmtree(failed.folder, ignore_errors=True)
+
+    def _set_default(self, name: str, version: str) -> None:
+        with self._file.changing() as change:
+            known(change.before, name, version)
+            change.after = change.before.with_default(name, version)
+            self._point(change.after, name)
+
+    def _drop(self, name: str, version: str) -> RegisteredVersion:
+        """Returns the version that is no longer registered."""
+        with self._file.changing() as change:
+            model = known(change.before, name, version)
+            if version == model.default and len(model.versions) > 1:
+                raise ForbiddenError(
+                    f"Cannot remove default version for model {name}; make another version the "
+                    "default one first"
+                )
+            change.after = change.before.without(name, version)
+            self._point(change.after, name)
+        return model.versions[version]
+
+    def _published(
+        self, archive: ModelArchive, name: str, one: RegisteredVersion
+    ) -> RegisteredVersion:
+        """Returns a version that the store has, if it is to have workers."""
+        number = None
+        if one.min_workers:
+            number = publish_archive(self._store, archive, name, run_of(one)).version
+        news = {"number": number, "folder": str(archive.folder), "started_at": time.time()}
+        return one.model_copy(update=news)
+
+    def _point(self, registrations: Registrations, name: str) -> None:
+        """Has the aliases of a model name the versions that have workers."""
+        aliases = aliases_of(registrations.models.get(name))
+        if aliases or self._store.pointers(name) is not None:
+            self._store.set_aliases(name, aliases, "TorchServe's management")
+
+
+def target(name: str, version: str = "") -> tuple[str, str]:
+    """Returns the model and the version by which the directory resolves a request.
+
+    Args:
+        name: TorchServe's name of a model.
+        version: TorchServe's version; empty for the default one.
+    """
+    return name, alias_of(version) if version else PRODUCTION
+
+
+def is_ready(served: ServedVersion | None) -> bool:
+    """Returns True if a version answers."""
+    return served is not None and served.state == "ready"
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """Runs a change in a thread; its errors are those of a call."""
+    try:
+        return await asyncio.to_thread(call)
+    except (ModelArchiveError, BadNameError) as error:
+        raise InvalidRequestError(str(error)) from error
+    except StoreError as error:
+        raise BackendError(str(error)) from error
+    except OSError as error:
+        raise BackendError(
+            f"the registrations cannot be read or written: {error.strerror or error}; free some "
+            "space"
+        ) from error

@@ -1,0 +1,291 @@
+"""Predictions and explanations of TorchServe's API, whatever the protocol.
+
+In: requests to handlers, as an edge has decoded them. Out: calls of the common request path, and
+answers of handlers; or a `RefusedError` in TorchServe's words.
+
+An edge of this door is a `ReplySink`, as every edge is: it opens an inference on `Predictions.path`
+with the model and version of `target`, has `begin` start it, answers `decode` with `call`, and
+reads each reply with `answer`.
+
+Rules: an unknown model is refused before its body is decoded; a failure of a handler is an error
+with the code and words that the handler's process gave.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flambeau.protocol.tensors import object_array
+from model_store.archives.handler_calls import (
+    REQUEST,
+    RESPONSE,
+    HandlerAnswer,
+    HandlerCallError,
+    HandlerRequest,
+    decode_answer,
+    encode_request,
+)
+from model_store.archives.registrations import RegisteredVersion, Registrations
+from services.errors import (
+    BackendError,
+    ModelNotReadyError,
+    NotFoundError,
+    QueueFullError,
+    ServingError,
+)
+from services.gateway.admission import Admission, InferCall, InputTensor
+from services.gateway.inference import Inference, InferencePath, Sampler, WireProtocol
+from services.gateway.request_accounting import RequestAccounting
+from services.gateway.torchserve.archive_registry import target
+from services.gateway.torchserve.refusals import (
+    INTERNAL,
+    Refusal,
+    RefusedError,
+    bad_request,
+    code_of,
+    model_not_found,
+    no_worker,
+    refusal_of,
+    version_not_found,
+)
+from services.queueing.records import InferReply
+from services.telemetry.torchserve_metrics import RequestSeries, TorchServeMetrics
+from services.wire.body import Body
+
+if TYPE_CHECKING:
+    from services.access.caller import Caller
+
+EXPLAIN = "explain"
+DESCRIBE = "describe"
+"""Headers, `True` or `False`, that tell a handler what is asked for."""
+_OUT_OF_MEMORY = 413
+"""Code of a handler's process that TorchServe sends on as 507."""
+
+_PREDICTION_TIME = "PredictionTime"
+"""What a handler's process measures of its batch, in ms."""
+
+
+class Predictions:
+    """The calls of handlers, for one protocol.
+
+    Args:
+        name: name of the protocol in the accounting.
+        ok: code of an answer there.
+        admission: admits the requests.
+        accounting: counts them.
+        registered: returns the registrations, at once.
+        sampler: samples payloads, if configured.
+        figures: metrics under TorchServe's names.
+
+    Attributes:
+        path: path of the inferences.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ok: str,
+        admission: Admission,
+        accounting: RequestAccounting,
+        registered: Callable[[], Registrations],
+        sampler: Sampler | None = None,
+        figures: TorchServeMetrics | None = None,
+    ) -> None:
+        protocol = WireProtocol(name, ok, code_of)
+        self.path = InferencePath(protocol, admission, accounting, sampler)
+        self._directory = admission.directory
+        self._registered = registered
+        self._figures = figures
+        self._series: dict[tuple[str, str], RequestSeries] = {}
+        self._timeouts: tuple[int, dict[tuple[str, str], float]] = (-1, {})
+
+    def begin(self, inference: Inference, body: Body, version: str) -> None:
+        """Starts an inference, unless its model cannot answer.
+
+        Args:
+            inference: opened for the model and version of `target`.
+            body: of the request.
+            version: TorchServe's version, as the caller named it; empty for the default one.
+        """
+        try:
+            self._directory.resolve(inference.model, inference.version)
+        except ServingError as error:
+            inference.fail(self.refused(error, inference.model, version))
+        else:
+            if self._figures is not None:
+                self._series_of(self._figures, inference.model, version).requests.value += 1
+            inference.begin(body, None)
+
+    def answered(self, inference: Inference, reply: InferReply, version: str) -> None:
+        """Accounts for the answer that is about to be written, the last one.
+
+        Args:
+            inference: of the request.
+            reply: the last one.
+            version: as for `begin`.
+        """
+        inference.answered(reply)
+        figures = self._figures
+        if figures is not None:
+            series = self._series_of(figures, inference.model, version)
+            series.latency_us.value += (time.monotonic() - inference.received_at) * 1e6
+            series.queue_us.value += reply.queue_s * 1e6
+            figures.queue_ms.value = int(reply.queue_s * 1e3)
+
+    def responded(self, status: int) -> None:
+        """Counts a response over HTTP."""
+        if self._figures is not None:
+            self._figures.responded(status)
+
+    def _series_of(self, figures: TorchServeMetrics, model: str, version: str) -> RequestSeries:
+        """Returns the counters of a registered version, as callers name it."""
+        found = self._series.get((model, version))
+        if found is None:
+            found = self._series[model, version] = figures.of(model, version)
+        return found
+
+    def call(
+        self, inference: Inference, request: HandlerRequest, caller: "Caller | None" = None
+    ) -> InferCall:
+        """Returns the call of a request.
+
+        Raises:
+            RefusedError: its names and headers are too large.
+        """
+        try:
+            element = encode_request(request)
+        except HandlerCallError as error:
+            raise bad_request(f"the request is too large: {error}") from error
+        return InferCall(
+            request_id=inference.request_id,
+            model=inference.model,
+            version=inference.version,
+            inputs=(InputTensor(name=REQUEST, datatype="BYTES", array=object_array([element])),),
+            deadline=inference.received_at + self._timeout_s(inference.model, inference.version),
+            trace=inference.trace,
+            caller=caller,
+        )
+
+    def answer(self, reply: InferReply) -> HandlerAnswer:
+        """Returns the answer in a reply, one of several if the handler gives it in parts.
+
+        Raises:
+            RefusedError: the handler failed.
+            BackendError: its process gave no answer.
+        """
+        try:
+            answer = decode_answer(reply.outputs[RESPONSE].item(0))
+        except (HandlerCallError, KeyError) as error:
+            raise BackendError(f"the process of {reply.lane} gave no answer: {error}") from error
+        if (answer.measurements or answer.dropped) and self._figures is not None:
+            self._figures.measured(answer.measurements, answer.dropped)
+            for one in answer.measurements:
+                if one.name == _PREDICTION_TIME:
+                    beside_ms = reply.execution_s * 1e3 - one.value
+                    self._figures.thread_ms.value = max(0, int(beside_ms))
+        if answer.failure:
+            code = 507 if answer.status == _OUT_OF_MEMORY else answer.status
+            raise RefusedError(Refusal(code, INTERNAL, answer.failure))
+        return answer
+
+    def refused(self, error: ServingError, model: str, version: str) -> RefusedError:
+        """Returns an error in TorchServe's words.
+
+        Args:
+            error: why there is no answer.
+            model: name of the model.
+            version: TorchServe's version, as the caller named it; empty for the default one.
+        """
+        if isinstance(error, RefusedError):
+            return error
+        if isinstance(error, QueueFullError):
+            return no_worker(model, version)
+        if isinstance(error, NotFoundError | ModelNotReadyError):
+            try:
+                known = self._registered().models.get(model)
+            except ServingError as unread:
+                return RefusedError(refusal_of(unread))
+            if known is None:
+                return model_not_found(model)
+            if version and version not in known.versions:
+                return version_not_found(model, version)
+            return no_worker(model, version)
+        return RefusedError(refusal_of(error))
+
+    async def ask(self, model: str, version: str, request: HandlerRequest) -> HandlerAnswer:
+        """Returns the only or last answer to a request that the server makes itself.
+
+        Raises:
+            RefusedError: the model cannot answer, or the handler failed.
+        """
+        sink = _AwaitedAnswer(self, request)
+        named, alias = target(model, version)
+        inference = sink.inference = self.path.open(
+            sink, time.monotonic(), request.id, named, alias
+        )
+        try:
+            self.begin(inference, b"", version)
+            return await sink.outcome
+        except ServingError as error:
+            raise self.refused(error, model, version) from error
+        finally:
+            inference.cancel("499", ServingError("the caller has disconnected"))
+
+    def registration(self, model: str, version: str) -> RegisteredVersion | None:
+        """Returns a registered version, the default one if none is named; None for none."""
+        known = self._registered().models.get(model)
+        return None if known is None else known.versions.get(version or known.default)
+
+    def _timeout_s(self, model: str, alias: str) -> float:
+        """Returns the time that callers of a version wait, as its archive says; else infinite."""
+        changes, timeouts = self._timeouts
+        if changes != self._directory.changes:
+            changes, timeouts = self._timeouts = self._directory.changes, {}
+            for name, known in self._registered().models.items():
+                for version, one in known.versions.items():
+                    if one.client_timeout_ms:
+                        timeouts[target(name, version)] = one.client_timeout_ms / 1000
+                        if version == known.default:
+                            timeouts[target(name)] = one.client_timeout_ms / 1000
+        return timeouts.get((model, alias), math.inf)
+
+
+class _AwaitedAnswer:
+    """The end of an inference that a coroutine awaits."""
+
+    def __init__(self, predictions: Predictions, request: HandlerRequest) -> None:
+        self._predictions, self._request = predictions, request
+        self._last = HandlerAnswer()
+        self.inference: Inference | None = None
+        self.outcome: asyncio.Future[HandlerAnswer] = asyncio.get_running_loop().create_future()
+
+    def decode(self, body: Body, caller: "Caller | None") -> InferCall:
+        """Returns the call of the request."""
+        assert self.inference is not None
+        return self._predictions.call(self.inference, self._request, caller)
+
+    def part(self, reply: InferReply) -> None:
+        """Keeps an answer, and returns the last one."""
+        self._last = self._predictions.answer(reply)
+        if reply.is_last:
+            self.end(reply)
+        else:
+            assert reply.window is not None
+            reply.window.take()
+
+    def end(self, reply: InferReply) -> None:
+        """Returns the last answer."""
+        assert self.inference is not None
+        self.inference.answered(reply)
+        if not self.outcome.done():
+            self.outcome.set_result(self._last)
+
+    def fail(self, error: ServingError) -> None:
+        """Raises an error where the answer is awaited."""
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+    def release(self) -> None:
+        """Nothing was charged."""

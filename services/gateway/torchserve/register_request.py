@@ -1,0 +1,135 @@
+"""What a caller asks for when an archive is registered, and what follows from it. Pure.
+
+In: the request, the archive's own settings, those of the server. Out: the version to register.
+Source: TorchServe 0.12: settings of the archive go before those of the server's file for the model,
+and these before those of the request.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_store.archives.archive_settings import MAX_BATCH_SIZE, MAX_WORKERS, RunSettings
+from model_store.archives.model_archive import ModelArchive
+from model_store.archives.registrations import RegisteredVersion
+from model_store.archives.server_properties import ServerProperties
+from services.errors import InvalidRequestError
+
+BATCH_SIZE, BATCH_DELAY_MS = 1, 100
+"""TorchServe's defaults."""
+DAY_S, LARGE = 86_400, 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterRequest:
+    """The registration that a caller asks for; None where the archive or the server decides."""
+
+    archive: Path
+    """The archive: a file or a folder of this machine that the caller may name."""
+    url: str
+    """The text by which the caller named it."""
+    model_name: str | None = None
+    handler: str | None = None
+    batch_size: int | None = None
+    max_batch_delay_ms: int | None = None
+    initial_workers: int | None = None
+    response_timeout_s: int | None = None
+    startup_timeout_s: int | None = None
+    at_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A version that was registered."""
+
+    name: str
+    version: str
+    workers: int
+    ignored: tuple[str, ...]
+    """What the archive asks for and is not followed."""
+
+
+def version_of(
+    archive: ModelArchive, name: str, request: RegisterRequest, properties: ServerProperties
+) -> RegisteredVersion:
+    """Returns the version to register; it has no number yet.
+
+    Raises:
+        InvalidRequestError: a number is out of range.
+    """
+    own = archive.config
+    of_server = properties.models.get(name, {}).get(archive.manifest.model.version)
+
+    def chosen(field: str, asked: int | None, default: int, least: int, most: int) -> int:
+        found: Any = getattr(own, field)
+        if found is None and of_server is not None:
+            found = getattr(of_server, field)
+        for other in (asked, default):
+            found = other if found is None else found
+        return _within(field, int(found), least, most)
+
+    start_s = properties.default_startup_timeout
+    answer_s = properties.default_response_timeout
+    workers = properties.default_workers_per_model
+    workers = chosen("min_workers", request.initial_workers, workers, 0, MAX_WORKERS)
+    most = chosen("max_workers", None, workers, 0, LARGE)
+    return RegisteredVersion(
+        url=request.url,
+        handler=request.handler,
+        folder=str(archive.folder),
+        is_own_folder=archive.folder != request.archive,
+        min_workers=workers,
+        max_workers=max(workers, most),
+        batch_size=chosen("batch_size", request.batch_size, BATCH_SIZE, 1, MAX_BATCH_SIZE),
+        max_batch_delay_ms=chosen(
+            "max_batch_delay_ms", request.max_batch_delay_ms, BATCH_DELAY_MS, 0, LARGE
+        ),
+        response_timeout_s=chosen(
+            "response_timeout_s", request.response_timeout_s, answer_s, 1, DAY_S
+        ),
+        startup_timeout_s=chosen("startup_timeout_s", request.startup_timeout_s, start_s, 1, DAY_S),
+        client_timeout_ms=chosen("client_timeout_ms", None, 0, 0, LARGE),
+        job_queue_size=chosen("job_queue_size", None, properties.job_queue_size, 1, LARGE),
+        envelope=properties.service_envelope,
+        limit_max_image_pixels=properties.limit_max_image_pixels,
+        decode_input_request=properties.decode_input_request,
+        runtime=archive.manifest.runtime,
+        device_type=own.device_type or (of_server.device_type if of_server else None),
+        at_start=request.at_start,
+    )
+
+
+def run_of(one: RegisteredVersion) -> RunSettings:
+    """Returns how a registered version with workers is run."""
+    return RunSettings(
+        batch_size=one.batch_size,
+        workers=one.min_workers,
+        response_timeout_s=one.response_timeout_s,
+        startup_timeout_s=one.startup_timeout_s,
+        handler=one.handler,
+        envelope=one.envelope,
+        limit_max_image_pixels=one.limit_max_image_pixels,
+        decode_input_request=one.decode_input_request,
+    )
+
+
+def checked_workers(least: int, most: int | None) -> tuple[int, int]:
+    """Returns the least and the largest number of workers.
+
+    Raises:
+        InvalidRequestError: one is negative or too large, or the largest is below the least.
+    """
+    least = _within("min_worker", least, 0, MAX_WORKERS)
+    if most is not None and most < least:
+        raise InvalidRequestError(
+            f"max_worker is {most}, and min_worker is {least}; give no less than min_worker"
+        )
+    return least, least if most is None else most
+
+
+def _within(name: str, value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise InvalidRequestError(
+            f"{name} is {value}; give a whole number from {least:,} to {most:,}"
+        )
+    return value
