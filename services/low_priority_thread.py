@@ -27,13 +27,13 @@ for batches of large ones (ADR 45)."""
 T = TypeVar("T")
 
 
-def run_at_low_priority(work: Callable[[], T]) -> T:
-    """Runs a function in a thread of the lowest priority, and waits for its result.
+def run_at_low_priority(work: Callable[[], T], steps: int = NICENESS) -> T:
+    """Runs a function in a thread of low priority, by default the lowest, and waits for its result.
 
     Threads that it starts inherit the priority and keep it: do not create thread pools for serving
     here.
     """
-    return start_at_low_priority(work).result()
+    return start_at_low_priority(work, steps).result()
 
 
 def start_at_low_priority(work: Callable[[], T], steps: int = NICENESS) -> "Future[T]":

@@ -72,12 +72,16 @@ class Directory:
 
     def is_missed(self, lane: Lane) -> bool:
         """Returns True if a version should load: it never was, or was requested since unloading."""
-        served = self._served.get(lane.model, {}).get(lane.version)
-        if served is None or served.state != "unloaded":
+        if not self.is_unloaded(lane):
             return True
         missed = lane in self._missed
         self._missed.discard(lane)
         return missed
+
+    def is_unloaded(self, lane: Lane) -> bool:
+        """Returns True if a version made room for others, and loads again once requested."""
+        served = self._served.get(lane.model, {}).get(lane.version)
+        return served is not None and served.state == "unloaded"
 
     def miss(self, lane: Lane) -> None:
         """Notes that a request needs a version that was unloaded."""

@@ -189,10 +189,11 @@ def test_what_cannot_make_it_is_refused_at_once(
         assert caught.value.status == "StatusCode.RESOURCE_EXHAUSTED"
         message = caught.value.message
     found = re.search(
-        r"would need an estimated ([\d.]+) ms .* its deadline leaves ([\d.]+) ms", message
+        r"would need an estimated ([\d.]+) ms .* its deadline leaves (?:([\d.]+) ms|no time)",
+        message,
     )
     assert found, message
-    assert float(found[1]) > 1.0 >= float(found[2])
+    assert float(found[1]) > 1.0 >= float(found[2] or 0)
     assert infer(server, "slow", linear_input(ROW)).outputs() == {"y": ROW}
     assert (watch.rows(), watch.dropped()) == (1, {})
     after = server.metric("flambeau_refusals_total", reason="WouldMissDeadlineError")

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 _DOCUMENT = "/openapi.json"
 _JOBS = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/jobs")
+_RESULTS = "/v2/jobs/"
+"""Paths of jobs, whose results may be large."""
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 _INFERENCES = {
     "infer": InferExchange,
@@ -99,9 +101,9 @@ class RestEdge:
             **{path: partial(_file, *file) for path, file in page_files().items()},
         }
         application = self._application()
-        # Triton compresses inferences alone, and `tritonclient.http.aio` inflates nothing else.
+        # Triton compresses no other calls of its API, and `tritonclient.http.aio` inflates none.
         self._open_other = asgi_opener(application, compresses=False)
-        self._open_description = asgi_opener(application)
+        self._open_compressed = asgi_opener(application)
         self._open_job = asgi_opener(application, reads_bodies=True)
 
     def route(self, head: Head) -> Opener:
@@ -119,7 +121,7 @@ class RestEdge:
         if self._authenticator is not None:
             secret = secret_of(head.text("authorization") or "", head.text("x-api-key") or "")
             if not secret and head.path == _DOCUMENT:
-                return self._open_description
+                return self._open_compressed
             self._authenticator.admit(secret)
             authorization = self._authenticator.authorization(secret, "infer")
         if found is None:
@@ -127,8 +129,8 @@ class RestEdge:
                 if head.method != "POST":
                     return partial(_NotAllowed, "POST")
                 return predict_opener(self._predict_path, head, predicts, authorization)
-            if head.path == _DOCUMENT:
-                return self._open_description
+            if head.path == _DOCUMENT or head.path.startswith(_RESULTS):
+                return self._open_compressed
             is_job = head.method == "POST" and _JOBS.fullmatch(head.path)
             return self._open_job if is_job else self._open_other
         if head.method != "POST":

@@ -48,7 +48,10 @@ OPEN_TIMEOUT_S = 300.0
 """Default timeout of opening an artifact, after which its process is killed."""
 
 END_TIMEOUT_S = 2.0
-"""Timeout of a process to end by itself, and again to end after it was killed."""
+"""Timeout of a process to end by itself."""
+KILLED_TIMEOUT_S = 60.0
+"""Timeout of a process to end after it was killed: one of the lowest priority took 10 s on cores
+that other processes kept busy."""
 
 
 class IsolatedBackend(Backend):
@@ -224,9 +227,9 @@ class IsolatedBackend(Backend):
 
         Returns None for a process that still does not end, such as one blocked in a device driver.
         """
-        for _ in range(2):
+        for timeout_s in (END_TIMEOUT_S, KILLED_TIMEOUT_S):
             try:
-                return self._process.wait(END_TIMEOUT_S)
+                return self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self.kill()
         return None

@@ -46,6 +46,7 @@ from services.inference.scheduling.device_turns import DeviceTurns
 from services.inference.scheduling.latency import LatencyModel
 from services.inference.scheduling.sequence_worker import worker_of
 from services.inference.scheduling.worker import Worker, WorkerPlan
+from services.low_priority_thread import NICENESS
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
 from services.queueing.records import Lane, ServedVersion
@@ -107,14 +108,14 @@ class Lanes:
         return None if (loaded := self._loaded.get(lane)) is None else loaded.worker
 
     async def load(
-        self, manifest: Manifest, tasks: asyncio.TaskGroup, *, low_priority: bool = True
+        self, manifest: Manifest, tasks: asyncio.TaskGroup, *, niceness: int = NICENESS
     ) -> None:
         """Loads a version and starts its worker.
 
         Args:
             manifest: manifest of the version.
             tasks: task group of its worker.
-            low_priority: True if other models are served meanwhile, which have priority.
+            niceness: steps of niceness of the load, if other models are served meanwhile.
 
         Raises:
             LoadError: no artifact of it can be served here, or it does not fit.
@@ -122,7 +123,7 @@ class Lanes:
         """
         lane = Lane(manifest.model, manifest.version)
         policy = self._policy.lane_of(lane.model).for_version(manifest)
-        policy = replace(policy, load=replace(policy.load, low_priority=low_priority))
+        policy = replace(policy, load=replace(policy.load, niceness=niceness))
         log_unknown(manifest, policy.load.keep)
         file_bytes = min(artifact.size_bytes for artifact in manifest.artifacts)
         await self._once_tried(

@@ -42,7 +42,7 @@ from services.inference.loading.choice_memory import ChoiceMemory
 from services.inference.loading.kept_artifacts import is_accurate
 from services.inference.loading.warm_up import load_budget_s, warm_up, with_certificate
 from services.inference.trust import Trust
-from services.low_priority_thread import run_at_low_priority
+from services.low_priority_thread import NICENESS, run_at_low_priority
 
 logger = logging.getLogger("flambeau.loader")
 
@@ -88,8 +88,8 @@ class LoadOptions:
     """Known memory and time needs; None opens artifacts without a probe."""
     open_time_limit_s: float | None = None
     """Time limit of opening a worker process, and of its golden rows; None for that of `needs`."""
-    low_priority: bool = True
-    """True to load at low priority, because the server is serving meanwhile."""
+    niceness: int = NICENESS
+    """Steps of niceness of the load, because the server is serving meanwhile; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,8 +346,9 @@ def _open_and_verify(
             raise
         return _Verified(backend, parity, with_certificate(latency_s, artifact.latency_ms))
 
-    low_priority = alone and options.low_priority
-    return run_at_low_priority(open_and_verify) if low_priority else open_and_verify()
+    if alone and options.niceness:
+        return run_at_low_priority(open_and_verify, options.niceness)
+    return open_and_verify()
 
 
 def _twins(

@@ -7,6 +7,7 @@ in a model's own code); asyncio would end the process for it, so it is converted
 """
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -14,6 +15,7 @@ from model_store.errors import StoreError
 from model_store.host.failure_text import sendable
 from services.errors import BackendError
 from services.inference.loading.loader import LoadError
+from services.low_priority_thread import start_at_low_priority
 
 MAX_REASON = 2_000
 """Maximum characters of a reason, which is logged, announced and returned to clients."""
@@ -23,12 +25,16 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs work on one model in a thread.
+    """Runs work on one model in a daemon thread: a server that stops does not wait for its end.
 
     Raises:
         Exception: the exception of the work; a `LoadError` in place of any other `BaseException`.
     """
-    return await asyncio.to_thread(lambda: guarded(work, *args, **kwargs))
+    here = contextvars.copy_context()
+    running = start_at_low_priority(
+        lambda: here.run(lambda: guarded(work, *args, **kwargs)), steps=0
+    )
+    return await asyncio.wrap_future(running)
 
 
 def guarded(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -8,6 +8,7 @@ from model_store.manifest import Manifest
 from services.inference.backends.device import Device
 from services.inference.loading.loader import LoadOptions
 from services.inference.model_control import ControlMode
+from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP
 
 RUNS_OF_GPU = 2
 """One batch is joined and copied while the GPU runs another (docs/adr/0065)."""
@@ -37,6 +38,19 @@ class LanePolicy:
             ),
             execution_timeout_s=folder.execution_timeout_s,
         )
+
+
+def load_niceness(is_starting: bool, is_awaited: bool) -> int:
+    """Returns the steps of niceness of a load beside the models that are served.
+
+    Args:
+        is_starting: True if nothing is served yet.
+        is_awaited: True if callers asked for the version, which had made room for another one. At
+            the lowest priority it would not come while other processes keep the cores busy.
+    """
+    if is_starting:
+        return 0
+    return STEPS_BELOW_LOOP if is_awaited else NICENESS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from services.inference.loading.lanes import Lanes
 from services.inference.loading.loader import LoadError
 from services.inference.loading.model_failure import in_thread, is_expected, reason_of
 from services.inference.loading.pipelines import Pipelines
-from services.inference.loading.policy import ServingPolicy
+from services.inference.loading.policy import ServingPolicy, load_niceness
 from services.inference.loading.unserved_models import missing_models, refusal
 from services.inference.model_control import ModelControl
 from services.queueing.directory import Directory
@@ -416,6 +416,7 @@ class Reconciler:
         is_here = lane in self._lanes or lane in self._pipelines
         if is_here or not self._is_due(model, lane) or not self._directory.is_missed(lane):
             return
+        niceness = load_niceness(not self.converged_once, self._directory.is_unloaded(lane))
         if lane.version not in model.failed_at:
             self._directory.announce(ServedVersion(lane=lane, state="loading"))
         try:
@@ -423,7 +424,7 @@ class Reconciler:
             if manifest.pipeline is not None:
                 await self._pipelines.read(manifest)
                 return  # it is settled once all models have converged
-            await self._lanes.load(manifest, workers, low_priority=self.converged_once)
+            await self._lanes.load(manifest, workers, niceness=niceness)
         except Exception as error:
             self._fail(model, lane, error)
         else:

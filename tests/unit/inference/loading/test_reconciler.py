@@ -19,9 +19,15 @@ from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersio
 from services.inference.backends.device_memory import DeviceMemory
 from services.inference.loading import background_choice, lanes
 from services.inference.loading.artifact_choice import ChoiceRules
-from services.inference.loading.loader import Candidates, LoadOptions
+from services.inference.loading.loader import (
+    Candidates,
+    LoadedVersion,
+    LoadOptions,
+    load_version,
+)
 from services.inference.loading.policy import LanePolicy, ServingPolicy
 from services.inference.loading.reconciler import Reconciler
+from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane
@@ -259,6 +265,13 @@ async def test_two_models_with_room_for_one_take_turns_as_they_are_asked_for(
     sizes = [publish(str(tmp_path), m, linear(1)).artifacts[0].file.size_bytes for m in ("a", "b")]
     memory = DeviceMemory(used_bytes=1000, total_bytes=10**12)  # it never moves, so files count
     monkeypatch.setattr(lanes, "device_memory_bytes", lambda device: memory)
+    niceness = []
+
+    def load(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
+        niceness.append(options.niceness)
+        return load_version(store, manifest, options)
+
+    monkeypatch.setattr(lanes, "load_version", load)
     running = await start(max_memory_bytes=1000 + max(sizes), unload_idle=True)
 
     def states() -> dict[str, str]:
@@ -272,6 +285,11 @@ async def test_two_models_with_room_for_one_take_turns_as_they_are_asked_for(
         await running.until(lambda gone=gone: states()[gone] == "ready")  # type: ignore[misc]
         assert sorted(states().values()) == ["ready", "unloaded"]
         assert running.directory.resolve(gone)[0].lane.version == 1
+    # At the lowest priority they would not come while other processes keep the cores busy.
+    assert niceness == [0, 0, STEPS_BELOW_LOOP, STEPS_BELOW_LOOP]
+    publish(str(tmp_path), "c", linear(1))
+    await running.until(lambda: states().get("c") == "ready")
+    assert niceness[-1] == NICENESS
 
 
 def _states(running: Running) -> dict[int, str]:
