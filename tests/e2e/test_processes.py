@@ -53,7 +53,7 @@ def store(tmp_path: Path) -> ModelStore:
 
 @pytest.fixture
 def server(store: ModelStore) -> Iterator[ServerProcess]:
-    with running_server(Path(store.url), "--processes=2") as server:
+    with running_server(Path(store.url), "--processes=2", drain_timeout_s=60) as server:
         yield server
 
 
@@ -199,7 +199,9 @@ def test_drain_answers_what_was_accepted_and_ends_all_processes(server: ServerPr
     server.ask_to_stop()
     assert server.wait() == 0
     until_true(lambda: all(held))
-    assert [replies[0].status for replies in held] == [200] * 3
+    assert [
+        (replies[0].status, replies[0].body[:300]) for replies in held if replies[0].status != 200
+    ] == []
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
