@@ -77,8 +77,8 @@ TWO_PERCENT = Scenario(
 )
 TWENTY_TIMES = Scenario(
     name="20 times the errors (0.1 %), 10 % of the traffic",
-    looks=4000,
-    requests=10,
+    looks=2000,
+    requests=20,
     error_rates=(0.02, 0.001),
 )
 FIVE_TIMES = Scenario(

@@ -24,6 +24,7 @@ SCORE_STEPS = 1000
 MAX_NAMES = 100_000
 MAX_SHARES = 64
 MAX_COUNT = 2**50
+MAX_PEAKS = 16
 MAX_PLACE = 1000
 """Classes, steps of a score and buckets of latency are not beyond."""
 _NAME = re.compile(
@@ -111,8 +112,10 @@ class Evidence:
         if not isinstance(counts, Mapping) or not isinstance(peaks, Mapping):
             raise InvalidEvidenceError("counts and peaks are objects of numbers by name")
         _check_counts(counts)
+        if len(peaks) > MAX_PEAKS:
+            raise InvalidEvidenceError(f"{len(peaks)} peaks; at most {MAX_PEAKS} are read")
         for name, peak in peaks.items():
-            if type(peak) not in (int, float) or not math.isfinite(peak) or len(peaks) > 16:
+            if type(peak) not in (int, float) or not math.isfinite(peak):
                 raise InvalidEvidenceError(f"the peak of {name!s:.40} is not a finite number")
         return cls(dict(counts), {name: float(peak) for name, peak in peaks.items()})
 

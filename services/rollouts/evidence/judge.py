@@ -96,10 +96,12 @@ def _undecided(waiting: list[Finding], found: tuple[Finding, ...], requests: int
         slowest = unseen[0]
         least = "" if slowest.more is None else f"; at least {slowest.more:,} are needed"
         reason = f"{slowest.guard}: no {slowest.unit} yet{least}"
-        return _verdict("undecided", reason, slowest.guard, found)
+        more = slowest.more if slowest.unit == "requests" else None
+        return _verdict("undecided", reason, slowest.guard, found, more)
     if endless:
         slowest = endless[0]
-        reason = f"{slowest.guard} is too near to its limit for a promotion, at present figures"
+        so_far = f"{slowest.observed:,} {slowest.unit} so far"
+        reason = f"{slowest.guard}: with the figures of the {so_far}, no number would be enough"
         return _verdict("undecided", reason, slowest.guard, found)
     assert slowest.more is not None
     reason = f"{slowest.guard}: {slowest.more:,} more {slowest.unit} are expected to be needed"
