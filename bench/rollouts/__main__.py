@@ -11,6 +11,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 from rich.progress import Progress
@@ -32,6 +33,7 @@ from bench.rollouts.scenarios import (
     GUARDS,
     SCENARIOS,
     TWENTY_TIMES,
+    Scenario,
 )
 from bench.rollouts.simulation import Outcomes, simulate
 from services.rollouts.evidence.e_processes import Array
@@ -48,16 +50,15 @@ def main() -> None:
     given = _arguments()
     found: dict[str, Outcomes] = {}
     with Progress() as progress:
-        tasks = {s.name: progress.add_task(s.name, total=given.rollouts) for s in SCENARIOS}
         for place, scenario in enumerate(SCENARIOS):
-            found[scenario.name] = simulate(
-                scenario,
-                GUARDS,
-                given.rollouts,
-                given.seed + place,
-                lambda done, task=tasks[scenario.name]: progress.advance(task, done),  # type: ignore[misc]
+            advance = partial(
+                progress.advance, progress.add_task(scenario.name, total=given.rollouts)
             )
-    verdicts, rows = lines(found), scenario_rows(found)
+            seed = given.seed + place
+            found[scenario.name] = simulate(scenario, GUARDS, given.rollouts, seed, advance)
+            progress.console.print(" · ".join(scenario_row(scenario, found[scenario.name])))
+    verdicts = lines(found)
+    rows = [scenario_row(scenario, found[scenario.name]) for scenario in SCENARIOS]
     print("\n" + table(HEAD, rows) + "\n")
     print("\n".join(verdict.line() for verdict in verdicts))
     _write(verdicts, rows, given)
@@ -86,23 +87,17 @@ def lines(found: Mapping[str, Outcomes]) -> list[Verdict]:
     ]
 
 
-def scenario_rows(found: Mapping[str, Outcomes]) -> list[list[str]]:
-    """Returns a row of text for each scenario."""
-    rows = []
-    for scenario in SCENARIOS:
-        outcomes = found[scenario.name]
-        rows.append(
-            [
-                scenario.name,
-                f"{outcomes.rolled_back_share:.2%}",
-                short(quantile(outcomes.rolled_back, 0.5)),
-                short(quantile(outcomes.rolled_back, 0.9)),
-                f"{outcomes.promoted_share:.2%}",
-                short(quantile(outcomes.promoted, 0.5)),
-                scenario.unit,
-            ]
-        )
-    return rows
+def scenario_row(scenario: Scenario, outcomes: Outcomes) -> list[str]:
+    """Returns a scenario's figures as text."""
+    return [
+        scenario.name,
+        f"{outcomes.rolled_back_share:.2%}",
+        short(quantile(outcomes.rolled_back, 0.5)),
+        short(quantile(outcomes.rolled_back, 0.9)),
+        f"{outcomes.promoted_share:.2%}",
+        short(quantile(outcomes.promoted, 0.5)),
+        scenario.unit,
+    ]
 
 
 def quantile(ends: Array, part: float) -> float:

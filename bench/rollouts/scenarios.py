@@ -7,6 +7,9 @@ from services.rollouts.evidence.guards import Guards
 GUARDS = Guards()
 """The defaults, all of them: a scenario that breaks one guard pays for the others' risk too."""
 
+RARELY = 5
+"""Looks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
@@ -23,8 +26,8 @@ class Scenario:
     """Mirrored pairs between two looks."""
     latency_pairs: int = 0
     """Pairs of latencies between two looks."""
-    latency_every: int = 1
-    """Looks between two of the guard of latency, which is the slowest to compute."""
+    rarely: tuple[str, ...] = ()
+    """Guards that are looked at every `RARELY` looks: those that are slow to compute."""
     error_rates: tuple[float, float] = (0.001, 0.001)
     """Of the candidate and of the live version."""
     nan_rates: tuple[float, float] = (0.0, 0.0)
@@ -45,7 +48,7 @@ GOOD = Scenario(
     requests=400,
     pairs=40,
     latency_pairs=20,
-    latency_every=10,
+    rarely=("latency",),
     disagreement=0.002,
 )
 AT_ITS_LIMITS = Scenario(
@@ -54,7 +57,7 @@ AT_ITS_LIMITS = Scenario(
     requests=400,
     pairs=40,
     latency_pairs=20,
-    latency_every=10,
+    rarely=("latency",),
     error_rates=(0.0075, 0.005),
     nan_rates=(0.0015, 0.001),
     outputs=((0.55, 0.45), (0.5, 0.5)),
@@ -80,12 +83,14 @@ TWENTY_TIMES = Scenario(
     looks=2000,
     requests=20,
     error_rates=(0.02, 0.001),
+    rarely=("nan", "outputs"),
 )
 FIVE_TIMES = Scenario(
     name="5 times the errors (0.1 %), 10 % of the traffic",
-    looks=1000,
-    requests=200,
+    looks=500,
+    requests=400,
     error_rates=(0.005, 0.001),
+    rarely=("nan", "outputs"),
 )
 SLOW = Scenario(
     name="1.5 times the latency where 1.2 is allowed",
@@ -96,14 +101,16 @@ SLOW = Scenario(
 )
 NAN = Scenario(
     name="1 % NaN where the live version has none",
-    looks=800,
-    requests=50,
+    looks=400,
+    requests=100,
     nan_rates=(0.01, 0.0),
+    rarely=("errors", "outputs"),
 )
 OTHER_CLASSES = Scenario(
     name="a class 15 points more frequent where 5 are allowed",
-    looks=500,
-    requests=100,
+    looks=200,
+    requests=250,
+    rarely=("nan", "errors"),
     outputs=((0.65, 0.35), (0.5, 0.5)),
 )
 PROMOTED = Scenario(
@@ -113,7 +120,7 @@ PROMOTED = Scenario(
     requests=1000,
     pairs=100,
     latency_pairs=200,
-    latency_every=5,
+    rarely=("latency", "outputs", "nan"),
     error_rates=(0.0001, 0.0001),
     disagreement=0.002,
 )

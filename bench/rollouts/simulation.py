@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from bench.rollouts.scenarios import Scenario
+from bench.rollouts.scenarios import RARELY, Scenario
 from services.rollouts.evidence.count_arrays import CountArrays, empty_arrays
 from services.rollouts.evidence.e_processes import CANDIDATE, LIVE, Array
 from services.rollouts.evidence.guards import Guards
@@ -113,9 +113,10 @@ def _looked_at(scenario: Scenario, guards: Guards, look: int) -> list[str]:
         "nan": scenario.requests,
         "outputs": scenario.requests,
         "disagreement": scenario.pairs,
-        "latency": scenario.latency_pairs and look % scenario.latency_every == 0,
+        "latency": scenario.latency_pairs,
     }
-    return [name for name in guards.shares_of_risk() if traffic[name]]
+    left_out = scenario.rarely if look % RARELY else ()
+    return [name for name in guards.shares_of_risk() if traffic[name] and name not in left_out]
 
 
 def _empty(scenario: Scenario, guards: Guards, rollouts: int) -> CountArrays:

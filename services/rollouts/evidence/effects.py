@@ -28,7 +28,7 @@ from services.rollouts.evidence.quantiles import (
 from services.rollouts.evidence.weighing import ZERO_ONE, output_means
 
 Figures = dict[str, float | None]
-_STEPS = 50
+_STEPS = 30
 _HIGHEST_RATIO = 1e6
 
 

@@ -34,11 +34,12 @@ def judge(evidence: Evidence, guards: Guards, *, interval_risk: float = 0.05) ->
     Args:
         evidence: merged counts; its peaks count too.
         guards: the limits, which stay the same for a whole rollout.
-        interval_risk: probability that an interval of a guard's figures ever misses its value.
+        interval_risk: probability that an interval of any guard's figures ever misses its value.
     """
     counts = arrays_of(evidence, guards)
     parts = guards.shares_of_risk()
-    found = tuple(_finding(n, counts, guards, evidence, parts[n], interval_risk) for n in parts)
+    risk = interval_risk / max(len(parts), 1)
+    found = tuple(_finding(n, counts, guards, evidence, parts[n], risk) for n in parts)
     broken = [finding for finding in found if finding.state == "broken"]
     if broken:
         worst = max(broken, key=lambda one: one.log_e_against - one.log_e_to_roll_back)

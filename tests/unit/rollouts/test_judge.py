@@ -169,7 +169,7 @@ def classes(shares: tuple[float, ...]) -> Callable[[Evidence, random.Random, Ver
     [((0.5, 0.3, 0.2), "promote"), ((0.3, 0.5, 0.2), "roll_back")],
 )
 def test_shares_of_classes_decide(shares: tuple[float, ...], decision: str) -> None:
-    verdict = judge(traffic(24000, classes(shares)), ONLY_OUTPUTS)
+    verdict = judge(traffic(12000, classes(shares)), ONLY_OUTPUTS)
     assert verdict.decision == decision
     figures = only(verdict).figures
     low, high = figures["difference_low"], figures["difference_high"]
