@@ -43,7 +43,9 @@ def judge(evidence: Evidence, guards: Guards, *, interval_risk: float = 0.05) ->
     broken = [finding for finding in found if finding.state == "broken"]
     if broken:
         worst = max(broken, key=lambda one: one.log_e_against - one.log_e_to_roll_back)
-        return _verdict("roll_back", f"{worst.guard} is worse than allowed", worst.guard, found)
+        against, enough = _e_value(worst.log_e_against), _e_value(worst.log_e_to_roll_back)
+        reason = f"{worst.guard} is worse than allowed: e-value {against}, {enough} is enough"
+        return _verdict("roll_back", reason, worst.guard, found)
     waiting = [finding for finding in found if finding.state == "open"]
     if not waiting:
         reason = "every guard is proven to be kept" if found else "no guard is set"
@@ -108,6 +110,10 @@ def _undecided(waiting: list[Finding], found: tuple[Finding, ...], requests: int
     reason = f"{slowest.guard}: {slowest.more:,} more {slowest.unit} are expected to be needed"
     more = math.ceil(slowest.more / slowest.observed * requests) if requests else None
     return _verdict("undecided", reason, slowest.guard, found, more)
+
+
+def _e_value(logarithm: float) -> str:
+    return f"{math.exp(min(logarithm, 700)):,.4g}"
 
 
 def _verdict(

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -74,12 +75,18 @@ def test_no_guard_promotes_nothing() -> None:
 def test_many_errors_roll_back() -> None:
     verdict = judge(traffic(3000, failing(0.02)), ONLY_ERRORS)
     assert (verdict.decision, verdict.guard) == ("roll_back", "errors")
+    assert re.fullmatch(r"errors is worse .* e-value \S+, 100 is enough", verdict.reason)
     finding = only(verdict)
     assert finding.log_e_against >= finding.log_e_to_roll_back == pytest.approx(math.log(100))
     assert finding.figures["candidate_rate"] == pytest.approx(0.02, abs=0.006)
     ratio_low = finding.figures["ratio_low"]
     assert ratio_low is not None
     assert 1 < ratio_low < 20
+
+
+def test_a_rate_that_is_always_tolerated_rolls_nothing_back() -> None:
+    guards = ONLY_ERRORS.model_copy(update={"errors": RateGuard(rate=0.05)})
+    assert judge(traffic(3000, failing(0.02)), guards).decision == "promote"
 
 
 def test_few_requests_with_errors_are_told_how_many_more_are_expected() -> None:
@@ -171,6 +178,7 @@ def classes(shares: tuple[float, ...]) -> Callable[[Evidence, random.Random, Ver
 def test_shares_of_classes_decide(shares: tuple[float, ...], decision: str) -> None:
     verdict = judge(traffic(12000, classes(shares)), ONLY_OUTPUTS)
     assert verdict.decision == decision
+    assert (only(verdict).log_e_for > 0) == (decision == "promote")  # one class is as before
     figures = only(verdict).figures
     low, high = figures["difference_low"], figures["difference_high"]
     assert low is not None
