@@ -32,7 +32,7 @@ def judge(evidence: Evidence, guards: Guards, *, interval_risk: float = 0.05) ->
     """Judges a candidate by all counts so far.
 
     Args:
-        evidence: merged counts; its peaks count too.
+        evidence: merged counts, a copy to which nobody adds meanwhile; its peaks count too.
         guards: the limits, which stay the same for a whole rollout.
         interval_risk: probability that an interval of any guard's figures ever misses its value.
     """
