@@ -312,6 +312,10 @@ bench-limits: $(SERVING) ## 10,000 connections, the slowest answers at half of c
 bench-front: $(DEVELOPING) ## Streams, sequences, large tensors, loads and unloads, beside Triton. ARGS="--only tensors"
 	@$(BIN)/python -m bench.front $(ARGS)
 
+.PHONY: simulate-rollouts
+simulate-rollouts: $(SERVING) ## Rollouts with known truth: how often they are judged wrongly, and how soon rightly. ARGS="--rollouts 10000 --seed 7"
+	@$(BIN)/python -m bench.rollouts $(ARGS)
+
 .PHONY: bench-operate
 bench-operate: $(DEVELOPING) ## What metrics, keys and traces cost a small request.
 	@$(BIN)/python -m bench.operate $(ARGS)

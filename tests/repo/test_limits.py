@@ -40,6 +40,8 @@ EFFECTS = {
         request_parts.MAX_PART_HEAD_BYTES request_parts._MAX_NAME_BYTES
         rest_routes.MAX_PARAMETERS start.MAX_AT_START tokens.MAX_KEY_FILE_BYTES
         grpc_predict.MAX_NAMES_BYTES tensor_proto.MAX_SHAPE_BYTES tensor_proto.MAX_REPEATED_BYTES
+        evidence.MAX_COUNT evidence.MAX_NAMES evidence.MAX_PEAKS evidence.MAX_PLACE
+        evidence.MAX_SHARES
         model_acts.MAX_ACTS model_acts.MAX_MODELS
         model_control.MAX_ACTS json_bodies.MAX_MEMBERS
         predict_codec.MAX_PARSED_BYTES predict_codec.MAX_PLAIN_BYTES predict_codec.MAX_DEPTH

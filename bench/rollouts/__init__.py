@@ -1,0 +1,1 @@
+"""Simulated rollouts, judged by the code that judges real ones."""

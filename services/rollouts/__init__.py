@@ -1,0 +1,1 @@
+"""Rollouts of versions: shares of the traffic, and what that traffic says about a version."""
