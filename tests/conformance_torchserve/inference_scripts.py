@@ -107,6 +107,34 @@ BODIES: Sequence[Script] = [
     rest("explanation, unknown model", "POST", "/explanations/nope", b"abc"),
     rest("explanation by GET", "GET", "/explanations/tell"),
 ]  # fmt: skip
+INVOCATIONS: Sequence[Script] = [
+    rest("invocation", "POST", "/invocations", b"abc"),
+    rest("invocation by GET", "GET", "/invocations"),
+    rest("invocation, a slash behind", "POST", "/invocations/", b"abc"),
+    rest("invocation, JSON", "POST", "/invocations", b'{"a": 1}', JSON),
+    rest("invocation, form", "POST", "/invocations", b"a=1", FORM),
+    rest("invocation, query", "POST", "/invocations?a=1", b"abc"),
+    rest("invocation, model", "POST", "/invocations?model_name=module", b"abc"),
+    rest("invocation, model in a form", "POST", "/invocations", b"model_name=module&a=1", FORM),
+    rest("invocation, model in a part", "POST", "/invocations",
+         _part("model_name", b"module") + b"--cut--\r\n", MULTIPART),
+    rest("invocation, empty model", "POST", "/invocations?model_name=", b"abc"),
+    rest("invocation, unknown model", "POST", "/invocations?model_name=nope", b"abc"),
+    rest("invocation, model behind", "POST", "/invocations/tell", b"abc"),
+    rest("invocation of a model", "POST", "/models/module/invoke", b"abc"),
+    rest("invocation of a model and another", "POST", "/models/tell/invoke?model_name=module",
+         b"abc"),
+    rest("invocation of no model", "POST", "/models//invoke", b"abc"),
+    rest("invocation of models", "POST", "/models/invoke", b"abc"),
+    rest("invocation of an unknown model", "POST", "/models/nope/invoke", b"abc"),
+    rest("prediction, model in the query", "POST", "/predictions?model_name=tell", b"abc"),
+    rest("prediction, model in a part", "POST", "/predictions",
+         _part("model_name", b"tell") + b"--cut--\r\n", MULTIPART),
+    rest("prediction, a slash behind", "POST", "/predictions/", b"abc"),
+    rest("predict, no model", "POST", "/predict", b"abc"),
+    rest("predict, empty model", "POST", "//predict", b"abc"),
+    rest("predict, a model and another", "POST", "/tell/predict?model_name=module", b"abc"),
+]  # fmt: skip
 VALUES: Sequence[Script] = [
     predict(f"value: {kind}", "kinds", kind.encode())
     for kind in ("bytes", "bytearray", "text", "empty", "list", "dict", "int", "none", "tensor",
@@ -227,5 +255,5 @@ BATCHES: Sequence[Script] = [
     Script("batch: 20 requests", GRPC, lambda server: _grpc_at_once(server, 20)),
 ]
 INFERENCE: Sequence[Script] = [
-    *BODIES, *VALUES, *RESPONSES, *STREAMS, *GRPC_CALLS, *OTHERS, *BATCHES,
+    *BODIES, *INVOCATIONS, *VALUES, *RESPONSES, *STREAMS, *GRPC_CALLS, *OTHERS, *BATCHES,
 ]  # fmt: skip

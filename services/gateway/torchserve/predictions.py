@@ -100,6 +100,27 @@ class Predictions:
         self._figures = figures
         self._series: dict[tuple[str, str], RequestSeries] = {}
         self._timeouts: tuple[int, dict[tuple[str, str], float]] = (-1, {})
+        self._at_start: tuple[Registrations | None, str] = None, ""
+
+    def only_at_start(self) -> str:
+        """Returns the model of calls that name none: the only one that was registered at the start.
+
+        It is empty if there is none, or if there are several.
+
+        Raises:
+            BackendError: the registrations cannot be read.
+        """
+        registered = self._registered()
+        known, name = self._at_start
+        if known is not registered:
+            names = [
+                name
+                for name, model in registered.models.items()
+                if any(one.at_start for one in model.versions.values())
+            ]
+            name = names[0] if len(names) == 1 else ""
+            self._at_start = registered, name
+        return name
 
     def begin(self, inference: Inference, body: Body, version: str) -> None:
         """Starts an inference, unless its model cannot answer.
