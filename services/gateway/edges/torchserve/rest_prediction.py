@@ -238,25 +238,43 @@ class InvocationExchange(PredictionExchange):
     """One prediction whose head names no model.
 
     It is of the only model that was registered at the start; else a part of it names the model.
+
+    Args:
+        has_place: True if the path has a place for the model, which is empty: no part names it.
     """
 
-    __slots__ = ()
+    __slots__ = ("_has_place",)
+
+    def __init__(
+        self,
+        route: PredictionRoute,
+        connection: ExchangeConnection,
+        head: Head,
+        *,
+        has_place: bool = False,
+    ) -> None:
+        PredictionExchange.__init__(self, route, connection, head)
+        self._has_place = has_place
 
     def begin_in_turn(self, body: Body, received_at: float) -> None:
         """Finds the model, and starts the prediction."""
         route = self._route
         try:
             name = route.predictions.only_at_start()
-            if name or not route.is_form:
-                self._begin_of(name or _model_in(route.given), body, received_at)
-                return
-            self._path.admission.work.begin(
-                read_parts(body, route.content_type),
-                lambda parts: self._begin_of(_model_in((*route.given, *parts)), body, received_at),
-                partial(_refuse, self),
-                lambda: self.is_over,
-                len(body),
-            )
+            if name or self._has_place:
+                self._begin_of(name, body, received_at)
+            elif not route.is_form:
+                self._begin_of(_model_in(route.given), body, received_at)
+            else:
+                self._path.admission.work.begin(
+                    read_parts(body, route.content_type),
+                    lambda parts: self._begin_of(
+                        _model_in((*route.given, *parts)), body, received_at
+                    ),
+                    partial(_refuse, self),
+                    lambda: self.is_over,
+                    len(body),
+                )
         except ServingError as error:
             self.refuse(error)
 

@@ -157,10 +157,8 @@ class RestRoutes:
             return self._predict(head, model, given=given)
         if head.method == "OPTIONS":
             return self._call(self._described_at_start)
-        if named is not None:
-            given = (Part(MODEL_NAME, "", b""), *given)
         route = PredictionRoute(self._predictions, self._common.fields, head, "", given=given)
-        return partial(InvocationExchange, route)
+        return partial(InvocationExchange, route, has_place=named is not None)
 
     async def _described_at_start(self, *_: Any) -> Said:
         model = self._predictions.only_at_start()
