@@ -249,6 +249,27 @@ def _grpc_at_once(server: Clients, count: int) -> list[Answer]:
         )
 
 
+def _step(name: str, sequence: str | None, body: bytes) -> Script:
+    headers = {} if sequence is None else {"ts_request_sequence_id": sequence}
+    return predict(f"sequence: {name}", "stateful", body, headers)
+
+
+SEQUENCES: Sequence[Script] = [
+    rest("describe, sequences", "GET", "/models/stateful", port="management"),
+    _step("first", "a", b"1"),
+    _step("second", "a", b"2"),
+    _step("another", "b", b"3"),
+    _step("third", "a", b"4"),
+    _step("none named", None, b"5"),
+    _step("an empty name", "", b"6"),
+    _grpc_predict("sequence: first", "stateful", sequence_id="c"),
+    _grpc_predict("sequence: second", "stateful", sequence_id="c"),
+    _grpc_predict("sequence: of REST", "stateful", sequence_id="a"),
+    _grpc_predict("sequence: none named", "stateful"),
+    _step("one too many", "d", b"7"),
+    _grpc_predict("sequence: one too many", "stateful", sequence_id="d"),
+    _step("one that goes on", "b", b"8"),
+]
 BATCHES: Sequence[Script] = [
     Script("batch: 1 request", REST, lambda server: _at_once(server, 1)),
     Script("batch: 20 requests", REST, lambda server: _at_once(server, 20)),
@@ -256,4 +277,5 @@ BATCHES: Sequence[Script] = [
 ]
 INFERENCE: Sequence[Script] = [
     *BODIES, *INVOCATIONS, *VALUES, *RESPONSES, *STREAMS, *GRPC_CALLS, *OTHERS, *BATCHES,
+    *SEQUENCES,
 ]  # fmt: skip

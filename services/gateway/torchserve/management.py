@@ -338,11 +338,11 @@ class Management:
             "continuousBatching": False,
             "useJobTicket": False,
             "useVenv": False,
-            "stateful": False,
-            "sequenceMaxIdleMSec": 0,
-            "sequenceTimeoutMSec": 0,
-            "maxNumSequence": 0,
-            "maxSequenceJobQueueSize": 0,
+            "stateful": one.sequence_idle_ms > 0,
+            "sequenceMaxIdleMSec": one.sequence_idle_ms,
+            "sequenceTimeoutMSec": one.sequence_timeout_ms,
+            "maxNumSequence": one.max_sequences,
+            "maxSequenceJobQueueSize": one.sequence_queue_size,
             "loadedAtStartup": one.at_start,
             "workers": [
                 {"id": str(_FIRST_WORKER + place), **worker} for place in range(one.min_workers)

@@ -28,7 +28,7 @@ from services.gateway.edges.torchserve.grpc_tokens import GrpcToken
 from services.gateway.inference import Inference
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.torchserve.archive_registry import target
-from services.gateway.torchserve.predictions import Predictions
+from services.gateway.torchserve.predictions import SEQUENCE, Predictions
 from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
 from services.wire.body import Body
@@ -41,8 +41,6 @@ from services.wire.http2.stream_call import StreamCall
 if TYPE_CHECKING:
     from services.access.caller import Caller
 
-SEQUENCE = "ts_request_sequence_id"
-"""Header by which a handler learns the sequence of a request."""
 _PREDICTION = b"\x0a"
 """Tag of `PredictionResponse.prediction`."""
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
