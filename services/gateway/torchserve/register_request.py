@@ -92,7 +92,7 @@ def version_of(
         ),
         startup_timeout_s=chosen("startup_timeout_s", request.startup_timeout_s, start_s, 1, DAY_S),
         client_timeout_ms=chosen("client_timeout_ms", None, 0, 0, LARGE),
-        **_sequences_of(own, archive, batch * max(workers, most)),
+        **_sequences_of(own, batch * max(workers, most)),
         job_queue_size=chosen("job_queue_size", None, properties.job_queue_size, 1, LARGE),
         envelope=properties.service_envelope,
         limit_max_image_pixels=properties.limit_max_image_pixels,
@@ -119,9 +119,9 @@ def run_of(one: RegisteredVersion) -> RunSettings:
     )
 
 
-def _sequences_of(own: ModelConfig, archive: ModelArchive, at_once: int) -> dict[str, int]:
+def _sequences_of(own: ModelConfig, at_once: int) -> dict[str, int]:
     """Returns the fields of a version's sequences, none if its requests are independent."""
-    if not own.sequence_idle_ms or archive.gives_parts:
+    if not own.sequence_idle_ms:
         return {}
     return {
         "sequence_idle_ms": own.sequence_idle_ms,

@@ -1,24 +1,17 @@
-"""Selects the artifacts of a version to load beside its default artifact, and has them loaded.
+"""Selects the artifacts of a version to load beside its default artifact.
 
 In: a manifest, measurements, and the setting `keep_artifacts`. Out: names, and a log line for each
 entry of the setting that matches nothing in the version.
 """
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from flambeau.protocol.accuracies import ACCURACIES
 from flambeau.protocol.strict import nearest_name
 from model_store.manifest import Artifact, Manifest
 from model_store.metric import how_much_worse
 from services.queueing.artifact_rules import fastest, gives
-from services.queueing.records import Lane
-
-if TYPE_CHECKING:
-    from services.inference.loading.lanes import Lanes
-    from services.inference.loading.model_failure import Complaints
 
 logger = logging.getLogger("flambeau.server")
 
@@ -100,33 +93,3 @@ def log_unknown(manifest: Manifest, keep: Sequence[str]) -> None:
                 extra={"model": manifest.model, "version": manifest.version, "artifact": word,
                        "reason": reason},
             )  # fmt: skip
-
-
-class KeptLoads:
-    """Loads the further artifacts of the versions that are served.
-
-    Args:
-        lanes: the loaded lanes.
-        complaints: logs the ones that cannot be loaded.
-
-    Attributes:
-        settled: versions whose further artifacts were loaded, or refused, in the last pass.
-    """
-
-    def __init__(self, lanes: "Lanes", complaints: "Complaints") -> None:
-        self._lanes, self._complaints = lanes, complaints
-        self.settled: set[Lane] = set()
-
-    async def load_all(self, tasks: asyncio.TaskGroup) -> None:
-        """Loads those of every served version, one after the other."""
-        settled = set()
-        for lane in self._lanes.loaded():
-            topic = f"further artifacts of {lane}"
-            try:
-                await self._lanes.load_kept(lane, tasks)
-            except Exception as error:
-                self._complaints.failed(topic, "cannot be loaded", error)
-            else:
-                self._complaints.settle(topic)
-            settled.add(lane)
-        self.settled = settled

@@ -31,7 +31,7 @@ from model_store.pointers import PRODUCTION, Pointers, switched, unaliased
 from model_store.store import ModelStore
 from services.errors import BackendError, ServingError, UnknownModelError
 from services.inference.loading.background_choice import BackgroundChoice
-from services.inference.loading.kept_artifacts import KeptLoads
+from services.inference.loading.kept_loads import KeptLoads
 from services.inference.loading.lanes import Lanes
 from services.inference.loading.loader import LoadError
 from services.inference.loading.model_failure import (
