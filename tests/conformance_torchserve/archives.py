@@ -195,7 +195,7 @@ maxWorkers: 2
 batchSize: 4
 sequenceBatching: true
 sequenceMaxIdleMSec: 600000
-maxNumSequence: 6
+maxNumSequence: 4
 maxSequenceJobQueueSize: 10
 """
 NAMES = ("tell", "module", "kinds", "responding", "faults", "stream", "eager", "script", "slow",

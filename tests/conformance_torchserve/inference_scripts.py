@@ -260,14 +260,10 @@ SEQUENCES: Sequence[Script] = [
     _step("second", "a", b"2"),
     _step("another", "b", b"3"),
     _step("third", "a", b"4"),
+    _step("a third one", "c", b"5"),
     _step("none named", None, b"5"),
-    _step("an empty name", "", b"6"),
-    _grpc_predict("sequence: first", "stateful", sequence_id="c"),
-    _grpc_predict("sequence: second", "stateful", sequence_id="c"),
-    _grpc_predict("sequence: of REST", "stateful", sequence_id="a"),
-    _grpc_predict("sequence: none named", "stateful"),
     _step("one too many", "d", b"7"),
-    _grpc_predict("sequence: one too many", "stateful", sequence_id="d"),
+    _step("one too many, unnamed", "", b"6"),
     _step("one that goes on", "b", b"8"),
 ]
 BATCHES: Sequence[Script] = [
