@@ -4,6 +4,7 @@ Every move is a new generation, a numbered file that is created only if absent. 
 moves only one succeeds, and the folder is the audit log. Pure rules, no I/O.
 """
 
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Literal
 
@@ -55,6 +56,30 @@ def parse_pointers(data: bytes, where: str) -> Pointers:
         return parse_as(Pointers, data, where, SMALL)
     except DocumentError as error:
         raise ManifestError(str(error)) from error
+
+
+def switched(
+    before: Mapping[str, int], pointed: Mapping[str, int], ready: Collection[int]
+) -> dict[str, int]:
+    """Returns the version by which a server answers each alias.
+
+    Args:
+        before: versions by alias, as it answers now.
+        pointed: versions by alias, as the newest pointers name them.
+        ready: versions that answer; until one of `pointed` does, the one before stays.
+    """
+    return {
+        alias: before[alias] if target not in ready and before.get(alias) in ready else target
+        for alias, target in pointed.items()
+    }
+
+
+def unaliased(before: Mapping[str, int], pointed: Mapping[str, int]) -> set[int]:
+    """Returns versions an alias of which was removed, and has not only moved.
+
+    Where aliases alone say what is served, such a version does not answer until others are ready.
+    """
+    return {version for alias, version in before.items() if alias not in pointed}
 
 
 def previous_target(history: list[Pointers], alias: str) -> int:

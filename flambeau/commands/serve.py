@@ -123,8 +123,8 @@ def serve(
         if files or batch_axis:
             raise typer.BadParameter("it serves archives, and no FILE", param_hint="--torchserve")
         serve_torchserve(door, settings, run)
-    elif any(door):
-        raise typer.BadParameter("needs --torchserve", param_hint="an option of TorchServe's API")
+    elif named_options := door.given():
+        raise typer.BadParameter("it needs --torchserve", param_hint=named_options[0])
     elif files:
         _serve_files(files, batch_axis, settings)
     elif batch_axis:

@@ -4,7 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from flambeau.protocol.sequence_spec import MAX_OPEN
 from flambeau.protocol.strict import StrictModel
+from model_store.archives.model_config import MAX_IDLE_MS
 from model_store.manifest import Artifact
 from model_store.python_models.answers import MAX_TEXT_BYTES
 
@@ -43,6 +45,9 @@ class RunSettings(StrictModel):
     envelope: str | None = None
     limit_max_image_pixels: bool = True
     decode_input_request: bool = True
+    sequence_idle_ms: Annotated[int, Field(ge=0, le=MAX_IDLE_MS)] = 0
+    """Time without a request after which a sequence ends; 0 if requests are independent."""
+    max_sequences: Annotated[int, Field(ge=1, le=MAX_OPEN)] = 1
 
 
 def is_imported(artifact: Artifact) -> bool:

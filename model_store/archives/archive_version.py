@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.tensors import object_array
 from model_store.archives.archive_settings import ArchiveSettings, RunSettings
 from model_store.archives.handler_calls import (
@@ -148,7 +149,7 @@ def _draft(
     model = archive.manifest.model
     return Draft(
         model=name,
-        signature=signature_of(run.batch_size),
+        signature=signature_of(run.batch_size, _sequences(run)),
         artifacts=(artifact_of(archive, name, run, file, class_name),),
         golden=Golden(file=_written(folder, GOLDEN_FILE, golden), rows=1),
         lineage=Lineage(
@@ -162,6 +163,13 @@ def _draft(
         metadata=dict(metadata),
         files=(),
     )
+
+
+def _sequences(run: RunSettings) -> Sequences | None:
+    """Returns the rules of an archive's sequences; None if its requests are independent."""
+    if not run.sequence_idle_ms:
+        return None
+    return Sequences(max_idle_s=run.sequence_idle_ms / 1000, max_sequences=run.max_sequences)
 
 
 def _written(folder: Path, name: str, data: bytes) -> FileEntry:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensor_spec import TensorSpec
 
@@ -81,12 +82,18 @@ class HandlerAnswer:
     """Number of further ones, which did not fit."""
 
 
-def signature_of(batch_size: int) -> Signature:
-    """Returns the signature of a version whose handler takes up to `batch_size` requests."""
+def signature_of(batch_size: int, sequences: Sequences | None = None) -> Signature:
+    """Returns the signature of a version whose handler takes up to `batch_size` requests.
+
+    Args:
+        batch_size: requests of a batch.
+        sequences: rules of sequences whose state the handler keeps; None for none.
+    """
     return Signature(
         inputs=(TensorSpec(name=REQUEST, datatype="BYTES", shape=(-1,)),),
         outputs=(TensorSpec(name=RESPONSE, datatype="BYTES", shape=(-1,)),),
         max_batch_size=batch_size,
+        sequence=sequences,
     )
 
 

@@ -7,7 +7,7 @@ and no folder.
 import hashlib
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_store.archives.archive_files import PACKAGES, check_folder, reason_of, unpack_files
@@ -101,6 +101,10 @@ def _described(folder: Path, name: str, size_bytes: int, digest: str | None) -> 
     if model.config_file is not None:
         text = _read(folder, model.config_file, name, MAX_CONFIG_BYTES)
         config = parse_model_config(text, f"{name}: {model.config_file}")
+    gives_parts = _sends_parts(folder)
+    if gives_parts and config.sequence_idle_ms:
+        reason = "'sequenceMaxIdleMSec' is not followed: the handler sends intermediate answers"
+        config = replace(config, sequence_idle_ms=None, ignored=(*config.ignored, reason))
     has_handler_file = (folder / manifest.handler_file).is_file()
     default = model.handler.partition(":")[0]
     if not has_handler_file and default not in DEFAULT_HANDLERS:
@@ -121,7 +125,7 @@ def _described(folder: Path, name: str, size_bytes: int, digest: str | None) -> 
         size_bytes=size_bytes,
         sha256=digest or hashlib.sha256(data).hexdigest(),
         has_handler_file=has_handler_file,
-        gives_parts=_sends_parts(folder),
+        gives_parts=gives_parts,
     )
 
 

@@ -11,19 +11,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flambeau.protocol.sequence_spec import MAX_IDLE_S, MAX_OPEN
 from model_store.errors import ModelArchiveError
 from model_store.yaml_text import YamlError, read_yaml
 
 MAX_CONFIG_BYTES = 2**20
 TIMEOUT_S = 120
 """Timeouts of an archive whose file has none: as in TorchServe, not those of the server."""
+MAX_IDLE_MS = int(MAX_IDLE_S * 1000)
 FOR_HANDLERS = frozenset(("handler", "pt2", "micro_batching", "deepspeed", "pippy"))
 """Keys that handlers read."""
 _NOT_SERVED = "continuousBatching"
 """A key whose handlers are called again with the same requests until these have ended."""
+_SEQUENCES = "sequenceBatching"
+"""A key that says no more than `sequenceMaxIdleMSec` does, unlike in TorchServe's documentation."""
 _UNFOLLOWED = {
     "asyncCommunication": "a worker answers one batch after the other",
     "useJobTicket": "requests wait for a worker",
+    "sequenceTimeoutMSec": "a sequence ends when no request of it comes for sequenceMaxIdleMSec",
+    "maxSequenceJobQueueSize": "up to 64 requests of a sequence wait",
 }
 
 
@@ -42,6 +48,12 @@ class ModelConfig:
     job_queue_size: int | None = None
     device_type: str | None = None
     """`cpu` or `gpu`."""
+    sequence_idle_ms: int | None = None
+    """Time without a request after which a sequence ends; without it, requests are independent."""
+    sequence_timeout_ms: int | None = None
+    max_sequences: int | None = None
+    """Sequences that may be open at once."""
+    sequence_queue_size: int | None = None
     ignored: tuple[str, ...] = ()
     """Keys that are not followed, each with the reason."""
 
@@ -57,6 +69,10 @@ def _whole(least: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and least <= value < 2**31
 
 
+def _within(most: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and 0 <= value <= most
+
+
 _KEYS = {
     "minWorkers": _Key("min_workers", _whole(0), "a whole number, 0 or more"),
     "maxWorkers": _Key("max_workers", _whole(0), "a whole number, 0 or more"),
@@ -66,6 +82,14 @@ _KEYS = {
     "startupTimeout": _Key("startup_timeout_s", _whole(1), "a whole number of seconds"),
     "clientTimeoutInMills": _Key("client_timeout_ms", _whole(0), "a number of milliseconds"),
     "jobQueueSize": _Key("job_queue_size", _whole(1), "a whole number, 1 or more"),
+    "sequenceMaxIdleMSec": _Key(
+        "sequence_idle_ms", _within(MAX_IDLE_MS), f"a number of milliseconds up to {MAX_IDLE_MS:,}"
+    ),
+    "sequenceTimeoutMSec": _Key("sequence_timeout_ms", _whole(0), "a number of milliseconds"),
+    "maxNumSequence": _Key(
+        "max_sequences", _within(MAX_OPEN), f"a whole number up to {MAX_OPEN:,}"
+    ),
+    "maxSequenceJobQueueSize": _Key("sequence_queue_size", _whole(1), "a whole number, 1 or more"),
     "deviceType": _Key("device_type", lambda value: value in ("cpu", "gpu"), "cpu or gpu"),
 }
 
@@ -115,10 +139,12 @@ def config_of(document: Mapping[Any, Any]) -> ModelConfig:
     ignored = []
     for name, value in document.items():
         key = _KEYS.get(name)
+        if name in _UNFOLLOWED and value:
+            ignored.append(f"'{name}' is not followed: {_UNFOLLOWED[name]}")
         if key is None:
-            if name in _UNFOLLOWED and value:
-                ignored.append(f"'{name}' is not followed: {_UNFOLLOWED[name]}")
-            elif name not in FOR_HANDLERS:
+            if name in _UNFOLLOWED or name == _SEQUENCES:
+                continue
+            if name not in FOR_HANDLERS:
                 ignored.append(f"'{str(name)[:100]}' has no meaning here but for handlers")
         elif key.fits(value):
             found[key.field] = value

@@ -44,6 +44,11 @@ class RegisteredVersion(StrictModel):
     startup_timeout_s: int
     client_timeout_ms: int = 0
     job_queue_size: int
+    sequence_idle_ms: int = 0
+    """Time without a request after which a sequence ends; 0 if requests are independent."""
+    sequence_timeout_ms: int = 0
+    max_sequences: int = 0
+    sequence_queue_size: int = 0
     handler: str | None = None
     """Handler that the caller named in place of the archive's."""
     envelope: str | None = None

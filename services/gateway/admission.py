@@ -370,4 +370,4 @@ def _place(step: SequenceStep, signature: Signature) -> SequenceStep | None:
         return None
     if sequences.max_idle_s == step.idle_s:
         return step
-    return SequenceStep(step.id, step.is_start, step.is_end, sequences.max_idle_s)
+    return msgspec.structs.replace(step, idle_s=sequences.max_idle_s)

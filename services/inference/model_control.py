@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal
 
-from services.errors import ServingError, TooManyInFlightError
+from services.errors import ServingError
+from services.queueing.model_control.act_limit import check_acts
 
 ControlMode = Literal["none", "poll", "explicit"]
-MAX_ACTS = 64
-"""Models that callers may load and unload at once. A further act is refused."""
 
 Settled = Callable[[str], ServingError | bool]
 """Returns why a model cannot be served, or True if it is, or False if that is not decided yet."""
@@ -58,10 +57,8 @@ class ModelControl:
         Raises:
             ServingError: it cannot be loaded, or too many acts are under way.
         """
-        if (act, model) not in self._acts and len(self._acts) >= MAX_ACTS:
-            raise TooManyInFlightError(
-                f"{len(self._acts)} models are being loaded or unloaded, the limit; retry later"
-            )
+        if (act, model) not in self._acts:
+            check_acts(len(self._acts))
         await asyncio.shield(self.begin(act, model, dependents))
 
     def begin(self, act: str, model: str, dependents: bool = False) -> "asyncio.Future[None]":

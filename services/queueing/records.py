@@ -58,6 +58,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False, array_like=True):
     is_end: bool = False
     idle_s: float = 60.0
     """Time without a step after which it ends; set by the gateway, from the model's signature."""
+    may_start: bool = False
+    """True if the step begins the sequence unless that is open: some clients say no more."""
 
 
 class InferRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -31,6 +31,8 @@ from tests.conformance_torchserve.servers import (
 STEPS = 25
 """Steps of one order of management."""
 TRIES = 3
+FIRST = ("tell",)
+"""The model that both have from the start: calls without a model are of it."""
 
 
 class NoWorkersError(Exception):
@@ -111,13 +113,13 @@ def main() -> int:
             (home / name).mkdir()
         write_archives(home / "store")
         write_exported(home / "store")
-        real = running_real(environment, home / "store", home / "theirs", packages=NEEDED)
+        real = running_real(environment, home / "store", home / "theirs", FIRST, packages=NEEDED)
         servers = (
             stack.enter_context(real),
-            stack.enter_context(running_ours(home / "store", home / "ours")),
+            stack.enter_context(running_ours(home / "store", home / "ours", FIRST)),
         )
         for server in servers:
-            register_all(server, (*NAMES, *EXPORTED_NAMES))
+            register_all(server, [name for name in (*NAMES, *EXPORTED_NAMES) if name not in FIRST])
         theirs, ours = (
             stack.enter_context(contextlib.closing(Clients(server))) for server in servers
         )

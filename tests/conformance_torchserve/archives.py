@@ -176,7 +176,30 @@ SLOW = """
     """
 """Answers a batch in 50 ms, so that requests at once come into batches."""
 
-NAMES = ("tell", "module", "kinds", "responding", "faults", "stream", "eager", "script", "slow")
+STATEFUL = """
+    SEEN = {}
+
+    def handle(data, context):
+        found = []
+        for place, row in enumerate(data or ()):
+            name = context.get_sequence_id(place)
+            SEEN.setdefault(name, []).append(bytes(row.get("body") or row["data"]).decode())
+            start = context.get_request_header(place, "ts_request_sequence_start")
+            context.set_response_header(place, "x-own", name[:6])
+            found.append({"sequence": name, "seen": SEEN[name], "start": start})
+        return found
+    """
+SEQUENCES = """
+minWorkers: 2
+maxWorkers: 2
+batchSize: 4
+sequenceBatching: true
+sequenceMaxIdleMSec: 600000
+maxNumSequence: 4
+maxSequenceJobQueueSize: 10
+"""
+NAMES = ("tell", "module", "kinds", "responding", "faults", "stream", "eager", "script", "slow",
+         "stateful")  # fmt: skip
 """Models that both servers have from the start."""
 _SOURCES = {
     "tell": TELL, "module": MODULE, "kinds": KINDS, "responding": RESPONDING, "faults": FAULTS,
@@ -189,6 +212,9 @@ def write_archives(folder: Path) -> None:
     write_archive(folder, TELL, name="tell", modelVersion="2.0").rename(folder / "second.mar")
     for name, source in _SOURCES.items():
         write_archive(folder, source, name=name)
+    write_archive(
+        folder, STATEFUL, name="stateful", files={"model.yaml": SEQUENCES}, configFile="model.yaml"
+    )
     (folder / "text.mar").write_text("no archive")
     for name, files in (("eager", _eager()), ("script", _script())):
         extra: dict[str, Any] = {"serializedFile": "model.pt"}

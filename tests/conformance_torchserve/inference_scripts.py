@@ -107,6 +107,34 @@ BODIES: Sequence[Script] = [
     rest("explanation, unknown model", "POST", "/explanations/nope", b"abc"),
     rest("explanation by GET", "GET", "/explanations/tell"),
 ]  # fmt: skip
+INVOCATIONS: Sequence[Script] = [
+    rest("invocation", "POST", "/invocations", b"abc"),
+    rest("invocation by GET", "GET", "/invocations"),
+    rest("invocation, a slash behind", "POST", "/invocations/", b"abc"),
+    rest("invocation, JSON", "POST", "/invocations", b'{"a": 1}', JSON),
+    rest("invocation, form", "POST", "/invocations", b"a=1", FORM),
+    rest("invocation, query", "POST", "/invocations?a=1", b"abc"),
+    rest("invocation, model", "POST", "/invocations?model_name=module", b"abc"),
+    rest("invocation, model in a form", "POST", "/invocations", b"model_name=module&a=1", FORM),
+    rest("invocation, model in a part", "POST", "/invocations",
+         _part("model_name", b"module") + b"--cut--\r\n", MULTIPART),
+    rest("invocation, empty model", "POST", "/invocations?model_name=", b"abc"),
+    rest("invocation, unknown model", "POST", "/invocations?model_name=nope", b"abc"),
+    rest("invocation, model behind", "POST", "/invocations/tell", b"abc"),
+    rest("invocation of a model", "POST", "/models/module/invoke", b"abc"),
+    rest("invocation of a model and another", "POST", "/models/tell/invoke?model_name=module",
+         b"abc"),
+    rest("invocation of no model", "POST", "/models//invoke", b"abc"),
+    rest("invocation of models", "POST", "/models/invoke", b"abc"),
+    rest("invocation of an unknown model", "POST", "/models/nope/invoke", b"abc"),
+    rest("prediction, model in the query", "POST", "/predictions?model_name=tell", b"abc"),
+    rest("prediction, model in a part", "POST", "/predictions",
+         _part("model_name", b"tell") + b"--cut--\r\n", MULTIPART),
+    rest("prediction, a slash behind", "POST", "/predictions/", b"abc"),
+    rest("predict, no model", "POST", "/predict", b"abc"),
+    rest("predict, empty model", "POST", "//predict", b"abc"),
+    rest("predict, a model and another", "POST", "/tell/predict?model_name=module", b"abc"),
+]  # fmt: skip
 VALUES: Sequence[Script] = [
     predict(f"value: {kind}", "kinds", kind.encode())
     for kind in ("bytes", "bytearray", "text", "empty", "list", "dict", "int", "none", "tensor",
@@ -221,11 +249,29 @@ def _grpc_at_once(server: Clients, count: int) -> list[Answer]:
         )
 
 
+def _step(name: str, sequence: str | None, body: bytes) -> Script:
+    headers = {} if sequence is None else {"ts_request_sequence_id": sequence}
+    return predict(f"sequence: {name}", "stateful", body, headers)
+
+
+SEQUENCES: Sequence[Script] = [
+    rest("describe, sequences", "GET", "/models/stateful", port="management"),
+    _step("first", "a", b"1"),
+    _step("second", "a", b"2"),
+    _step("another", "b", b"3"),
+    _step("third", "a", b"4"),
+    _step("a third one", "c", b"5"),
+    _step("none named", None, b"5"),
+    _step("one too many", "d", b"7"),
+    _step("one too many, unnamed", "", b"6"),
+    _step("one that goes on", "b", b"8"),
+]
 BATCHES: Sequence[Script] = [
     Script("batch: 1 request", REST, lambda server: _at_once(server, 1)),
     Script("batch: 20 requests", REST, lambda server: _at_once(server, 20)),
     Script("batch: 20 requests", GRPC, lambda server: _grpc_at_once(server, 20)),
 ]
 INFERENCE: Sequence[Script] = [
-    *BODIES, *VALUES, *RESPONSES, *STREAMS, *GRPC_CALLS, *OTHERS, *BATCHES,
+    *BODIES, *INVOCATIONS, *VALUES, *RESPONSES, *STREAMS, *GRPC_CALLS, *OTHERS, *BATCHES,
+    *SEQUENCES,
 ]  # fmt: skip

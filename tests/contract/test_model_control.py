@@ -20,7 +20,8 @@ from services.queueing.fleet import Announcement, FleetView, fleet_view
 from services.queueing.fleet_directory import FleetDirectory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.model_control import model_acts, model_set
-from services.queueing.model_control.model_acts import MAX_ACTS, ModelActs
+from services.queueing.model_control.act_limit import MAX_ACTS
+from services.queueing.model_control.model_acts import ModelActs
 from services.queueing.model_control.model_set import ModelSet
 from services.queueing.records import Execution, Lane, PipelineStep, ServedVersion
 from services.queueing.redis_streams import registry

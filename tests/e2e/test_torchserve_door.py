@@ -78,6 +78,8 @@ UNWILLING = """
             return ["x"]
     """
 MULTIPART = {"content-type": "multipart/form-data; boundary=b"}
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+PARTS = b'--b\r\nContent-Disposition: form-data; name="model_name"\r\n\r\nshow\r\n--b--\r\n'
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,9 @@ def test_a_prediction_is_the_handlers_bytes_with_torchserves_headers(
         ("/models/show/invoke", b"x", "text/plain", {"body": "x"}),
         ("/invocations?model_name=show&z=1", b"x", "text/plain",
          {"model_name": "show", "z": "1", "body": "x"}),
+        ("/invocations?z=1", b"model_name=show&a=1", "application/x-www-form-urlencoded",
+         {"z": "1", "model_name": "show", "a": "1"}),
+        ("/invocations", PARTS, "multipart/form-data; boundary=b", {"model_name": "show"}),
         ("/show/1.0/predict?q=1", b"x", "text/plain", {"q": "1", "body": "x"}),
     ],
 )  # fmt: skip
@@ -243,6 +248,13 @@ def test_a_caller_that_leaves_a_stream_stops_the_handler(server: TorchServeProce
          "Requested method is not allowed, please refer to API document.")),
         ("POST", "/invocations", error(400, "BadRequestException",
          "Parameter model_name is required.")),
+        ("OPTIONS", "/invocations", error(400, "BadRequestException",
+         "Parameter model_name is required.")),
+        ("POST", "/invocations?model_name=none", error(404, "ModelNotFoundException",
+         "Model not found: none")),
+        ("POST", "/models//invoke", error(404, "ModelNotFoundException", "Model not found: ")),
+        ("POST", "/predictions?model_name=mine", error(404, "ResourceNotFoundException",
+         "Requested resource is not found, please refer to API document.")),
     ],
 )  # fmt: skip
 def test_errors_of_inference(
@@ -423,6 +435,7 @@ def test_tokens_are_asked_for_by_default(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_several_processes_serve_one_set_of_models(tmp_path: Path) -> None:
+    """A call without a model is of the only one from the start, whatever is registered later."""
     (tmp_path / "archives").mkdir()
     write_archive(tmp_path / "archives", name="echo")
     options = ("--processes=2", "--disable-token-auth", "--enable-model-api")
@@ -434,8 +447,47 @@ def test_several_processes_serve_one_set_of_models(tmp_path: Path) -> None:
         for _ in range(20):
             assert server.predict("more", b"x").body == b"x"
             assert len(server.manage("GET", "/models").document["models"]) == 2
+            assert server.call("POST", "/invocations", b"y").body == b"y"
+            assert server.call("POST", "/invocations", b"body=y", FORM).body == b"y"
+        assert server.call("POST", "/models//invoke", b"y").body == b"y"
+        assert "/predictions/echo" in server.call("OPTIONS", "/invocations").document["paths"]
         assert server.manage("DELETE", "/models/more").status == 200
         assert {server.predict("more", b"x").status for _ in range(20)} == {404}
+        assert server.manage("DELETE", "/models/echo").status == 200
+        assert server.manage("POST", "/models?url=echo.mar").status == 200
+        nameless = error(400, "BadRequestException", "Parameter model_name is required.")
+        assert server.call("POST", "/invocations", b"y").document == nameless
+
+
+SLOW_START = """
+    import time
+
+    time.sleep(%s)
+
+    def handle(data, context):
+        return ["%s"] * len(data or ())
+    """
+
+
+@pytest.mark.long
+def test_only_the_registered_archive_answers(tmp_path: Path) -> None:
+    (tmp_path / "archives").mkdir()
+    write_archive(tmp_path / "archives", SLOW_START % (3, "old"), name="d")
+    write_archive(tmp_path / "archives", SLOW_START % (0, "new"), name="new")
+    options = ("--processes=2", "--disable-token-auth", "--enable-model-api")
+    with running_torchserve(tmp_path, *options) as server:
+        first = "/models?url=d.mar&initial_workers=1&synchronous=false"
+        assert server.manage("POST", first).status == 202
+        assert server.manage("DELETE", "/models/d").status == 200
+        assert server.predict("d").status == 404
+        second = "/models?url=new.mar&model_name=d&initial_workers=1&synchronous=false"
+        assert server.manage("POST", second).status == 202
+        answers = set()
+        while b"new" not in answers:
+            said = server.predict("d")
+            assert said.status in (200, 503)
+            answers.add(said.body if said.status == 200 else b"none yet")
+        assert answers <= {b"new", b"none yet"}
 
 
 def test_management_that_anybody_could_reach_is_refused(tmp_path: Path) -> None:

@@ -42,8 +42,7 @@ EFFECTS = {
         grpc_predict.MAX_NAMES_BYTES tensor_proto.MAX_SHAPE_BYTES tensor_proto.MAX_REPEATED_BYTES
         evidence.MAX_COUNT evidence.MAX_NAMES evidence.MAX_PEAKS evidence.MAX_PLACE
         evidence.MAX_SHARES
-        model_acts.MAX_ACTS model_acts.MAX_MODELS
-        model_control.MAX_ACTS json_bodies.MAX_MEMBERS
+        act_limit.MAX_ACTS model_acts.MAX_MODELS json_bodies.MAX_MEMBERS
         predict_codec.MAX_PARSED_BYTES predict_codec.MAX_PLAIN_BYTES predict_codec.MAX_DEPTH
         predict_codec.MAX_PARSED_MEMBERS
         api_keys.MAX_FILE_BYTES api_keys.MAX_KEYS binary_texts.MAX_TEXTS body._MAX_LINE_BYTES
@@ -90,7 +89,7 @@ EFFECTS = {
         outbox.MOST_WAITING part_window.MAX_UNREAD
         """,
     "forgets entries": """
-        archive_registry.MAX_LEFT_FOLDERS
+        left_folders.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES
         link_rates.MAX_BUCKETS
@@ -99,6 +98,7 @@ EFFECTS = {
         dead_letters.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """
+        forwarded_output.MAX_LINE_BYTES rest_prediction.MAX_NAME_BYTES
         model_figures.MAX_PLACES model_figures.MAX_SIZES repository.MAX_NAME directory.MAX_SHOWN
         open_document.MAX_DOCUMENT_BYTES open_document.MAX_TENSORS
         executor.MAX_METRICS grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS

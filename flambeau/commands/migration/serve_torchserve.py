@@ -25,6 +25,8 @@ NO_LIMIT_S = 86_400.0
 _PORTS = ("grpc_port", "http_port", "metrics_port")
 _NOT_WITH = ("artifact", "compat", "host", "models", "store", *_PORTS)
 """Settings that TorchServe's configuration has in other words, or that mean nothing here."""
+_OPTIONS = {"models": "--model"}
+"""Options whose settings have other names."""
 
 
 def serve_torchserve(
@@ -39,9 +41,9 @@ def serve_torchserve(
     """
     if wrong := [name for name in _NOT_WITH if name in settings]:
         raise typer.BadParameter(
-            f"'{wrong[0]}' has no meaning with it; TorchServe's configuration says what is served, "
+            "it has no meaning with --torchserve; TorchServe's configuration says what is served, "
             "and where",
-            param_hint="--torchserve",
+            param_hint=_OPTIONS.get(wrong[0]) or f"--{wrong[0].replace('_', '-')}",
         )
     with needing("serve"):
         from model_store.errors import StoreError

@@ -65,3 +65,14 @@ class TorchserveOptions(NamedTuple):
     models: list[str] | None
     disable_token_auth: bool
     enable_model_api: bool
+
+    def given(self) -> list[str]:
+        """Returns the options that were given, as users write them."""
+        named = {
+            "--ts-config": self.config,
+            "--model-store": self.model_store,
+            "--models": self.models,
+            "--disable-token-auth": self.disable_token_auth,
+            "--enable-model-api": self.enable_model_api,
+        }
+        return [option for option, value in named.items() if value]

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from protos import open_inference_pb2 as pb
 from services.access.credential import secret_of
@@ -76,6 +76,45 @@ class GrpcInferRoute:
         self.given_id = head.text(REQUEST_ID)
         self.traceparent = head.text(TRACEPARENT) if path.accounting.tracer else ""
         self.timeout_s = head.timeout_s
+
+
+class InferenceRoute(Protocol):
+    """Facts of a call's head that all inferences over gRPC need."""
+
+    given_id: str
+    path: InferencePath
+    timeout_s: float | None
+    traceparent: str
+
+
+class GrpcInference:
+    """A call that is one inference at a time, and may end before its message names a model.
+
+    Its subclasses are calls, and have the slots; `_opened` is the second in which the call began.
+    """
+
+    __slots__ = ()
+    _inference: Inference | None
+    _opened: float
+    _route: InferenceRoute
+
+    def refuse(self, error: ServingError) -> None:
+        """Refuses a request and counts it, even if it never became one."""
+        (self._inference or self._open()).fail(error)
+
+    def abandon(self) -> None:
+        """Cancels the inference: its caller has disconnected, or its deadline has passed."""
+        inference = self._inference or self._open()
+        inference.cancel(*cancellation(self._opened, self._route.timeout_s))
+
+    def _open(self) -> Inference:
+        """Opens an inference for a message that could not be read."""
+        route = self._route
+        self._inference = route.path.open(  # type: ignore[misc]  # the subclasses have the slot
+            self,  # type: ignore[arg-type]  # with the call that it is a part of
+            time.monotonic(), route.given_id, "", "", route.traceparent,
+        )  # fmt: skip
+        return self._inference
 
 
 class GrpcRequest:
@@ -162,16 +201,17 @@ class GrpcRequest:
         )
 
 
-class InferenceCall(UnaryCall, GrpcRequest):
+class InferenceCall(GrpcInference, UnaryCall, GrpcRequest):
     """One inference."""
 
     __slots__ = ("_inference", "_opened", "_raw", "_request", "_route")
+    _route: GrpcInferRoute
     counts_refusals = True
 
     def __init__(
         self, route: GrpcInferRoute, connection: CallConnection, head: GrpcHead, stream: int
     ) -> None:
-        super().__init__(connection, head, stream)
+        UnaryCall.__init__(self, connection, head, stream)
         self._route = route
         self._opened = time.monotonic()
         self._inference: Inference | None = None
@@ -202,23 +242,6 @@ class InferenceCall(UnaryCall, GrpcRequest):
             request.model_version, route.traceparent,
         )  # fmt: skip
         inference.begin(body, route.authorization)
-
-    def refuse(self, error: ServingError) -> None:
-        """Refuses the call and counts it, even if it never became a request."""
-        (self._inference or self._open()).fail(error)
-
-    def abandon(self) -> None:
-        """Cancels the inference: its caller has disconnected, or its deadline has passed."""
-        inference = self._inference or self._open()
-        inference.cancel(*cancellation(self._opened, self._route.timeout_s))
-
-    def _open(self) -> Inference:
-        """Opens an inference for a call whose message could not be read."""
-        route = self._route
-        self._inference = route.path.open(
-            self, time.monotonic(), route.given_id, "", "", route.traceparent
-        )
-        return self._inference
 
     # Called by `Inference`.
 

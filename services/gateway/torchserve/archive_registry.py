@@ -8,6 +8,8 @@ Rules:
   it, until the version is served or refused;
 - a version whose workers do not start is not registered, and one that cannot be scaled keeps its
   workers;
+- an archive is registered once the model process has followed the newest pointers of its model, so
+  nothing that was unregistered answers in its place;
 - a change is undone only while it is the newest one of its version, and a call that waits for one
   which is not ends with a conflict: the version is then another caller's;
 - scaling publishes the version again, with another number of processes; the old ones answer until
@@ -51,6 +53,7 @@ from services.errors import (
     ServingError,
     TooManyInFlightError,
 )
+from services.gateway.torchserve.left_folders import LeftFolders
 from services.gateway.torchserve.refusals import caller_words
 from services.gateway.torchserve.register_request import (
     Registered,
@@ -59,7 +62,13 @@ from services.gateway.torchserve.register_request import (
     run_of,
     version_of,
 )
-from services.gateway.torchserve.registered_versions import is_newest, known, reopened
+from services.gateway.torchserve.registered_versions import (
+    UnseenError,
+    WorkersError,
+    is_newest,
+    known,
+    reopened,
+)
 from services.queueing.directory import Directory
 from services.queueing.records import Lane, ServedVersion
 
@@ -68,27 +77,9 @@ logger = logging.getLogger("flambeau.torchserve")
 MAX_PASSES = 20
 """Passes of the reconciler after which a version that is neither served nor refused is given up."""
 
-MAX_LEFT_FOLDERS = 8
-"""Folders of unregistered archives that stay for their last batches; a further one removes the
-oldest: archives may have gigabytes, and batches may run for a day."""
-
 Act = Callable[[str, str, bool], Awaitable[None]]
 """Has the model process look at a model: `ModelControl.act`, or `ModelLink.act`."""
 T = TypeVar("T")
-
-
-class WorkersError(BackendError):
-    """The workers of a version do not start.
-
-    Args:
-        name: name of the model.
-        version: TorchServe's name of the version.
-        reason: why, in words that TorchServe does not have.
-    """
-
-    def __init__(self, name: str, version: str, reason: str) -> None:
-        self.words = f"Failed to start workers for model {name} version: {version}"
-        super().__init__(f"{self.words}: {reason}")
 
 
 class ArchiveRegistry:
@@ -117,8 +108,7 @@ class ArchiveRegistry:
         self._act = act
         self._properties = properties
         self._tasks: set[asyncio.Task[None]] = set()
-        self._left: dict[str, asyncio.TimerHandle] = {}
-        """By folder of an unregistered archive, the call that removes it."""
+        self._left = LeftFolders()
 
     async def registrations(self) -> Registrations:
         """Returns all registered models."""
@@ -175,7 +165,7 @@ class ArchiveRegistry:
                 meanwhile.
             BackendError: its workers do not start; it is not registered.
         """
-        done, one = await _in_thread(partial(self.add, request))
+        done, one = await self._added(request)
         name, version = done.name, done.version
         if waits:
             await self._served_or_undone(
@@ -185,10 +175,22 @@ class ArchiveRegistry:
             self._begin(self._until_served(name, version, one))
         return done
 
-    def add(self, request: RegisterRequest) -> tuple[Registered, RegisteredVersion]:
-        """Registers an archive without looking whether its workers start.
+    async def _added(self, request: RegisterRequest) -> tuple[Registered, RegisteredVersion]:
+        """Adds an archive once nothing that was registered in its place can answer any more."""
+        opened, seen = await _in_thread(partial(self._open, request)), 0
+        try:
+            while True:
+                try:
+                    return await _in_thread(partial(self._add, opened, request, seen))
+                except UnseenError as error:
+                    seen = error.generation
+                    await self._look(error.model)
+        except BaseException:
+            await _in_thread(partial(shutil.rmtree, opened.folder, ignore_errors=True))
+            raise
 
-        It blocks: `register` calls it in a thread, and the command before the server starts.
+    def add(self, request: RegisterRequest) -> Registered:
+        """Registers an archive before the server starts; it blocks.
 
         Raises:
             NotFoundError: there is no such archive.
@@ -197,6 +199,15 @@ class ArchiveRegistry:
             ConflictError: this version is registered already.
             StoreError, OSError: the folder or the store cannot be written.
         """
+        opened = self._open(request)
+        try:
+            return self._add(opened, request)[0]
+        except BaseException:
+            shutil.rmtree(opened.folder, ignore_errors=True)
+            raise
+
+    def _open(self, request: RegisterRequest) -> ModelArchive:
+        """Unpacks an archive into a folder of its own, unless it is a folder."""
         if not request.archive.exists():
             raise NotFoundError(f"Model not found at: {request.url}")
         folder = self._folder / "archives" / uuid.uuid4().hex
@@ -205,14 +216,10 @@ class ArchiveRegistry:
             requirements = archive.manifest.model.requirements_file
             if requirements and self._properties.install_py_dep_per_model:
                 install_requirements(archive.folder, requirements)
-            name = check_name(request.model_name or archive.manifest.model.name)
-            version = archive.manifest.model.version
-            one = version_of(archive, name, request, self._properties)
-            one = self._add(archive, name, version, one)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return Registered(name, version, one.min_workers, archive.ignored), one
+        return archive
 
     async def scale(
         self,
@@ -274,25 +281,9 @@ class ArchiveRegistry:
         """
         version = version or (await self.model(name)).default
         one = await _in_thread(partial(self._drop, name, version))
-        await self._remove_later(one)
+        await self._left.leave(one)
         await self._look(name)
         return version
-
-    async def _remove_later(self, one: RegisteredVersion) -> None:
-        """Removes the files of an unregistered version, once no batch of it can run any more."""
-        if not one.is_own_folder:
-            return
-        remove = partial(self._remove, one.folder)
-        self._left[one.folder] = asyncio.get_running_loop().call_later(
-            one.response_timeout_s, lambda: self._begin(remove())
-        )
-        if len(self._left) > MAX_LEFT_FOLDERS:
-            await self._remove(next(iter(self._left)))
-
-    async def _remove(self, folder: str) -> None:
-        if (timer := self._left.pop(folder, None)) is not None:
-            timer.cancel()
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Has work go on that nobody waits for."""
@@ -364,8 +355,22 @@ class ArchiveRegistry:
     # The changes below run in threads, each under the lock of the registrations.
 
     def _add(
-        self, archive: ModelArchive, name: str, version: str, one: RegisteredVersion
-    ) -> RegisteredVersion:
+        self, archive: ModelArchive, request: RegisterRequest, seen: int | None = None
+    ) -> tuple[Registered, RegisteredVersion]:
+        """Registers an opened archive.
+
+        Args:
+            archive: the archive.
+            request: what the caller asks for.
+            seen: generation of the model's pointers that the model process has followed, 0 for
+                none; None before it starts.
+
+        Raises:
+            UnseenError: another archive may still answer in its place.
+        """
+        name = check_name(request.model_name or archive.manifest.model.name)
+        version = archive.manifest.model.version
+        one = version_of(archive, name, request, self._properties)
         with self._file.changing() as change:
             model = change.before.models.get(name)
             if model is not None and version in model.versions:
@@ -377,10 +382,13 @@ class ArchiveRegistry:
                     f"{full:,} models, or versions of one, are registered, the limit; unregister "
                     "some first"
                 )
+            pointers = None if seen is None else self._store.pointers(name)
+            if pointers is not None and pointers.generation != seen:
+                raise UnseenError(name, pointers.generation)
             one = self._published(archive, name, one)
             change.after = change.before.with_version(name, version, one)
             self._point(change.after, name)
-        return one
+        return Registered(name, version, one.min_workers, archive.ignored), one
 
     def _rescale(
         self, name: str, version: str, least: int, most: int

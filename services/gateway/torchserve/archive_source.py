@@ -17,9 +17,8 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, copy_context
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -50,18 +49,6 @@ _PIECE_BYTES = 2**20
 _URL = re.compile(r"(file|https?)://.*", re.IGNORECASE | re.DOTALL)
 
 
-_caller_left: ContextVar[asyncio.Event | None] = ContextVar("caller_left", default=None)
-
-
-def task_of_caller(
-    work: Coroutine[Any, Any, None], caller_left: asyncio.Event
-) -> "asyncio.Task[None]":
-    """Returns a task for a caller's call: its downloads end when the event is set."""
-    context = copy_context()
-    context.run(_caller_left.set, caller_left)
-    return asyncio.get_running_loop().create_task(work, context=context)
-
-
 class DownloadError(OSError):
     """A download that is not possible, not allowed or too large; the message is the reason."""
 
@@ -83,11 +70,14 @@ class ArchiveSource:
         self._downloads: set[asyncio.Future[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def found(self, url: str) -> AsyncIterator[Path]:
+    async def found(
+        self, url: str, caller_left: asyncio.Event | None = None
+    ) -> AsyncIterator[Path]:
         """Yields the path of an archive; a download is removed afterwards.
 
         Args:
             url: name of a file or folder of the model store, or a URL.
+            caller_left: ends a download once it is set; None where nobody can leave.
 
         Raises:
             RefusedError: there is none, or it may not be downloaded.
@@ -102,7 +92,7 @@ class ArchiveSource:
             if ".." in url:
                 raise _not_found(f"Relative path is not allowed in url: {url}")
             with tempfile.TemporaryDirectory(prefix="download-", dir=self._folder) as made:
-                yield await self._downloaded(url, Path(made))
+                yield await self._downloaded(url, Path(made), caller_left or asyncio.Event())
             return
         if self._model_store is None:
             raise _not_found("Model store has not been configured.")
@@ -123,18 +113,18 @@ class ArchiveSource:
                 return store / name
         raise _not_found(f"Model not found at: {url}")
 
-    async def _downloaded(self, url: str, folder: Path) -> Path:
+    async def _downloaded(self, url: str, folder: Path, caller_left: asyncio.Event) -> Path:
         try:
             name = unquote(urlsplit(url).path.rpartition("/")[2])
             name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-100:].lstrip(".") or "archive.mar"
-            await self._paced(_Download(url, folder / name, self._allows))
+            await self._paced(_Download(url, folder / name, self._allows), caller_left)
         except (OSError, ValueError, http.client.HTTPException) as error:
             words = f"Failed to download archive from: {url}"
             reason = f" ({error})" if isinstance(error, DownloadError) else ""
             raise RefusedError(Refusal(400, DOWNLOAD, words + reason)) from error
         return folder / name
 
-    async def _paced(self, download: "_Download") -> None:
+    async def _paced(self, download: "_Download", caller_left: asyncio.Event) -> None:
         """Runs a download in a thread; ends it if it is too slow, or its caller leaves."""
         if len(self._downloads) >= MAX_DOWNLOADS:
             words = f"{MAX_DOWNLOADS} archives are being downloaded, the limit; retry later"
@@ -142,7 +132,7 @@ class ArchiveSource:
         work = asyncio.get_running_loop().run_in_executor(self._threads, download.run)
         self._downloads.add(work)
         work.add_done_callback(self._ended)
-        left = asyncio.ensure_future((_caller_left.get() or asyncio.Event()).wait())
+        left = asyncio.ensure_future(caller_left.wait())
         size = 0
         try:
             while True:

@@ -6,6 +6,7 @@ or a `RefusedError`.
 Source: the answers of TorchServe 0.12.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from model_store.archives.registrations import (
 from model_store.archives.server_properties import ServerProperties
 from model_store.errors import ModelArchiveError
 from services.errors import BackendError, ServingError
-from services.gateway.torchserve.archive_registry import ArchiveRegistry, WorkersError, is_ready
+from services.gateway.torchserve.archive_registry import ArchiveRegistry, is_ready
 from services.gateway.torchserve.archive_source import ArchiveSource
 from services.gateway.torchserve.predictions import DESCRIBE, Predictions
 from services.gateway.torchserve.refusals import (
@@ -34,12 +35,14 @@ from services.gateway.torchserve.refusals import (
     Refusal,
     RefusedError,
     bad_request,
+    caller_words,
     model_not_found,
     no_worker,
     refusal_of,
     version_not_found,
 )
 from services.gateway.torchserve.register_request import RegisterRequest
+from services.gateway.torchserve.registered_versions import WorkersError
 
 ALL = "all"
 """In place of a version: all of them."""
@@ -128,8 +131,12 @@ class Management:
         is_healthy = self._registry.are_served() and not self._is_leaving()
         return status("Healthy") if is_healthy else status("Unhealthy", 500)
 
-    async def register(self, asked: Registering) -> Said:
+    async def register(self, asked: Registering, caller_left: asyncio.Event | None = None) -> Said:
         """Registers an archive.
+
+        Args:
+            asked: parameters of the call.
+            caller_left: as for `ArchiveSource.found`.
 
         Raises:
             RefusedError: it is not found, cannot be registered, or its workers do not start.
@@ -140,7 +147,7 @@ class Management:
             _check_text(name, getattr(asked, name))
         if asked.runtime is not None and asked.runtime not in RUNTIMES:
             raise bad_request(f"Invalid RuntimeType value: {asked.runtime[:200]}")
-        async with self._source.found(asked.url) as archive:
+        async with self._source.found(asked.url, caller_left) as archive:
             request = RegisterRequest(
                 archive=archive,
                 url=asked.url,
@@ -331,11 +338,11 @@ class Management:
             "continuousBatching": False,
             "useJobTicket": False,
             "useVenv": False,
-            "stateful": False,
-            "sequenceMaxIdleMSec": 0,
-            "sequenceTimeoutMSec": 0,
-            "maxNumSequence": 0,
-            "maxSequenceJobQueueSize": 0,
+            "stateful": one.sequence_idle_ms > 0,
+            "sequenceMaxIdleMSec": one.sequence_idle_ms,
+            "sequenceTimeoutMSec": one.sequence_timeout_ms,
+            "maxNumSequence": one.max_sequences,
+            "maxSequenceJobQueueSize": one.sequence_queue_size,
             "loadedAtStartup": one.at_start,
             "workers": [
                 {"id": str(_FIRST_WORKER + place), **worker} for place in range(one.min_workers)
@@ -380,7 +387,7 @@ async def _worded(work: Awaitable[T]) -> T:
     except WorkersError as error:
         raise RefusedError(Refusal(500, INTERNAL, error.words)) from error
     except BackendError as error:
-        raise RefusedError(Refusal(500, INTERNAL, str(error))) from error
+        raise RefusedError(Refusal(500, INTERNAL, caller_words(str(error)))) from error
     except ServingError as error:
         refusal = refusal_of(error)
         if isinstance(error.__cause__, ModelArchiveError):

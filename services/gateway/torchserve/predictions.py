@@ -14,7 +14,9 @@ with the code and words that the handler's process gave.
 import asyncio
 import math
 import time
+import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flambeau.protocol.tensors import object_array
@@ -33,11 +35,13 @@ from services.errors import (
     ModelNotReadyError,
     NotFoundError,
     QueueFullError,
+    SequenceLostError,
     ServingError,
 )
 from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.inference import Inference, InferencePath, Sampler, WireProtocol
 from services.gateway.request_accounting import RequestAccounting
+from services.gateway.sequence_parameters import MAX_ID_BYTES
 from services.gateway.torchserve.archive_registry import target
 from services.gateway.torchserve.refusals import (
     INTERNAL,
@@ -50,7 +54,7 @@ from services.gateway.torchserve.refusals import (
     refusal_of,
     version_not_found,
 )
-from services.queueing.records import InferReply
+from services.queueing.records import InferReply, SequenceStep
 from services.telemetry.torchserve_metrics import RequestSeries, TorchServeMetrics
 from services.wire.body import Body
 
@@ -60,6 +64,8 @@ if TYPE_CHECKING:
 EXPLAIN = "explain"
 DESCRIBE = "describe"
 """Headers, `True` or `False`, that tell a handler what is asked for."""
+SEQUENCE, SEQUENCE_START = "ts_request_sequence_id", "ts_request_sequence_start"
+"""Headers with the sequence of a request, and with `true` where TorchServe chose its id."""
 _OUT_OF_MEMORY = 413
 """Code of a handler's process that TorchServe sends on as 507."""
 
@@ -100,6 +106,27 @@ class Predictions:
         self._figures = figures
         self._series: dict[tuple[str, str], RequestSeries] = {}
         self._timeouts: tuple[int, dict[tuple[str, str], float]] = (-1, {})
+        self._at_start: tuple[Registrations | None, str] = None, ""
+
+    def only_at_start(self) -> str:
+        """Returns the model of calls that name none: the only one that was registered at the start.
+
+        It is empty if there is none, or if there are several.
+
+        Raises:
+            BackendError: the registrations cannot be read.
+        """
+        registered = self._registered()
+        known, name = self._at_start
+        if known is not registered:
+            names = [
+                name
+                for name, model in registered.models.items()
+                if any(one.at_start for one in model.versions.values())
+            ]
+            name = names[0] if len(names) == 1 else ""
+            self._at_start = registered, name
+        return name
 
     def begin(self, inference: Inference, body: Body, version: str) -> None:
         """Starts an inference, unless its model cannot answer.
@@ -152,8 +179,13 @@ class Predictions:
         """Returns the call of a request.
 
         Raises:
-            RefusedError: its names and headers are too large.
+            RefusedError: its names and headers, or its sequence's id, are too large.
+            ServingError: the version is served no longer.
         """
+        _, signature = self._directory.resolve(inference.model, inference.version)
+        step = None
+        if signature.sequence is not None:
+            request, step = step_of(request)
         try:
             element = encode_request(request)
         except HandlerCallError as error:
@@ -164,6 +196,7 @@ class Predictions:
             version=inference.version,
             inputs=(InputTensor(name=REQUEST, datatype="BYTES", array=object_array([element])),),
             deadline=inference.received_at + self._timeout_s(inference.model, inference.version),
+            sequence=step,
             trace=inference.trace,
             caller=caller,
         )
@@ -200,7 +233,7 @@ class Predictions:
         """
         if isinstance(error, RefusedError):
             return error
-        if isinstance(error, QueueFullError):
+        if isinstance(error, QueueFullError | SequenceLostError):
             return no_worker(model, version)
         if isinstance(error, NotFoundError | ModelNotReadyError):
             try:
@@ -250,6 +283,30 @@ class Predictions:
                         if version == known.default:
                             timeouts[target(name)] = one.client_timeout_ms / 1000
         return timeouts.get((model, alias), math.inf)
+
+
+def step_of(request: HandlerRequest) -> tuple[HandlerRequest, SequenceStep]:
+    """Returns a request to a handler with state, and its step of a sequence.
+
+    A request that names no sequence begins one, which gets an id, as with TorchServe.
+
+    Raises:
+        RefusedError: the id is too long.
+    """
+    name = request.headers.get(SEQUENCE, "")
+    if not name:
+        name = f"ts-seq-{uuid.uuid4()}"
+        headers = {**request.headers, SEQUENCE: name, SEQUENCE_START: "true"}
+        is_described = DESCRIBE in request.headers  # a sequence of its own
+        return replace(request, headers=headers), SequenceStep(
+            name, is_start=True, is_end=is_described
+        )
+    if len(name.encode("utf-8", "replace")) > MAX_ID_BYTES:
+        raise bad_request(
+            f"{SEQUENCE} begins with {name[:60]!r} and has over {MAX_ID_BYTES} bytes; choose a "
+            "shorter id"
+        )
+    return request, SequenceStep(name, may_start=True)
 
 
 class _AwaitedAnswer:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flambeau.protocol.sequence_spec import MAX_OPEN
 from model_store.archives.archive_settings import MAX_BATCH_SIZE, MAX_WORKERS, RunSettings
 from model_store.archives.model_archive import ModelArchive
+from model_store.archives.model_config import ModelConfig
 from model_store.archives.registrations import RegisteredVersion
 from model_store.archives.server_properties import ServerProperties
 from services.errors import InvalidRequestError
@@ -73,6 +75,7 @@ def version_of(
     workers = properties.default_workers_per_model
     workers = chosen("min_workers", request.initial_workers, workers, 0, MAX_WORKERS)
     most = chosen("max_workers", None, workers, 0, LARGE)
+    batch = chosen("batch_size", request.batch_size, BATCH_SIZE, 1, MAX_BATCH_SIZE)
     return RegisteredVersion(
         url=request.url,
         handler=request.handler,
@@ -80,7 +83,7 @@ def version_of(
         is_own_folder=archive.folder != request.archive,
         min_workers=workers,
         max_workers=max(workers, most),
-        batch_size=chosen("batch_size", request.batch_size, BATCH_SIZE, 1, MAX_BATCH_SIZE),
+        batch_size=batch,
         max_batch_delay_ms=chosen(
             "max_batch_delay_ms", request.max_batch_delay_ms, BATCH_DELAY_MS, 0, LARGE
         ),
@@ -89,6 +92,7 @@ def version_of(
         ),
         startup_timeout_s=chosen("startup_timeout_s", request.startup_timeout_s, start_s, 1, DAY_S),
         client_timeout_ms=chosen("client_timeout_ms", None, 0, 0, LARGE),
+        **_sequences_of(own, batch * max(workers, most)),
         job_queue_size=chosen("job_queue_size", None, properties.job_queue_size, 1, LARGE),
         envelope=properties.service_envelope,
         limit_max_image_pixels=properties.limit_max_image_pixels,
@@ -110,7 +114,21 @@ def run_of(one: RegisteredVersion) -> RunSettings:
         envelope=one.envelope,
         limit_max_image_pixels=one.limit_max_image_pixels,
         decode_input_request=one.decode_input_request,
+        sequence_idle_ms=one.sequence_idle_ms,
+        max_sequences=max(1, one.max_sequences),
     )
+
+
+def _sequences_of(own: ModelConfig, at_once: int) -> dict[str, int]:
+    """Returns the fields of a version's sequences, none if its requests are independent."""
+    if not own.sequence_idle_ms:
+        return {}
+    return {
+        "sequence_idle_ms": own.sequence_idle_ms,
+        "sequence_timeout_ms": own.sequence_timeout_ms or 0,
+        "max_sequences": min(MAX_OPEN, own.max_sequences or at_once),
+        "sequence_queue_size": own.sequence_queue_size or 1,
+    }
 
 
 def checked_workers(least: int, most: int | None) -> tuple[int, int]:

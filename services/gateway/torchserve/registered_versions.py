@@ -11,6 +11,33 @@ from model_store.errors import ModelArchiveError
 from services.errors import BackendError, UnknownModelError, UnknownVersionError
 
 
+class WorkersError(BackendError):
+    """The workers of a version do not start.
+
+    Args:
+        name: name of the model.
+        version: TorchServe's name of the version.
+        reason: why, in words that TorchServe does not have.
+    """
+
+    def __init__(self, name: str, version: str, reason: str) -> None:
+        self.words = f"Failed to start workers for model {name} version: {version}"
+        super().__init__(f"{self.words}: {reason}")
+
+
+class UnseenError(Exception):
+    """The model process may not have followed the newest pointers of a model.
+
+    Args:
+        model: name of the model.
+        generation: that of the pointers.
+    """
+
+    def __init__(self, model: str, generation: int) -> None:
+        super().__init__(f"generation {generation} of the pointers of {model}")
+        self.model, self.generation = model, generation
+
+
 def known(registrations: Registrations, name: str, version: str = "") -> RegisteredModel:
     """Returns a registered model, which has the version if one is named.
 

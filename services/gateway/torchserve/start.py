@@ -110,7 +110,7 @@ async def _register_all(
                     initial_workers=properties.default_workers_per_model or 1,
                     at_start=True,
                 )
-                done, _ = await asyncio.to_thread(registry.add, request)
+                done = await asyncio.to_thread(registry.add, request)
         except (ServingError, StoreError, OSError) as error:
             start.failed.append(f"{url}: {error}")
         else:

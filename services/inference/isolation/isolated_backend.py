@@ -36,6 +36,7 @@ from services.inference.backends.files_folder import FilesFolder
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
+from services.inference.isolation.forwarded_output import forwarded_output
 from services.inference.isolation.sent_artifact import packed, send_opening
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
 from services.inference.isolation.worker_process import OUT_OF_MEMORY
@@ -277,11 +278,11 @@ def open_isolated_backend(
 
 def _start(module: str) -> tuple[subprocess.Popen[bytes], Channel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    with theirs, forwarded_output(module) as output:
         process = subprocess.Popen(  # noqa: S603
             own_command(module, str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
-            stdout=2,  # a model's output must not mix with the server's
+            stdout=output,  # a model's output must not mix with the server's
             pass_fds=[theirs.fileno()],
             process_group=0,  # processes that the model starts end with it
         )

@@ -22,6 +22,7 @@ from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.served_kinds import SERVED_KINDS
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
+from services.inference.isolation.forwarded_output import forwarded_output
 from services.inference.isolation.probe_host import WALL_PER_CPU
 from services.inference.isolation.sent_artifact import packed, send_opening
 
@@ -194,11 +195,11 @@ def _outcome(
 
 def _start(package: str) -> _Host:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    with theirs, forwarded_output(_HOST) as output:
         process = subprocess.Popen(  # noqa: S603
             own_command(_HOST, str(theirs.fileno()), package),
             stdin=subprocess.DEVNULL,
-            stdout=2,
+            stdout=output,
             pass_fds=[theirs.fileno()],
         )
     waiter = threading.Thread(target=process.wait, name=f"end of {_HOST}", daemon=True)

@@ -57,6 +57,7 @@ def main() -> None:
     faulthandler.enable()
     with contextlib.suppress(OSError):  # a container may keep /proc read-only
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a pipe
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
     channel = Channel(end)

@@ -8,7 +8,10 @@ in a model's own code); asyncio would end the process for it, so it is converted
 
 import asyncio
 import contextvars
+import logging
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from model_store.errors import StoreError
@@ -17,11 +20,65 @@ from services.errors import BackendError
 from services.inference.loading.loader import LoadError
 from services.low_priority_thread import start_at_low_priority
 
+logger = logging.getLogger("flambeau.reconciler")
+
 MAX_REASON = 2_000
 """Maximum characters of a reason, which is logged, announced and returned to clients."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Failures:
+    """Versions of one model that could not be loaded."""
+
+    at: dict[int, float] = field(default_factory=dict)
+    """`time.monotonic()` second of the last failure, by version."""
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Last logged reason why a version was refused, by version."""
+
+    def is_due(self, version: int, after_s: float) -> bool:
+        """Returns True unless a version failed within so many seconds."""
+        failed_at = self.at.get(version)
+        return failed_at is None or time.monotonic() - failed_at >= after_s
+
+    def forget(self, version: int) -> None:
+        """Forgets a version: it is loaded."""
+        self.at.pop(version, None)
+        self.reasons.pop(version, None)
+
+
+class Complaints:
+    """Faults of the store and of its models, each logged when it appears or changes."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+
+    def log(self, topic: str, fault: str, reason: str, bug: Exception | None = None) -> None:
+        """Logs a fault, unless it is logged already.
+
+        Args:
+            topic: subject of the message.
+            fault: rest of the message.
+            reason: why.
+            bug: exception of an unexpected type, whose traceback is logged.
+        """
+        if self._reasons.get(topic) != reason:
+            self._reasons[topic] = reason
+            logger.error(f"{topic} {fault}", extra={"reason": reason}, exc_info=bug)
+
+    def failed(self, topic: str, fault: str, error: Exception) -> None:
+        """Logs a fault that is an exception."""
+        self.log(topic, fault, reason_of(error), None if is_expected(error) else error)
+
+    def settle(self, topic: str) -> None:
+        """Forgets a fault: it is gone."""
+        self._reasons.pop(topic, None)
+
+    def reason(self, topic: str) -> str:
+        """Returns the present reason of a topic; empty for none."""
+        return self._reasons.get(topic, "")
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -22,18 +22,25 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from model_store.errors import StorageError
 from model_store.listing import ModelListing
-from model_store.pointers import PRODUCTION, Pointers
+from model_store.pointers import PRODUCTION, Pointers, switched, unaliased
 from model_store.store import ModelStore
 from services.errors import BackendError, ServingError, UnknownModelError
 from services.inference.loading.background_choice import BackgroundChoice
+from services.inference.loading.kept_loads import KeptLoads
 from services.inference.loading.lanes import Lanes
 from services.inference.loading.loader import LoadError
-from services.inference.loading.model_failure import in_thread, is_expected, reason_of
+from services.inference.loading.model_failure import (
+    Complaints,
+    Failures,
+    in_thread,
+    is_expected,
+    reason_of,
+)
 from services.inference.loading.pipelines import Pipelines
 from services.inference.loading.policy import ServingPolicy, load_niceness
 from services.inference.loading.unserved_models import missing_models, refusal
@@ -59,9 +66,9 @@ class _Model:
     pointers: Pointers | None = None
     wanted: list[int] = field(default_factory=list)
     """Versions that should be served."""
-    failed_at: dict[int, float] = field(default_factory=dict)
-    reasons: dict[int, str] = field(default_factory=dict)
-    """Last logged reason why a version was refused, by version."""
+    loading: int | None = None
+    """Version that is being loaded."""
+    failures: Failures = field(default_factory=Failures)
 
     @property
     def is_withdrawn(self) -> bool:
@@ -91,8 +98,6 @@ class Reconciler:
         self._background_choice = BackgroundChoice(store, self._lanes)
         self._choosing: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
-        self._kept: set[Lane] = set()
-        """Versions whose further artifacts were loaded, or refused, in the last pass."""
         self._directory = directory
         self._metrics = metrics
         self._policy = policy
@@ -102,7 +107,8 @@ class Reconciler:
         self._converging: dict[str, asyncio.Task[None]] = {}
         self._begun: set[str] = set()
         """Models that began to converge in this pass."""
-        self._complaints: dict[str, str] = {}
+        self._complaints = Complaints()
+        self._kept = KeptLoads(self._lanes, self._complaints)
         self._fault = ""
         """Why the last pass could not follow the store; empty if it did."""
         self.converged_once = False
@@ -155,21 +161,21 @@ class Reconciler:
         try:
             listings = self._listings if is_fixed else await in_thread(self._store.listing)
         except Exception as error:
-            self._complain("store", "is unreachable; serving the loaded versions", reason_of(error))
+            self._complaints.failed("store", "is unreachable; serving the loaded versions", error)
             if not self.converged_once:
                 self.look = Look(started=False, fault=reason_of(error))
             return reason_of(error)
         if self._served() and not listings:
             # An unmounted folder looks like an empty one, and a store is not emptied on purpose.
-            self._complain(
+            self._complaints.log(
                 "store", "is empty or deleted; serving the loaded versions", self._store.url
             )
             return f"the store {self._store.url} is empty or deleted"
-        self._complaints.pop("store", None)
+        self._complaints.settle("store")
         self._listings = listings
         for name in self._control.take_anew():
             if name in self._models:
-                self._models[name].failed_at.clear()
+                self._models[name].failures.at.clear()
         self._log_unknown(listings)
         self._begun.clear()
         await self._converge_all(tasks)
@@ -201,9 +207,12 @@ class Reconciler:
     async def _converge_all(self, tasks: asyncio.TaskGroup) -> None:
         """Converges every model that is not converging already, and waits a while for them."""
         listings = self._listings
+        for name in [one for one in self._converging if one in listings]:
+            await self._guarded(name, self._follow(name, listings[name]))
         for name in self._wanted_models(listings):
             if name in listings and name not in self._converging:
-                task = tasks.create_task(self._converge_alone(name, listings[name], tasks))
+                work = self._guarded(name, self._converge(name, listings[name], tasks))
+                task = tasks.create_task(work)
                 self._converging[name] = task
                 self._begun.add(name)
                 task.add_done_callback(functools.partial(self._has_converged, name))
@@ -224,7 +233,7 @@ class Reconciler:
             if self._pipelines.awaits(lane, self._converging, self._models_here()):
                 continue
             if missing := self._pipelines.missing_part(lane):
-                if model.reasons.get(lane.version) != missing:
+                if model.failures.reasons.get(lane.version) != missing:
                     self._announce_failure(model, lane, LoadError(missing))
                 continue
             if not self._is_due(model, lane):
@@ -234,7 +243,7 @@ class Reconciler:
             except Exception as error:
                 self._fail(model, lane, error)
             else:
-                self._succeed(model, lane)
+                model.failures.forget(lane.version)
             self._switch(model, lane.model)
 
     def _served(self) -> list[Lane]:
@@ -250,32 +259,17 @@ class Reconciler:
     async def _keep(self, tasks: asyncio.TaskGroup) -> None:
         """Starts to load further artifacts; until the first convergence, waits a while for them."""
         if self._keeping is None or self._keeping.done():
-            self._keeping = tasks.create_task(self._load_kept(tasks), name="kept artifacts")
+            self._keeping = tasks.create_task(self._kept.load_all(tasks), name="kept artifacts")
         if not self.converged_once and not self._converging:
             await asyncio.wait([self._keeping], timeout=self._policy.poll_interval_s)
             self.converged_once = (
                 self._keeping.done()
-                and self._kept >= {*self._lanes.loaded()}
+                and self._kept.settled >= {*self._lanes.loaded()}
                 and not any(
                     self._pipelines.awaits(lane, (), self._models_here())
                     for lane in self._pipelines.unsettled()
                 )
             )
-
-    async def _load_kept(self, tasks: asyncio.TaskGroup) -> None:
-        """Loads the further artifacts of every version that is served, one after the other."""
-        kept = set()
-        for lane in self._lanes.loaded():
-            topic = f"further artifacts of {lane}"
-            try:
-                await self._lanes.load_kept(lane, tasks)
-            except Exception as error:
-                bug = None if is_expected(error) else error
-                self._complain(topic, "cannot be loaded", reason_of(error), bug)
-            else:
-                self._complaints.pop(topic, None)
-            kept.add(lane)
-        self._kept = kept
 
     def _log_unknown(self, listings: Mapping[str, ModelListing]) -> None:
         """Logs, only once, each model with own settings that is not in the store."""
@@ -296,7 +290,7 @@ class Reconciler:
             is_live = self._directory.live_version(name) is not None
             why = refusal(listings[name], pointers, known)
             if not is_live:
-                why = why or self._complaints.get(_topic(name), "")
+                why = why or self._complaints.reason(_topic(name))
             if why:
                 refused[name] = why
             served += is_live
@@ -350,34 +344,49 @@ class Reconciler:
         is_all = not self._control.is_explicit and not self._policy.models
         return is_all or model in self._wanted_models(self._listings)
 
-    async def _converge_alone(
-        self, name: str, listing: ModelListing, workers: asyncio.TaskGroup
-    ) -> None:
-        """Converges one model; an exception changes nothing and affects no other model."""
+    async def _guarded(self, name: str, work: Awaitable[None]) -> None:
+        """Awaits work on one model; an exception changes nothing and affects no other model."""
         try:
-            if listing.unreadable:
-                raise StorageError(listing.unreadable)
-            await self._converge(name, listing, workers)
+            await work
         except Exception as error:
             fault = "cannot be read; serving the loaded versions"
-            bug = None if is_expected(error) else error
-            self._complain(_topic(name), fault, reason_of(error), bug)
+            self._complaints.failed(_topic(name), fault, error)
         else:
-            self._complaints.pop(_topic(name), None)
+            self._complaints.settle(_topic(name))
 
     async def _converge(self, name: str, listing: ModelListing, workers: asyncio.TaskGroup) -> None:
+        model = await self._read(name, listing)
+        for version in list(model.wanted):
+            if version in model.wanted:  # it still is: pointers may move while others load
+                await self._load(model, Lane(name, version), workers)
+        self._settle(model, name)
+
+    async def _follow(self, name: str, listing: ModelListing) -> None:
+        """Obeys pointers that have moved while versions of the model load."""
+        self._settle(await self._read(name, listing), name)
+
+    async def _read(self, name: str, listing: ModelListing) -> _Model:
+        """Learns the pointers of a model, and the versions that should be served."""
+        if listing.unreadable:
+            raise StorageError(listing.unreadable)
         model = self._models.setdefault(name, _Model())
         await self._read_pointers(model, name, listing)
-        wanted = model.wanted = await self._wanted_versions(name, model, listing)
-        for version in wanted:
-            await self._load(model, Lane(name, version), workers)
-        self._switch(model, name)
-        for served in list(self._directory.all_versions()):
+        model.wanted = await self._wanted_versions(name, model, listing)
+        return model
+
+    def _settle(self, model: _Model, name: str) -> None:
+        """Makes the ready versions live that should be, and unloads those that nothing names."""
+        left: set[int] = set()
+        if model.pointers is not None and not self._policy.newest_versions:
+            before = self._directory.aliases(name)
+            left = unaliased(before, model.pointers.aliases) - {*model.wanted}
+        self._switch(model, name, left)
+        live = self._directory.live_version(name)
+        named = {*model.wanted, *self._directory.aliases(name).values(), live} - left
+        for served in self._directory.of_model(name):
             lane = served.lane
-            live = self._directory.live_version(name)
-            named = self._directory.aliases(name).values()
-            is_kept = lane.version in (*wanted, *named, live) and not model.is_withdrawn
-            if lane.model == name and not is_kept:
+            is_kept = lane.version in named and not model.is_withdrawn
+            if not is_kept and lane.version != model.loading:
                 self._unload(lane)
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
@@ -387,13 +396,15 @@ class Reconciler:
             if model.pointers and model.pointers.generation >= generation:
                 break
             try:
-                model.pointers = await in_thread(self._store.pointers_at, name, generation)
+                found = await in_thread(self._store.pointers_at, name, generation)
+                if model.pointers is None or found.generation > model.pointers.generation:
+                    model.pointers = found  # a later pass may have read on meanwhile
             except Exception as error:
                 reasons.append(reason_of(error))
         if reasons:
-            self._complain(topic, "are unreadable", reasons[0])
+            self._complaints.log(topic, "are unreadable", reasons[0])
         else:
-            self._complaints.pop(topic, None)
+            self._complaints.settle(topic)
 
     async def _wanted_versions(self, name: str, model: _Model, listing: ModelListing) -> list[int]:
         """Returns versions that pointers name, then the newest: production is up soonest.
@@ -417,8 +428,9 @@ class Reconciler:
         if is_here or not self._is_due(model, lane) or not self._directory.is_missed(lane):
             return
         niceness = load_niceness(not self.converged_once, self._directory.is_unloaded(lane))
-        if lane.version not in model.failed_at:
+        if lane.version not in model.failures.at:
             self._directory.announce(ServedVersion(lane=lane, state="loading"))
+        model.loading = lane.version
         try:
             manifest = await in_thread(self._store.manifest, lane.model, lane.version)
             if manifest.pipeline is not None:
@@ -428,19 +440,16 @@ class Reconciler:
         except Exception as error:
             self._fail(model, lane, error)
         else:
-            self._succeed(model, lane)
+            model.failures.forget(lane.version)
+        finally:
+            model.loading = None
 
     def _is_due(self, model: _Model, lane: Lane) -> bool:
         """Returns True unless a version failed too recently to be tried again."""
-        failed_at = model.failed_at.get(lane.version)
-        return failed_at is None or time.monotonic() - failed_at >= self._policy.retry_failed_s
-
-    def _succeed(self, model: _Model, lane: Lane) -> None:
-        model.failed_at.pop(lane.version, None)
-        model.reasons.pop(lane.version, None)
+        return model.failures.is_due(lane.version, self._policy.retry_failed_s)
 
     def _fail(self, model: _Model, lane: Lane, error: Exception) -> None:
-        model.failed_at[lane.version] = time.monotonic()
+        model.failures.at[lane.version] = time.monotonic()
         self._announce_failure(model, lane, error)
 
     def _announce_failure(self, model: _Model, lane: Lane, error: Exception) -> None:
@@ -452,47 +461,33 @@ class Reconciler:
         if isinstance(error, LoadError):
             self._metrics.failed_verifications.labels(*labels).inc(error.failed_replays)
         self._directory.announce(ServedVersion(lane=lane, state="failed", reason=reason))
-        if model.reasons.get(lane.version) == reason:
+        if model.failures.reasons.get(lane.version) == reason:
             return
-        model.reasons[lane.version] = reason
+        model.failures.reasons[lane.version] = reason
         logger.error(
             "version refused",
             extra={"model": lane.model, "version": lane.version, "reason": reason},
             exc_info=None if is_expected(error) else error,
         )
 
-    def _switch(self, model: _Model, name: str) -> None:
+    def _switch(self, model: _Model, name: str, left: Collection[int] = ()) -> None:
         """Makes production's version live, or the newest if no pointer names production."""
-        ready = [lane.version for lane in self._served() if lane.model == name]
+        ready = [one.version for one in self._served() if one.model == name]
+        ready = [version for version in ready if version not in left]
         pointed = model.pointers.aliases if model.pointers else {}
-        self._directory.set_aliases(name, self._switched(name, pointed, ready))
+        aliases = switched(self._directory.aliases(name), pointed, ready)
+        self._directory.set_aliases(name, aliases)
         target = pointed.get(PRODUCTION)
         if target is None:
             target = max((one for one in ready if one in model.wanted), default=None)
         if target is not None and target in ready:
             self._go_live(Lane(name, target), model.pointers.generation if model.pointers else 0)
 
-    def _switched(
-        self, name: str, pointed: Mapping[str, int], ready: Collection[int]
-    ) -> dict[str, int]:
-        """Returns the version of each alias; the one before, while that of the pointer loads."""
-        before = self._directory.aliases(name)
-        return {
-            alias: before[alias] if target not in ready and before.get(alias) in ready else target
-            for alias, target in pointed.items()
-        }
-
     def _go_live_at_once(self, lane: Lane, generation: int) -> None:
         """Makes a version live at once: the default in a process without a fleet."""
         if lane.version != self._directory.live_version(lane.model):
             self._directory.make_live(lane)
             logger.info("version live", extra={"model": lane.model, "version": lane.version})
-
-    def _complain(self, topic: str, fault: str, reason: str, bug: Exception | None = None) -> None:
-        """Logs a fault of the store when it appears or changes, not at every pass."""
-        if self._complaints.get(topic) != reason:
-            self._complaints[topic] = reason
-            logger.error(f"{topic} {fault}", extra={"reason": reason}, exc_info=bug)
 
 
 def _topic(model: str) -> str:

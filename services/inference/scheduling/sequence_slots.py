@@ -9,7 +9,7 @@ Rules:
   any of them runs the next step;
 - the strategy `direct` also binds a sequence to a row of the batches of its slot;
 - a sequence is open from its first step to its last, or until it is idle for too long;
-- a step of a sequence that is not open is refused, unless it is the first.
+- a step of a sequence that is not open is refused, unless it is the first, or may be it.
 """
 
 import math
@@ -173,12 +173,13 @@ class SequenceSlots:
             InvalidRequestError: the model takes no such id.
         """
         name = step.id
-        if step.is_start:
+        known = self._open.get(name)
+        is_open = known is not None and not self._is_idle(known, now)
+        if step.is_start or (step.may_start and not is_open):
             found = self._begin(name, now)
+        elif known is None or not is_open:
+            raise self.lost(name)
         else:
-            known = self._open.get(name)
-            if known is None or now - known.used_at > self._idle_s:
-                raise self.lost(name)
             found = known
             self._open.move_to_end(name)
         found.used_at, found.under_way = now, True

@@ -18,6 +18,7 @@ from services.errors import (
 )
 from services.queueing.directory import Directory
 from services.queueing.fleet import FleetView
+from services.queueing.model_control.act_limit import check_acts
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.keys import MODELS_KEY
 from services.queueing.redis_streams.scripts import Script
@@ -25,8 +26,6 @@ from services.queueing.redis_streams.wire import error_of_kind
 
 MAX_MODELS = 4096
 """Models that callers may have loaded: every worker keeps the set, and reads it when it changes."""
-MAX_ACTS = 64
-"""Acts of this gateway at once. A further one is refused."""
 NO_MODELS_OF_ITS_OWN = (
     "explicit model load / unload is not allowed if polling is enabled: the models of a gateway "
     "are those that its workers serve, which follow the pointers of their store (flambeau models "
@@ -82,10 +81,7 @@ class ModelActs:
             raise QueueUnavailableError(
                 f"there is no worker to {act} '{model}'; start one, or call again soon"
             )
-        if self._acts >= MAX_ACTS:
-            raise TooManyInFlightError(
-                f"{self._acts} models are being loaded or unloaded, the limit; retry later"
-            )
+        check_acts(self._acts)
         self._acts += 1
         try:
             await self._carry_out(act, model, dependents)

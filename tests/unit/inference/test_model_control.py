@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from services.errors import ServingError, TooManyInFlightError, UnknownModelError
-from services.inference.model_control import MAX_ACTS, ModelControl
+from services.inference.model_control import ModelControl
+from services.queueing.model_control.act_limit import MAX_ACTS
 
 
 def passed(control: ModelControl, outcome: ServingError | bool = True) -> None:

@@ -59,7 +59,17 @@ def read(path: Path, options: SourceOptions, staging: Path) -> Original:
         original,
         name=model.name,
         source=f"TorchServe archive {path.name} ({model.name} {model.version})",
-        notes=(*archive.ignored, *original.notes),
+        notes=(*archive.ignored, *_without_sequences(archive), *original.notes),
+    )
+
+
+def _without_sequences(archive: ModelArchive) -> tuple[str, ...]:
+    """Returns a note where requests of the archive are those of sequences."""
+    if not archive.config.sequence_idle_ms:
+        return ()
+    return (
+        "'sequenceMaxIdleMSec' is not followed: requests of the imported version are independent; "
+        "serve the archive itself (flambeau serve --torchserve)",
     )
 
 

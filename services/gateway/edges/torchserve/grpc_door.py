@@ -27,7 +27,6 @@ from services.gateway.edges.torchserve.grpc_predictions import (
     leave,
 )
 from services.gateway.edges.torchserve.grpc_tokens import GrpcToken
-from services.gateway.torchserve.archive_source import task_of_caller
 from services.gateway.torchserve.management import Management
 from services.gateway.torchserve.predictions import Predictions
 from services.gateway.torchserve.tokens import Kind, Tokens
@@ -144,14 +143,14 @@ class _Service:
             if token is not None:
                 token.check()
             request = parsed(message, body)
-            task = task_of_caller(run(request, call), call.left)
+            task = asyncio.get_running_loop().create_task(run(request, call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        async def run(request: Message, call: SimpleCall) -> None:
+        async def run(request: Message, call: _SlowCall) -> None:
             try:
                 with call.working():
-                    text = await answer(request)
+                    text = await answer(request, call.left)
                 call.reply(respond(grpc_statuses.text_of(text)).SerializeToString())
             except ServingError as error:
                 call.fail(grpc_statuses.of_management(error))
@@ -199,7 +198,7 @@ class InferenceService(_Service):
     def _route(self, kind: Any, head: GrpcHead) -> None:
         head.open = partial(kind, PredictionRoute(self._predictions, head, self.token(head)))
 
-    async def _ping(self, _: Empty) -> str:
+    async def _ping(self, _: Empty, __: asyncio.Event) -> str:
         return self._management.ping().text
 
 

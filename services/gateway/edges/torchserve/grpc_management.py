@@ -4,6 +4,7 @@ Rules, which are TorchServe's: of numbers, 0 and less mean the default, as do em
 with one sentence as their answer give it alone, others give JSON.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,8 +15,8 @@ from services.gateway.edges.torchserve.grpc_statuses import model_api_is_off, of
 from services.gateway.torchserve.management import ALL, Management, Registering, Said
 from services.gateway.torchserve.refusals import RefusedError, bad_request
 
-Answer = Callable[[Any], Awaitable[str]]
-"""Returns the text of the answer to a message."""
+Answer = Callable[[Any, asyncio.Event], Awaitable[str]]
+"""Returns the text of the answer to a message; the event is set once its caller has left."""
 
 
 class GrpcManagement:
@@ -39,7 +40,7 @@ class GrpcManagement:
             "UnregisterModel": (self._unregister, pb.UnregisterModelRequest),
         }
 
-    async def _describe(self, asked: pb.DescribeModelRequest) -> str:
+    async def _describe(self, asked: pb.DescribeModelRequest, _: asyncio.Event) -> str:
         name, version = asked.model_name, asked.model_version
         if not asked.customized or version == ALL:
             return (await self._management.describe(name, version)).text
@@ -48,10 +49,10 @@ class GrpcManagement:
         except RefusedError as error:  # a handler is asked, and its errors are those of predictions
             raise of_prediction(error) from error
 
-    async def _list(self, asked: pb.ListModelsRequest) -> str:
+    async def _list(self, asked: pb.ListModelsRequest, _: asyncio.Event) -> str:
         return (await self._management.list(asked.limit, asked.next_page_token)).text
 
-    async def _register(self, asked: pb.RegisterModelRequest) -> str:
+    async def _register(self, asked: pb.RegisterModelRequest, caller_left: asyncio.Event) -> str:
         self._check_model_api()
         registering = Registering(
             url=asked.url or None,
@@ -65,9 +66,9 @@ class GrpcManagement:
             startup_timeout_s=_number(asked.startup_timeout),
             is_synchronous=asked.synchronous,
         )
-        return _sentence(await self._management.register(registering))
+        return _sentence(await self._management.register(registering, caller_left))
 
-    async def _scale(self, asked: pb.ScaleWorkerRequest) -> str:
+    async def _scale(self, asked: pb.ScaleWorkerRequest, _: asyncio.Event) -> str:
         least = _number(asked.min_worker) or 1
         said = await self._management.scale(
             asked.model_name,
@@ -78,10 +79,10 @@ class GrpcManagement:
         )
         return _sentence(said)
 
-    async def _set_default(self, asked: pb.SetDefaultRequest) -> str:
+    async def _set_default(self, asked: pb.SetDefaultRequest, _: asyncio.Event) -> str:
         return _sentence(await self._management.set_default(asked.model_name, asked.model_version))
 
-    async def _unregister(self, asked: pb.UnregisterModelRequest) -> str:
+    async def _unregister(self, asked: pb.UnregisterModelRequest, _: asyncio.Event) -> str:
         self._check_model_api()
         if not asked.model_name:
             raise bad_request("Parameter url is required.")

@@ -21,14 +21,14 @@ from model_store.archives.handler_calls import HandlerRequest, Part
 from protos.torchserve import inference_pb2 as pb
 from services.errors import ServingError, ShuttingDownError
 from services.gateway.admission import InferCall
-from services.gateway.edges.grpc_infer import WAY_BACK_S, cancellation
+from services.gateway.edges.grpc_infer import WAY_BACK_S, GrpcInference
 from services.gateway.edges.grpc_large_answer import LARGE_BYTES, field_head
 from services.gateway.edges.torchserve import grpc_statuses
 from services.gateway.edges.torchserve.grpc_tokens import GrpcToken
 from services.gateway.inference import Inference
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.torchserve.archive_registry import target
-from services.gateway.torchserve.predictions import Predictions
+from services.gateway.torchserve.predictions import SEQUENCE, Predictions
 from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
 from services.wire.body import Body
@@ -41,8 +41,6 @@ from services.wire.http2.stream_call import StreamCall
 if TYPE_CHECKING:
     from services.access.caller import Caller
 
-SEQUENCE = "ts_request_sequence_id"
-"""Header by which a handler learns the sequence of a request."""
 _PREDICTION = b"\x0a"
 """Tag of `PredictionResponse.prediction`."""
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
@@ -53,20 +51,20 @@ _REASON = b"\x0a"
 class PredictionRoute:
     """Facts of a call that its head alone determines; cached with a repeated head."""
 
-    __slots__ = ("given_id", "predictions", "timeout_s", "token", "traceparent")
+    __slots__ = ("given_id", "path", "predictions", "timeout_s", "token", "traceparent")
 
     def __init__(
         self, predictions: Predictions, head: GrpcHead, token: GrpcToken | None = None
     ) -> None:
-        self.predictions = predictions
+        self.predictions, self.path = predictions, predictions.path
         self.token = token
         self.given_id = head.text(REQUEST_ID)
-        tracer = predictions.path.accounting.tracer
+        tracer = self.path.accounting.tracer
         self.traceparent = head.text(TRACEPARENT) if tracer else ""
         self.timeout_s = head.timeout_s
 
 
-class PredictionSink:
+class PredictionSink(GrpcInference):
     """The end of one prediction at a time; its subclasses are calls, and have the slots.
 
     `_asked` is its message until it is decoded; `_version` the version that it names.
@@ -74,8 +72,6 @@ class PredictionSink:
 
     __slots__ = ()
     _asked: pb.PredictionsRequest | None
-    _inference: Inference | None
-    _opened: float
     _route: PredictionRoute
     _version: str
     connection: CallConnection
@@ -88,7 +84,7 @@ class PredictionSink:
 
     def begin(self, message: Body) -> None:
         """Queues the work for its turn of the event loop."""
-        turns = self._route.predictions.path.admission.turns
+        turns = self._route.path.admission.turns
         turns.begin(self, message, self.connection)  # type: ignore[arg-type]  # it is a call, too
 
     def begin_in_turn(self, body: Body, received_at: float) -> None:
@@ -104,7 +100,7 @@ class PredictionSink:
             return
         self._asked, self._version = asked, asked.model_version  # type: ignore[misc]
         model, alias = target(asked.model_name, asked.model_version)
-        inference = route.predictions.path.open(
+        inference = route.path.open(
             self,  # type: ignore[arg-type]  # with the call that it is a part of
             received_at, route.given_id, model, alias, route.traceparent,
         )  # fmt: skip
@@ -119,24 +115,6 @@ class PredictionSink:
     def fault(self, asked: pb.PredictionsRequest) -> ServingError | None:
         """Returns the error of a message that this call does not take; None for none."""
         return None
-
-    def refuse(self, error: ServingError) -> None:
-        """Refuses a request and counts it, even if it never became one."""
-        (self._inference or self._open()).fail(error)
-
-    def abandon(self) -> None:
-        """Cancels the prediction: its caller has disconnected, or its deadline has passed."""
-        inference = self._inference or self._open()
-        inference.cancel(*cancellation(self._opened, self._route.timeout_s))
-
-    def _open(self) -> Inference:
-        """Opens an inference for a message that could not be read."""
-        route = self._route
-        self._inference = route.predictions.path.open(  # type: ignore[misc]
-            self,  # type: ignore[arg-type]  # with the call that it is a part of
-            time.monotonic(), route.given_id, "", "", route.traceparent,
-        )  # fmt: skip
-        return self._inference
 
     # Called by `Inference`.
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from model_store.archives.server_properties import ServerProperties
 from services.errors import ServingError
 from services.gateway.inference import INTERNAL_ERROR
-from services.gateway.torchserve.archive_source import task_of_caller
 from services.gateway.torchserve.management import Said
 from services.gateway.torchserve.refusals import (
     INVALID_KEY,
@@ -38,8 +37,20 @@ NOT_CACHED = (
 )
 UNTOLD = RefusedError(Refusal(400, INVALID_KEY, NOT_AUTHORIZED))
 
-Call = Callable[[Head, Body, str], Awaitable[Said] | Said]
-"""Answers a call: its head, body and id."""
+
+class Asked(NamedTuple):
+    """A call."""
+
+    head: Head
+    body: Body
+    id: str
+    """Its request id."""
+    caller_left: asyncio.Event
+    """It is set once the caller has disconnected."""
+
+
+Call = Callable[[Asked], Awaitable[Said] | Said]
+"""Answers a call."""
 
 
 class Common(NamedTuple):
@@ -172,7 +183,7 @@ class CallExchange(RestExchange):
     def begin(self, body: Body) -> None:
         """Answers at once, or starts a task."""
         try:
-            found = self._call(self.head, body, self._request_id)
+            found = self._call(Asked(self.head, body, self._request_id, self._left))
             said = _written(found) if isinstance(found, Said) else None
         except Exception as error:
             self._fail(error)
@@ -182,7 +193,7 @@ class CallExchange(RestExchange):
             return
         assert not isinstance(found, Said)
         self._works = True
-        task = task_of_caller(self._answer(found), self._left)
+        task = asyncio.get_running_loop().create_task(self._answer(found))
         self._tasks.add(task)
         task.add_done_callback(partial(_ended, self._tasks))
 

@@ -4,8 +4,11 @@ In: a head that names a model, and its body. Out: the handler's bytes, status an
 if it sends intermediate answers; or TorchServe's error.
 """
 
+import copy
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from model_store.archives.handler_calls import BODY, HandlerAnswer, HandlerRequest, Part
@@ -19,11 +22,12 @@ from services.gateway.edges.torchserve.request_parts import (
     type_of,
 )
 from services.gateway.edges.torchserve.rest_exchange import id_field, refusal_body
-from services.gateway.inference import Inference
+from services.gateway.inference import INTERNAL_ERROR, Inference
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.sliced_work import Slices, at_once
 from services.gateway.torchserve.archive_registry import target
 from services.gateway.torchserve.predictions import Predictions
+from services.gateway.torchserve.refusals import bad_request
 from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
 from services.wire.body import Body
@@ -35,6 +39,12 @@ if TYPE_CHECKING:
     from services.access.authenticator import CachedAuthorization
     from services.access.caller import Caller
 
+logger = logging.getLogger("flambeau.torchserve")
+
+MODEL_NAME = "model_name"
+"""Parameter, or part of a body, that names the model."""
+MAX_NAME_BYTES = 4096
+"""Bytes of such a part that are read: no model has a longer name."""
 _OURS = frozenset(
     (
         "cache-control", "connection", "content-length", "date", "expires", "keep-alive", "pragma",
@@ -89,6 +99,12 @@ class PredictionRoute:
         self.headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers
         } | dict(told or {})
+
+    def of(self, model: str) -> "PredictionRoute":
+        """Returns the route of another model: its default version."""
+        other = copy.copy(self)
+        other.model, other.alias = target(model)
+        return other
 
 
 class PredictionExchange(HttpInference):
@@ -216,6 +232,78 @@ class PredictionExchange(HttpInference):
             for name, value in answer.headers.items()
             if name.lower() not in _OURS and _NAME.fullmatch(name) and _VALUE.fullmatch(value)
         )
+
+
+class InvocationExchange(PredictionExchange):
+    """One prediction whose head names no model.
+
+    It is of the only model that was registered at the start; else a part of it names the model.
+
+    Args:
+        has_place: True if the path has a place for the model, which is empty: no part names it.
+    """
+
+    __slots__ = ("_has_place",)
+
+    def __init__(
+        self,
+        route: PredictionRoute,
+        connection: ExchangeConnection,
+        head: Head,
+        *,
+        has_place: bool = False,
+    ) -> None:
+        PredictionExchange.__init__(self, route, connection, head)
+        self._has_place = has_place
+
+    def begin_in_turn(self, body: Body, received_at: float) -> None:
+        """Finds the model, and starts the prediction."""
+        route = self._route
+        try:
+            name = route.predictions.only_at_start()
+            if name or self._has_place:
+                self._begin_of(name, body, received_at)
+            elif not route.is_form:
+                self._begin_of(_model_in(route.given), body, received_at)
+            else:
+                self._path.admission.work.begin(
+                    read_parts(body, route.content_type),
+                    lambda parts: self._begin_of(
+                        _model_in((*route.given, *parts)), body, received_at
+                    ),
+                    partial(_refuse, self),
+                    lambda: self.is_over,
+                    len(body),
+                )
+        except ServingError as error:
+            self.refuse(error)
+
+    def _begin_of(self, model: str | None, body: Body, received_at: float) -> None:
+        if model is None:
+            self.refuse(nameless())
+            return
+        self._route = self._route.of(model)
+        PredictionExchange.begin_in_turn(self, body, received_at)
+
+
+def nameless() -> ServingError:
+    """Returns the error of a call without a model."""
+    return bad_request(f"Parameter {MODEL_NAME} is required.")
+
+
+def _model_in(parts: Iterable[Part]) -> str | None:
+    """Returns the model that the first part of that name has; None without one."""
+    found = (bytes(part.data) for part in parts if part.name == MODEL_NAME)
+    data = next(found, None)
+    return None if data is None else data[:MAX_NAME_BYTES].decode("utf-8", "replace")
+
+
+def _refuse(exchange: InvocationExchange, error: Exception) -> None:
+    """Refuses a request whose parts could not be read."""
+    if not isinstance(error, ServingError):
+        logger.error("a call failed", exc_info=error)
+        error = ServingError(INTERNAL_ERROR)
+    exchange.refuse(error)
 
 
 def _status(answer: HandlerAnswer) -> int:

@@ -23,13 +23,20 @@ from services.gateway.edges.torchserve.api_description import describe_api, desc
 from services.gateway.edges.torchserve.request_parts import type_of
 from services.gateway.edges.torchserve.rest_exchange import (
     UNTOLD,
+    Asked,
     Call,
     CallExchange,
     Common,
     RefusedExchange,
     common_fields,
 )
-from services.gateway.edges.torchserve.rest_prediction import PredictionExchange, PredictionRoute
+from services.gateway.edges.torchserve.rest_prediction import (
+    MODEL_NAME,
+    InvocationExchange,
+    PredictionExchange,
+    PredictionRoute,
+    nameless,
+)
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.torchserve.management import USUAL_LIMIT, Management, Registering, Said
 from services.gateway.torchserve.predictions import EXPLAIN, Predictions
@@ -124,7 +131,7 @@ class RestRoutes:
         if first in ("predictions", "explanations"):
             return self._prediction_of(head, names[1:], first == "explanations")
         if names == ["invocations"] or (len(names) == 3 and names[::2] == ["models", "invoke"]):
-            return self._invocation(head, names[1] if len(names) == 3 else "")
+            return self._invocation(head, names[1] if len(names) == 3 else None)
         if names[-1] == "predict" and len(names) in (2, 3):
             version = names[1] if len(names) == 3 else ""
             return self._predict(head, first, version, given=_given(head))
@@ -143,11 +150,21 @@ class RestRoutes:
         told = {URL_PATH: "/".join(names[2:]), EXPLAIN: str(explains)}
         return self._predict(head, names[0], version, told)
 
-    def _invocation(self, head: Head, model: str) -> Opener:
-        model = model or dict(_parameters(head)).get("model_name", "")
+    def _invocation(self, head: Head, named: str | None) -> Opener:
+        given = _given(head)
+        model = named or _parameters(head).get(MODEL_NAME, "")
+        if model:
+            return self._predict(head, model, given=given)
+        if head.method == "OPTIONS":
+            return self._call(self._described_at_start)
+        route = PredictionRoute(self._predictions, self._common.fields, head, "", given=given)
+        return partial(InvocationExchange, route, has_place=named is not None)
+
+    async def _described_at_start(self, *_: Any) -> Said:
+        model = self._predictions.only_at_start()
         if not model:
-            raise bad_request("Parameter model_name is required.")
-        return self._predict(head, model, given=_given(head))
+            raise nameless()
+        return await self._described(model, "")
 
     def _predict(
         self,
@@ -195,25 +212,24 @@ class RestRoutes:
             raise _NOT_ALLOWED
         return self._call(calls[method])
 
-    def _listed(self, head: Head, _: Body, __: str) -> Awaitable[Said]:
-        given = _parameters(head)
+    def _listed(self, asked: Asked) -> Awaitable[Said]:
+        given = _parameters(asked.head)
         return self._management.list(
             _whole(given, "limit", USUAL_LIMIT), _whole(given, "next_page_token", 0)
         )
 
-    def _describes(
-        self, model: str, version: str, head: Head, _: Body, request_id: str
-    ) -> Awaitable[Said]:
+    def _describes(self, model: str, version: str, asked: Asked) -> Awaitable[Said]:
+        head = asked.head
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
         return self._management.describe(
             model,
             version,
             is_customized=_is_true(_parameters(head).get("customized", "")),
-            request=HandlerRequest(id=request_id, headers=headers),
+            request=HandlerRequest(id=asked.id, headers=headers),
         )
 
-    def _scaled(self, model: str, version: str, head: Head, _: Body, __: str) -> Awaitable[Said]:
-        given = _parameters(head)
+    def _scaled(self, model: str, version: str, asked: Asked) -> Awaitable[Said]:
+        given = _parameters(asked.head)
         least = _whole(given, "min_worker", 1)
         return self._management.scale(
             model,
@@ -223,11 +239,11 @@ class RestRoutes:
             is_synchronous=_is_true(given.get("synchronous", "")),
         )
 
-    def _registered(self, head: Head, body: Body, _: str) -> Awaitable[Said]:
-        given: dict[str, Any] = _parameters(head)
-        if type_of(head.text("content-type") or "").lower() == "application/json":
-            given = _object(body)
-        return self._management.register(registering(given))
+    def _registered(self, asked: Asked) -> Awaitable[Said]:
+        given: dict[str, Any] = _parameters(asked.head)
+        if type_of(asked.head.text("content-type") or "").lower() == "application/json":
+            given = _object(asked.body)
+        return self._management.register(registering(given), asked.caller_left)
 
     async def _described(self, model: str, version: str, *_: Any) -> Said:
         if model:
@@ -235,7 +251,8 @@ class RestRoutes:
             return Said(200, describe_model(model))
         return Said(200, describe_api(infers=self._infers, manages=self._manages))
 
-    def _renewed(self, head: Head, _: Body, __: str) -> Said:
+    def _renewed(self, asked: Asked) -> Said:
+        head = asked.head
         kind = _parameters(head).get("type", "")
         tokens = self._tokens
         assert tokens is not None, "there is no such route without"

@@ -3,23 +3,17 @@
 import asyncio
 import contextlib
 import io
-import os
 import shutil
-import time
 import zipfile
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from flambeau.protocol.tensors import object_array
-from model_store.archives.handler_calls import REQUEST, encode_request
 from model_store.archives.model_config import ModelConfig
-from model_store.archives.registrations import RegisteredVersion
 from model_store.archives.server_properties import ServerProperties
-from model_store.store import ModelStore
 from services.errors import (
     BackendError,
     ConflictError,
@@ -30,112 +24,10 @@ from services.errors import (
     UnknownModelError,
     UnknownVersionError,
 )
-from services.gateway.torchserve import archive_registry
+from services.gateway.torchserve import left_folders
 from services.gateway.torchserve.archive_registry import ArchiveRegistry, target
 from services.gateway.torchserve.register_request import RegisterRequest
-from services.inference.loading.artifact_needs import ArtifactNeeds
-from services.inference.loading.loader import LoadOptions
-from services.inference.loading.policy import LanePolicy, ServingPolicy
-from services.inference.loading.reconciler import Reconciler
-from services.inference.model_control import ModelControl
-from services.queueing.directory import Directory
-from services.queueing.memory_queue import MemoryQueue
-from services.queueing.records import InferReply, InferRequest
-from services.telemetry.metrics import Metrics
-from tests.fixtures.model_archives import write_archive
-from tests.fixtures.part_reader import PartReader
-from tests.fixtures.served_archives import answers_in, request_of
-
-VERSION = """
-    import os
-
-    def handle(data, context):
-        return ["{} of {}".format(VERSION, os.getpid()) for _ in data or ()]
-
-    VERSION = "%s"
-"""
-
-
-class Running:
-    """A registry with the reconciler of its store."""
-
-    def __init__(
-        self, folder: Path, properties: ServerProperties, poll_s: float, limit_s: float
-    ) -> None:
-        self.folder = folder
-        self.store = ModelStore(str(folder / "store"))
-        self.directory, self.queue = Directory(), MemoryQueue(100)
-        self.act = (control := ModelControl()).act
-        lane = LanePolicy(load=LoadOptions(needs=ArtifactNeeds(0, limit_s, "")))
-        policy = ServingPolicy(
-            newest_versions=0, poll_interval_s=poll_s, retry_failed_s=30, lane=lane
-        )
-        self.reconciler = Reconciler(
-            self.store, self.queue, self.directory, Metrics("test"), policy, control=control
-        )
-        self.registry = self._registry(properties)
-
-    def _registry(self, properties: ServerProperties) -> ArchiveRegistry:
-        return ArchiveRegistry(self.store, self.folder, self.directory, self.act, properties)
-
-    def allow_installation(self) -> None:
-        """Goes on as another process of the server would, with another setting."""
-        self.registry = self._registry(ServerProperties(install_py_dep_per_model=True))
-
-    def archive(self, version: str = "1.0", handler: str | None = None, **how: Any) -> Path:
-        """Writes an archive that answers with its version and its process."""
-        (self.folder / version).mkdir(exist_ok=True)
-        source = VERSION % version if handler is None else handler
-        return write_archive(self.folder / version, source, **{"modelVersion": version, **how})
-
-    async def register(self, version: str = "1.0", **asked: Any) -> str:
-        """Registers such an archive with one worker, unless told otherwise."""
-        path = asked.pop("archive", None) or self.archive(version)
-        asked.setdefault("initial_workers", 1)
-        request = RegisterRequest(archive=path, url=path.name, **asked)
-        return (await self.registry.register(request)).version
-
-    async def ask(self, version: str = "") -> str:
-        """Returns the answer of a version, or raises."""
-        served, _ = self.directory.resolve(*target("m", version))
-        request = InferRequest(
-            request_id="r",
-            lane=served.lane,
-            inputs={REQUEST: object_array([encode_request(request_of())])},
-            rows=1,
-            deadline=time.monotonic() + 30,
-        )
-        reader = PartReader(lambda done: self.queue.submit(request, done))
-        await reader.wait()
-        (reply,) = reader.heard
-        if isinstance(reply, ServingError):
-            raise reply
-        assert isinstance(reply, InferReply)
-        return bytes(answers_in(reply.outputs)[0].body).decode()
-
-    async def versions(self) -> list[RegisteredVersion]:
-        """Returns all registered versions."""
-        models = (await self.registry.registrations()).models.values()
-        return [one for model in models for one in model.versions.values()]
-
-    def gate(self) -> tuple[str, Callable[[], Callable[[], None]]]:
-        """Returns source that waits at a gate, and what waits until it does, and can open it."""
-        os.mkfifo(gate := self.folder / "gate")
-
-        def reached() -> Callable[[], None]:
-            descriptor = os.open(gate, os.O_WRONLY)
-            return partial(opened, descriptor)
-
-        def opened(descriptor: int) -> None:
-            gate.unlink()
-            gate.touch()
-            os.close(descriptor)
-
-        return f"open({str(gate)!r}).read()\n", reached
-
-    def folders(self) -> list[str]:
-        return [one.name for one in (self.folder / "archives").glob("*")]
-
+from tests.fixtures.archive_registries import VERSION, Running
 
 Start = Callable[..., Any]
 
@@ -398,6 +290,55 @@ async def test_a_registration_that_fails_leaves_those_of_others_alone(start: Sta
     assert (await running.ask()).startswith("1.0 of ")
 
 
+async def test_an_archive_that_is_unregistered_while_it_loads_never_answers(start: Start) -> None:
+    running = await start(poll_s=0.1)
+    source, reached = running.gate()
+    first = running.archive("first", handler=source + dedent(VERSION % "first"), modelVersion="1.0")
+    loading = RegisterRequest(archive=first, url="first.mar", initial_workers=1)
+    await running.registry.register(loading, waits=False)
+    open_gate = await asyncio.to_thread(reached)
+    (old,) = [one.number for one in await running.versions()]
+    await running.registry.unregister("m")
+    answering: set[int] = set()
+
+    def note() -> None:
+        with contextlib.suppress(ServingError):
+            answering.add(running.directory.resolve(*target("m"))[0].lane.version)
+
+    running.directory.changed = note
+    second = RegisterRequest(archive=running.archive(), url="m.mar", initial_workers=1)
+    await running.registry.register(second, waits=False)
+    open_gate()
+    await running.registry.scale("m", min_workers=1)
+    assert (await running.ask()).startswith("1.0 of ")
+    assert old not in answering
+
+
+async def test_an_archive_waits_until_the_one_in_its_place_answers_no_more(start: Start) -> None:
+    running = await start(poll_s=30)
+    await running.register(archive=running.archive("first", modelVersion="1.0"))
+    asked, may_act = asyncio.Event(), asyncio.Event()
+
+    async def held(act: str, model: str, dependents: bool) -> None:
+        asked.set()
+        await may_act.wait()
+
+    other = ArchiveRegistry(
+        running.store, running.folder, running.directory, held, ServerProperties()
+    )
+    unregistering = asyncio.ensure_future(other.unregister("m"))
+    await asked.wait()
+    assert (await running.ask()).startswith("first of ")
+    second = RegisterRequest(archive=running.archive(), url="m.mar", initial_workers=1)
+    await running.registry.register(second, waits=False)
+    with contextlib.suppress(ServingError):
+        assert (await running.ask()).startswith("1.0 of ")
+    may_act.set()
+    await unregistering
+    await running.registry.scale("m", min_workers=1)
+    assert (await running.ask()).startswith("1.0 of ")
+
+
 @pytest.mark.parametrize("is_scaled", [True, False])
 async def test_a_call_that_another_one_overtakes_says_so(start: Start, is_scaled: bool) -> None:
     running = await start(poll_s=0.1)
@@ -442,7 +383,7 @@ async def test_versions_whose_files_are_gone_are_not_scaled(start: Start) -> Non
 async def test_files_of_few_unregistered_archives_stay(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_registry, "MAX_LEFT_FOLDERS", 1)
+    monkeypatch.setattr(left_folders, "MAX_LEFT_FOLDERS", 1)
     running = await start()
     for _ in range(3):
         await running.register(initial_workers=0, response_timeout_s=86_400)

@@ -15,7 +15,6 @@ from services.gateway.torchserve.archive_source import (
     MAX_DOWNLOADS,
     MAX_URL_CHARACTERS,
     ArchiveSource,
-    task_of_caller,
 )
 from services.gateway.torchserve.refusals import (
     DOWNLOAD,
@@ -104,9 +103,11 @@ def make(tmp_path: Path) -> Callable[..., ArchiveSource]:
     return made
 
 
-async def content(source: ArchiveSource, url: str) -> tuple[str, bytes]:
+async def content(
+    source: ArchiveSource, url: str, caller_left: asyncio.Event | None = None
+) -> tuple[str, bytes]:
     """Returns the name and the content of an archive; a download is gone afterwards."""
-    async with source.found(url) as path:
+    async with source.found(url, caller_left) as path:
         return path.name, path.read_bytes()
 
 
@@ -236,9 +237,9 @@ async def test_a_download_ends_with_its_caller_and_one_too_many_is_refused(
 
     async def download() -> None:
         with pytest.raises(RefusedError, match="its caller has left"):
-            await content(source, f"{server.url}/slow")
+            await content(source, f"{server.url}/slow", left)
 
-    tasks = [task_of_caller(download(), left) for _ in range(MAX_DOWNLOADS)]
+    tasks = [asyncio.ensure_future(download()) for _ in range(MAX_DOWNLOADS)]
     for _ in tasks:
         await asyncio.to_thread(server.slow.get, timeout=20)
     with pytest.raises(RefusedError) as caught:

@@ -19,7 +19,7 @@ from model_store.archives.handler_calls import (
 )
 from model_store.archives.server_properties import ServerProperties
 from model_store.store import ModelStore
-from services.errors import ServingError
+from services.errors import BackendError, ServingError
 from services.gateway.admission import Admission
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.torchserve.archive_registry import ArchiveRegistry
@@ -65,6 +65,7 @@ class Place:
         self.store, self.directory = ModelStore(str(folder / "store")), Directory()
         self.queue, metrics = MemoryQueue(9), Metrics("test")
         self.starts = True
+        self.fault: ServingError | None = None
         self.is_leaving = False
         self.loaded = asyncio.Event()
         admission = Admission(
@@ -80,6 +81,8 @@ class Place:
 
     async def _act(self, act: str, model: str, _: bool) -> None:
         """Serves the versions that aliases name, or refuses them."""
+        if self.fault is not None:
+            raise self.fault
         if act == "load":
             self.loaded.set()
         pointers = self.store.pointers(model)
@@ -264,3 +267,13 @@ async def test_calls_of_models_that_are_not_registered(make: Make) -> None:
 async def test_names_that_no_model_can_have(make: Make, name: str) -> None:
     code, kind, _ = await refused(make().register(model_name=name))
     assert (code, kind) == (400, "BadRequestException")
+
+
+async def test_words_of_the_platform_are_those_of_callers(make: Make) -> None:
+    place = make()
+    await place.register(initial_workers=1)
+    place.fault = BackendError("model 'm' version 7 took over 9 s (execution_timeout_s)")
+    with pytest.raises(RefusedError) as caught:
+        await place.management.unregister("m")
+    words = "model 'm' took over 9 s (responseTimeout)"
+    assert caught.value.refusal == (500, "InternalServerException", words)

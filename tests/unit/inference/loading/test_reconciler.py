@@ -1,8 +1,6 @@
 """The reconciler on a real store with tiny real ONNX models: live versions and their timing."""
 
-import asyncio
 import contextlib
-import dataclasses
 import logging
 import shutil
 import threading
@@ -25,43 +23,16 @@ from services.inference.loading.loader import (
     LoadOptions,
     load_version,
 )
-from services.inference.loading.policy import LanePolicy, ServingPolicy
-from services.inference.loading.reconciler import Reconciler
+from services.inference.loading.policy import LanePolicy
 from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP
-from services.queueing.directory import Directory
-from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane
 from services.readiness import Look
-from services.telemetry.metrics import Metrics
 from tests.fixtures.onnx_models import linear, publish
-
-POLICY = ServingPolicy(newest_versions=2, poll_interval_s=0.01, retry_failed_s=30)
+from tests.fixtures.running_reconciler import Running, running_reconciler
 
 
 def only(artifact: str) -> LanePolicy:
     return LanePolicy(load=LoadOptions(artifact=artifact))
-
-
-class Running:
-    """A reconciler that can wait for the end of one more pass."""
-
-    def __init__(self, store: Path, policy: ServingPolicy) -> None:
-        self.store = ModelStore(str(store))
-        self.directory = Directory()
-        self.queue = MemoryQueue(100)
-        self.metrics = Metrics("test")
-        self.reconciler = Reconciler(self.store, self.queue, self.directory, self.metrics, policy)
-        self.stop = asyncio.Event()
-        self.passed = asyncio.Event()
-
-    def after_pass(self) -> None:
-        self.passed.set()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not holds():
-                self.passed.clear()
-                await self.passed.wait()
 
 
 Start = Callable[..., Awaitable[Running]]
@@ -72,16 +43,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def begin(**policy: object) -> Running:
-            running = Running(tmp_path, dataclasses.replace(POLICY, **policy))  # type: ignore[arg-type]
-            task = asyncio.create_task(running.reconciler.run(running.stop, running.after_pass))
-
-            async def end() -> None:
-                running.stop.set()
-                await task
-
-            stack.push_async_callback(end)
-            await running.until(lambda: running.reconciler.converged_once)
-            return running
+            return await stack.enter_async_context(running_reconciler(tmp_path, **policy))
 
         yield begin
 

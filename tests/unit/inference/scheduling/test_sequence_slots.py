@@ -135,6 +135,16 @@ def test_sequence_is_idle_from_the_end_of_its_run() -> None:
         go_on(table, "a", 20.0)
 
 
+def test_a_step_that_may_start_begins_a_sequence_that_is_not_open() -> None:
+    table, step = slots(max_idle_s=5), SequenceStep("a", may_start=True)
+    first = table.bind(step, 0.0)
+    assert table.bind(step, 4.0) is first
+    assert table.bind(step, 9.5) is not first
+    assert len(table) == 1
+    with pytest.raises(SequenceLostError):
+        go_on(table, "b")
+
+
 def test_many_idle_sequences_end_some_at_a_time() -> None:
     table = slots(max_idle_s=5)
     for n in range(ENDED_AT_ONCE + 1):

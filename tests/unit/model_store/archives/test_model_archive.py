@@ -67,6 +67,36 @@ def test_handlers_that_send_parts_are_recognised(tmp_path: Path) -> None:
     assert open_archive(path, tmp_path / "files").gives_parts
 
 
+@pytest.mark.parametrize("sends_parts", [False, True])
+def test_sequences_are_those_of_handlers_that_send_no_parts(
+    tmp_path: Path, sends_parts: bool
+) -> None:
+    text = """
+        sequenceBatching: true
+        sequenceMaxIdleMSec: 2000
+        sequenceTimeoutMSec: 0
+        maxNumSequence: 70000
+        maxSequenceJobQueueSize: 5
+    """
+    files = {"c.yaml": text}
+    if sends_parts:
+        files["parts.py"] = "send_intermediate_predict_response()\n"
+    path = write_archive(tmp_path, files=files, configFile="c.yaml")
+    archive = open_archive(path, tmp_path / "files")
+    config = archive.config
+    assert config.sequence_idle_ms == (None if sends_parts else 2000)
+    assert (config.max_sequences, config.sequence_queue_size) == (None, 5)
+    said = [
+        "c.yaml: 'maxNumSequence' is '70000', and not a whole number up to 65,536",
+        "c.yaml: 'maxSequenceJobQueueSize' is not followed: up to 64 requests of a sequence wait",
+    ]
+    if sends_parts:
+        said.append(
+            "c.yaml: 'sequenceMaxIdleMSec' is not followed: the handler sends intermediate answers"
+        )
+    assert list(archive.ignored) == said
+
+
 def test_a_default_handler_that_cannot_work_is_refused(tmp_path: Path) -> None:
     path = write_archive(tmp_path, handler="vllm_handler")
     with pytest.raises(ModelArchiveError, match="the handler 'vllm_handler', which answers sev"):
