@@ -84,3 +84,14 @@ def _found_in(paths: Iterable[str]) -> dict[str, ModelListing]:
         name: ModelListing(tuple(sorted(published)), tuple(sorted(claimed)), tuple(sorted(moves)))
         for name, (published, claimed, moves) in sorted(found.items())
     }
+
+
+def model_names(storage: Storage) -> list[str]:
+    """Returns the names of the folders that may be models, in no order; none is opened.
+
+    Raises:
+        StorageError: the store cannot be listed.
+    """
+    if not storage.is_local:
+        return [*_found_in(storage.list())]
+    return [*filter(is_name, storage.names())]
