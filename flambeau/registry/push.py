@@ -29,10 +29,10 @@ class PushReport:
 
     model: str
     version: int
-    files_sent: int
+    files_copied: int
     files_skipped: int
     """Files that the registry had, from an earlier push or in another version."""
-    bytes_sent: int
+    bytes_copied: int
 
 
 def push_version(

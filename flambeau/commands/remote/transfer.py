@@ -133,11 +133,11 @@ def _pull(pull: "Pull", target: "ModelStore") -> "PushReport":
 def _tell(report: "PushReport | None", place: str, verb: str, as_json: bool) -> None:
     assert report is not None, "a conflict of the version itself is an error"
     if as_json:
-        print_json({**asdict(report), "place": place})
+        print_json({**asdict(report), "store": place})
         return
     typer.echo(
-        f"{report.model} {report.version} is in {place}: {report.files_sent} files {verb} "
-        f"({size_text(report.bytes_sent)}), {report.files_skipped} there already"
+        f"{report.model} {report.version} is in {place}: {report.files_copied} files {verb} "
+        f"({size_text(report.bytes_copied)}), {report.files_skipped} there already"
     )
 
 
