@@ -235,8 +235,8 @@ class Registry:
             _check_why(why)
             if self._is_served(model, version):
                 raise ConflictError(
-                    f"version {version} of '{model}' is served here, and is not deleted; promote "
-                    "another version first"
+                    f"version {version} of '{model}' is served here, as a version that an alias "
+                    "names or one of the newest (newest_versions); publish or promote others first"
                 )
             tombstone = await self._in_thread(
                 lambda: delete_version(self._store, model, version, _who(principal), why)

@@ -35,8 +35,11 @@ def open_registry(config: ServerConfig, store: ModelStore, directory: Directory)
     is_closed = not config.asks_for_credentials and not is_loopback(config.host)
 
     def is_served(model: str, version: int) -> bool:
-        served = directory.all_versions()
-        return any((one.lane.model, one.lane.version) == (model, version) for one in served)
+        return any(
+            (one.lane.model, one.lane.version) == (model, version)
+            for one in directory.all_versions()
+            if one.state in ("loading", "ready")
+        )
 
     return Registry(
         store, uploads, RegistryAccess(mode=config.registry, is_closed=is_closed), is_served
