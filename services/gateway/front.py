@@ -134,8 +134,7 @@ class Front:
         if door is None:
             check_open(config, config.host, is_opened=config.open_to_strangers)
         self._config = config
-        self._door, self._registry = door, registry
-        self._rates = rates
+        self._door, self._registry, self._rates = door, registry, rates
         self._tracer, self._sampler = tracer, sampler
         self._authenticator = _open_authenticator(config, metrics, rates)
         directory.is_discreet = self._authenticator is not None
