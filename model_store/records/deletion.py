@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from model_store.errors import ConflictError, StoreError, VersionInUseError
 from model_store.listing import list_models
-from model_store.manifest import SIGNATURE
+from model_store.manifest import SIGNATURE, check_name
 from model_store.pipelines.graph import parse_part
 from model_store.pipelines.parts import MAX_LOOKED_AT
 from model_store.records.annotations import annotations_path
@@ -33,13 +33,14 @@ def delete_version(
         why: reason, for the history.
 
     Raises:
+        BadNameError: the model's name is none.
         ModelNotFoundError, VersionNotFoundError: there is no such version.
         VersionDeletedError: it was deleted before.
         VersionInUseError: an alias or a pipeline names it.
         ConflictError: another writer moved a pointer concurrently; nothing was deleted.
         StorageError: the store failed; delete the version again.
     """
-    refuse_deleted(store.storage, model, version)
+    refuse_deleted(store.storage, check_name(model), version)
     manifest = store.manifest(model, version)
     sealed = store.sealed(manifest)
     current = store.pointers(model)

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from model_store.manifest import MANIFEST, SIGNATURE, check_name
+from flambeau.protocol.names import is_name
+from model_store.manifest import MANIFEST, SIGNATURE
 from model_store.pointers import Pointers
 from model_store.records.annotations import annotate
 from model_store.records.deletion import delete_version
@@ -24,12 +25,14 @@ from model_store.uploads.declaration import Declaration, parse_declaration
 from model_store.uploads.uploads import Uploads, UploadState
 from services.access.audit import audited
 from services.access.caller import Principal
+from services.access.grants import Scope
 from services.errors import (
     ConflictError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
     ServingError,
+    UnknownModelError,
     UnsupportedError,
 )
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
@@ -109,14 +112,14 @@ class Registry:
         self, principal: Principal, model: str, before: int | None, limit: int
     ) -> dict[str, Any]:
         """Describes a model and a page of its versions; see `documents.model_document`."""
-        self._access.require(principal, "read", model)
+        self._require(principal, "read", model)
         return await self._in_thread(
             lambda: documents.model_document(self._store, model, before, limit)
         )
 
     async def version(self, principal: Principal, model: str, version: str) -> dict[str, Any]:
         """Describes a version, by its number or an alias; see `documents.version_document`."""
-        self._access.require(principal, "read", model)
+        self._require(principal, "read", model)
 
         def read() -> dict[str, Any]:
             number = documents.version_number(self._store, model, version)
@@ -126,10 +129,8 @@ class Registry:
 
     async def history(self, principal: Principal, model: str, limit: int) -> dict[str, Any]:
         """Lists the moves of a model's aliases; see `documents.history_document`."""
-        self._access.require(principal, "read", model)
-        return await self._in_thread(
-            lambda: documents.history_document(self._store, check_name(model), limit)
-        )
+        self._require(principal, "read", model)
+        return await self._in_thread(lambda: documents.history_document(self._store, model, limit))
 
     async def open_file(
         self, principal: Principal, model: str, version: str, file: str
@@ -140,7 +141,7 @@ class Registry:
             NotFoundError: there is no such file.
         """
         with audited("download", f"{model}/{version}/{file}", principal.name, principal.peer):
-            self._access.require(principal, "read", model)
+            self._require(principal, "read", model)
             found = await self._in_thread(lambda: find_file(self._store, model, version, file))
             if found is None:
                 raise NotFoundError(
@@ -169,7 +170,7 @@ class Registry:
         """Points an alias at a version."""
 
         def move() -> Pointers:
-            return self._store.promote(check_name(model), version, alias, why, who=_who(principal))
+            return self._store.promote(model, version, alias, why, who=_who(principal))
 
         return await self._move(
             principal, "promote", model, alias, f"@{alias}={version}", why, move
@@ -181,7 +182,7 @@ class Registry:
         """Points an alias at the version that it named before."""
 
         def move() -> Pointers:
-            return self._store.rollback(check_name(model), alias, why, who=_who(principal))
+            return self._store.rollback(model, alias, why, who=_who(principal))
 
         return await self._move(principal, "rollback", model, alias, f"@{alias}", why, move)
 
@@ -196,7 +197,7 @@ class Registry:
         move: Callable[[], Pointers],
     ) -> dict[str, Any]:
         with audited(act, f"{model}{target}", principal.name, principal.peer, why):
-            self._access.require(principal, "promote", model, alias)
+            self._require(principal, "promote", model, alias)
             _check_why(why)
             pointers = await self._in_thread(move)
         return pointers.model_dump(mode="json")
@@ -215,14 +216,14 @@ class Registry:
         def change() -> dict[str, Any]:
             store = self._store
             if version is None:
-                store.versions(check_name(model))
+                store.versions(model)
             else:
                 store.manifest(model, version)
             noted = annotate(store.storage, model, version, _who(principal), description, tags)
             return noted.model_dump(mode="json")
 
         with audited("annotate", target, principal.name, principal.peer):
-            self._access.require(principal, "push", model)
+            self._require(principal, "push", model)
             return await self._in_thread(change)
 
     async def delete(
@@ -231,7 +232,7 @@ class Registry:
         """Deletes a version that no alias names and this server does not serve."""
         target = f"{model}/{version}"
         with audited("delete", target, principal.name, principal.peer, why):
-            self._access.require(principal, "delete", model)
+            self._require(principal, "delete", model)
             _check_why(why)
             if self._is_served(model, version):
                 raise ConflictError(
@@ -248,7 +249,7 @@ class Registry:
         declaration = await self._in_thread(lambda: parse_declaration(body), of_caller=True)
         target = f"{declaration.model}/{declaration.version}"
         with audited("begin push", target, principal.name, principal.peer):
-            self._access.require(principal, "push", declaration.model)
+            self._require(principal, "push", declaration.model)
             uploads = self._writable()
             state = await self._in_thread(
                 lambda: uploads.begin(declaration, _owner(principal)), of_caller=True
@@ -279,7 +280,7 @@ class Registry:
         declaration = (await self._own(principal, upload_id)).declaration
         target = f"{declaration.model}/{declaration.version}"
         with audited("push", target, principal.name, principal.peer, why):
-            self._access.require(principal, "push", declaration.model)
+            self._require(principal, "push", declaration.model)
             _check_why(why)
             uploads = self._writable()
 
@@ -306,8 +307,19 @@ class Registry:
         """Returns the state of an upload, whose model the caller may still push."""
         uploads = self._writable()
         state = await self._in_thread(lambda: uploads.state(upload_id, _owner(principal)))
-        self._access.require(principal, "push", state.declaration.model)
+        self._require(principal, "push", state.declaration.model)
         return state
+
+    def _require(self, principal: Principal, scope: Scope, model: str, alias: str = "") -> None:
+        """Checks the name of a model, which becomes a part of paths, and the caller's scope on it.
+
+        Raises:
+            UnknownModelError: it cannot be a name.
+            ServingError: as `RegistryAccess.require`.
+        """
+        if not is_name(model):
+            raise UnknownModelError(f"model {model[:128]!r} is not in the registry")
+        self._access.require(principal, scope, model, alias)
 
     def _writable(self) -> Uploads:
         if self._uploads is None:

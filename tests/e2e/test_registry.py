@@ -372,3 +372,25 @@ def test_every_edge_process_takes_part_of_one_upload(source: ModelStore, tmp_pat
                 assert done.status == 200, done.body
         assert call(server, "POST", f"{path}/finish", b"{}", AS_JSON).status == 200
         assert at(server, "models/linear/versions/1").status == 200
+
+
+@pytest.mark.parametrize("name", ["%00", "..", "..%2F..%2Fetc", "a" * 200, "%C3%A9", "%0A"])
+def test_a_name_that_is_none_reaches_no_path(server: ServerProcess, name: str) -> None:
+    version = f"/v1/registry/models/{name}/versions/1"
+    for method, path, body in (
+        ("GET", f"/v1/registry/models/{name}", b""),
+        ("GET", f"/v1/registry/models/{name}/history", b""),
+        ("GET", version, b""),
+        ("GET", f"{version}/files/manifest.json", b""),
+        ("DELETE", version, b""),
+        ("PATCH", version, b'{"description": "x"}'),
+        ("PATCH", f"/v1/registry/models/{name}", b'{"description": "x"}'),
+        ("POST", f"/v1/registry/models/{name}/aliases/x", b'{"version": 1}'),
+        ("POST", f"/v1/registry/models/{name}/aliases/x/rollback", b"{}"),
+        ("GET", f"/v1/registry/models/linear/versions/{name}", b""),
+        ("GET", f"/v1/registry/models/linear/versions/1/files/{name}", b""),
+        ("PUT", f"/v1/registry/uploads/{name}/files/{name}?offset=0", b""),
+        ("DELETE", f"/v1/registry/uploads/{name}", b""),
+    ):
+        found = call(server, method, path, body, AS_JSON)
+        assert found.status in (400, 404), (method, path, found.body)
