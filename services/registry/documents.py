@@ -9,7 +9,7 @@ from typing import Any
 
 from model_store.document import LARGE, parse_document
 from model_store.errors import ModelNotFoundError, StoreError
-from model_store.listing import ModelListing, model_names
+from model_store.listing import ModelListing, model_names, newest_of
 from model_store.manifest import Manifest, check_name
 from model_store.pointers import Pointers
 from model_store.records.annotations import Annotations, annotations_of
@@ -39,22 +39,20 @@ def models_page(
         if len(shown) == limit:
             last = shown[-1]["name"]
             break
-        listing = store.listing(name).get(name, ModelListing())
-        if listing.versions or listing.unreadable:
-            shown.append(_model_line(store, name, listing))
+        if (line := _model_line(store, name)) is not None:
+            shown.append(line)
     return {"models": shown, "next": last}
 
 
-def _model_line(store: ModelStore, name: str, listing: ModelListing) -> dict[str, Any]:
-    if listing.unreadable:
-        return {"name": name, "error": listing.unreadable}
-    line: dict[str, Any] = {
-        "name": name,
-        "versions": len(listing.versions),
-        "newest": listing.versions[-1],
-    }
+def _model_line(store: ModelStore, name: str) -> dict[str, Any] | None:
+    """Describes a model in the list; None if it has no version."""
+    line: dict[str, Any] = {"name": name}
     try:
-        pointers = _pointers(store, name, listing)
+        newest = newest_of(store.storage, name)
+        if newest is None:
+            return None
+        line["newest"] = newest.version
+        pointers = store.pointers_at(name, newest.generation) if newest.generation else None
     except StoreError as error:  # a damaged model hides no other
         return {**line, "error": str(error)}
     return {**line, "aliases": dict(pointers.aliases) if pointers else {}}

@@ -12,6 +12,7 @@ from model_store.errors import (
     VersionInUseError,
     VersionNotFoundError,
 )
+from model_store.listing import NewestOfModel, model_names, newest_of
 from model_store.pointers import Pointers
 from model_store.records.annotations import annotate, annotations_of
 from model_store.records.deletion import delete_version
@@ -99,3 +100,12 @@ def test_annotations_change_and_are_limited(two: ModelStore) -> None:
     with pytest.raises(AnnotationError, match="description"):
         annotate(storage, "digits", None, "ann", "x" * 4097)
     assert annotations_of(storage, "digits", None) == found
+
+
+def test_the_newest_of_a_model_is_that_of_its_listing(two: ModelStore) -> None:
+    assert newest_of(two.storage, "digits") == NewestOfModel(2, 1)
+    two.claim("digits", 10, "a publisher that was killed")
+    two.promote("digits", 1, "canary")
+    assert newest_of(two.storage, "digits") == NewestOfModel(2, 2)
+    assert newest_of(two.storage, "none") is None
+    assert model_names(two.storage) == ["digits"]

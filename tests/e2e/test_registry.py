@@ -109,7 +109,7 @@ def test_what_the_registry_shows(source: ModelStore, server: ServerProcess) -> N
     push(server, source, "linear/1")
     push(server, source, "linear/2")
     models = at(server, "models?limit=100").json()["models"]
-    assert next(one for one in models if one["name"] == "linear")["versions"] == 2
+    assert next(one for one in models if one["name"] == "linear")["newest"] == 2
     page = at(server, "models/linear?limit=1").json()
     assert ([one["version"] for one in page["versions"]], page["next"]) == ([2], 2)
     rest = at(server, "models/linear?before=2").json()
