@@ -304,6 +304,10 @@ bench-cores: $(SERVING) ## Two processes that accept requests beside one that do
 bench-copies: $(SERVING) ## How often a server copies each byte of a large tensor, by protocol and shape. Needs gcc.
 	@$(BIN)/python -m bench.copies $(ARGS)
 
+.PHONY: bench-push
+bench-push: $(DEVELOPING) ## A push of 1 GB to a registry beside a plain copy, and lists of 100,000 versions.
+	@$(BIN)/python -m bench.registry $(ARGS)
+
 .PHONY: bench-limits
 bench-limits: $(SERVING) ## 10,000 connections, the slowest answers at half of capacity, tensors of 1 and 64 MB.
 	@$(BIN)/python -m bench.limits $(ARGS)

@@ -13,6 +13,7 @@ StoreError
 ├── GoldenMismatchError        golden rows that do not match the signature
 ├── PipelinePartError          a pipeline whose parts are missing or do not fit
 ├── CertificateError           a certificate that violates its rules
+├── AnnotationError            a description or tags that exceed the limits
 ├── SampleError                a payload sample that violates its rules
 ├── CryptographicSignatureError   a version without a valid signature by a trusted key
 │   ├── SignatureMissingError      it is unsigned, or its signature was removed
@@ -25,9 +26,19 @@ StoreError
 ├── ArchiveError               a torch file that inflates to many times its size
 ├── ModelArchiveError          a TorchServe archive that is damaged, unsafe or incomplete
 ├── ServerPropertiesError      a TorchServe configuration that cannot be followed
+├── VersionInUseError          a version that may not be deleted: an alias or a pipeline names it
+├── UploadError                an upload of a version
+│   ├── UploadRefusedError         its declaration, a file or its manifest breaks a rule
+│   ├── UnknownUploadError         it was never begun, is over, or was collected
+│   ├── UploadOffsetError          bytes for another place than the end of the file
+│   ├── UploadIncompleteError      finished before all bytes have arrived
+│   ├── UploadBusyError            another call works on it
+│   └── TooManyUploadsError        as many as a store takes at once are open
 ├── ConflictError              another writer published or moved a pointer first
+│   ├── VersionDeletedError        the number belonged to a version that was deleted
 │   └── StalePointerError          an alias no longer names the expected version
 └── StorageError               the disk or the bucket failed (full, forbidden, unreachable)
+    ├── StorageFullError           no space for the bytes; none of them are kept
     └── TooLargeError              a file larger than the read limit for its kind
 """
 
@@ -84,6 +95,10 @@ class CertificateError(StoreError):
     """A certificate that is not JSON, violates the schema, or belongs to another version."""
 
 
+class AnnotationError(StoreError):
+    """A description or tags that are too long or too many."""
+
+
 class SampleError(StoreError):
     """A payload sample that is not JSON, violates the schema, or has values that do not match."""
 
@@ -132,8 +147,44 @@ class ServerPropertiesError(StoreError):
     """A configuration of TorchServe with a value that cannot be followed."""
 
 
+class VersionInUseError(StoreError):
+    """A version that an alias, a pipeline or a server uses, and that is not deleted therefore."""
+
+
+class UploadError(StoreError):
+    """An upload of a version that cannot go on as asked."""
+
+
+class UploadRefusedError(UploadError):
+    """A declaration, a file or a manifest that breaks a rule of uploads."""
+
+
+class UnknownUploadError(UploadError):
+    """An upload that was never begun by this owner, is over, or was collected."""
+
+
+class UploadOffsetError(UploadError):
+    """Bytes for another place than the end of what has arrived; read the state and go on there."""
+
+
+class UploadIncompleteError(UploadError):
+    """An upload that is finished before all bytes of its files have arrived."""
+
+
+class UploadBusyError(UploadError):
+    """Another call works on the upload, or on the file, at this moment."""
+
+
+class TooManyUploadsError(UploadError):
+    """As many uploads are open as a store takes at once."""
+
+
 class ConflictError(StoreError):
     """Another writer created the version or the pointer generation first."""
+
+
+class VersionDeletedError(ConflictError):
+    """The number of a version that was deleted; it is never used again."""
 
 
 class StalePointerError(ConflictError):
@@ -142,6 +193,10 @@ class StalePointerError(ConflictError):
 
 class StorageError(StoreError):
     """The storage under the store failed; nothing was published."""
+
+
+class StorageFullError(StorageError):
+    """No space, quota or size limit of files for the bytes; none of them are kept."""
 
 
 class TooLargeError(StorageError):

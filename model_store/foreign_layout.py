@@ -20,6 +20,8 @@ _NUMBER = re.compile(r"[0-9]+")
 _BESIDE_VERSIONS = {
     "pointers": ".json",
     "semver": ".json",
+    "tombstones": ".json",
+    "annotations": ".json",
     "certificates": ".json",
     "samples": ".jsonl",
 }

@@ -84,3 +84,46 @@ def _found_in(paths: Iterable[str]) -> dict[str, ModelListing]:
         name: ModelListing(tuple(sorted(published)), tuple(sorted(claimed)), tuple(sorted(moves)))
         for name, (published, claimed, moves) in sorted(found.items())
     }
+
+
+def model_names(storage: Storage) -> list[str]:
+    """Returns the names of the folders that may be models, in no order; none is opened.
+
+    Raises:
+        StorageError: the store cannot be listed.
+    """
+    if not storage.is_local:
+        return [*_found_in(storage.list())]
+    return [*filter(is_name, storage.names())]
+
+
+@dataclass(frozen=True, slots=True)
+class NewestOfModel:
+    """The newest version and pointer generation of a model."""
+
+    version: int
+    generation: int
+    """0 if no pointer was ever moved."""
+
+
+def newest_of(storage: Storage, model: str) -> NewestOfModel | None:
+    """Returns the newest version and generation of a model; None if it has no version.
+
+    In a folder, two folders are listed, and the newest versions alone are looked at: a model of
+    1,000 versions takes a millisecond.
+
+    Raises:
+        StorageError: its folder cannot be listed.
+    """
+    if not storage.is_local:
+        found = list_models(storage, model).get(model, ModelListing())
+        if not found.versions:
+            return None
+        return NewestOfModel(found.versions[-1], max(found.generations, default=0))
+    numbers = [int(n) for n in storage.names(model) if n[:1] in "123456789" and n.isdecimal()]
+    for version in sorted(numbers, reverse=True):
+        is_version = _VERSION.fullmatch(str(version))
+        if is_version and storage.has(f"{model}/{version}/{MANIFEST}"):
+            names = filter(_POINTER_FILE.fullmatch, storage.names(f"{model}/pointers"))
+            return NewestOfModel(version, max((int(n[:8]) for n in names), default=0))
+    return None

@@ -13,9 +13,7 @@ they are read.
 """
 
 import contextlib
-import getpass
 import json
-import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -38,6 +36,7 @@ from model_store.errors import (
     TooLargeError,
     VersionNotFoundError,
 )
+from model_store.host.this_user import this_user
 from model_store.listing import ModelListing, list_models
 from model_store.manifest import (
     CLAIM,
@@ -51,6 +50,7 @@ from model_store.manifest import (
 )
 from model_store.pipelines.parts import check_parts, naming_pipelines
 from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, previous_target
+from model_store.records.tombstone import refuse_deleted
 from model_store.semver import semver_index
 from model_store.semver.compatibility import identity_of
 from model_store.semver.semver import Bump
@@ -358,6 +358,7 @@ class ModelStore:
         alias: str = PRODUCTION,
         why: str = "",
         expecting: Mapping[str, int | None] | None = None,
+        who: str = "",
     ) -> Pointers:
         """Points an alias at a version, as a new generation.
 
@@ -368,9 +369,11 @@ class ModelStore:
             why: reason, for the history.
             expecting: versions by alias on which the decision to promote was based, None for an
                 alias that names nothing yet; the call fails if one has changed.
+            who: who moves it, for the history; empty for the user of this process.
 
         Raises:
             VersionNotFoundError: the version is not published.
+            VersionDeletedError: it was deleted.
             StalePointerError: an alias does not name the expected version; nothing has moved.
             ConflictError: another writer moved a pointer concurrently; read again and retry.
         """
@@ -382,7 +385,7 @@ class ModelStore:
                     f"alias '{name}' of '{model}' names {named or 'nothing'} and no longer "
                     f"{expected or 'nothing'}; repeat the decision for its present target"
                 )
-        return self._point(model, version, alias, why, current)
+        return self._point(model, version, alias, why, current, who)
 
     def set_aliases(self, model: str, aliases: Mapping[str, int], why: str = "") -> Pointers:
         """Replaces all aliases of a model, as a new generation: the others name nothing any more.
@@ -393,9 +396,11 @@ class ModelStore:
         """
         for alias in aliases:
             check_alias(alias)
-        return self._following(model, aliases, why, self.pointers(model))
+        return self.following(model, aliases, why, self.pointers(model))
 
-    def rollback(self, model: str, alias: str = PRODUCTION, why: str = "rollback") -> Pointers:
+    def rollback(
+        self, model: str, alias: str = PRODUCTION, why: str = "rollback", who: str = ""
+    ) -> Pointers:
         """Points an alias at the version it named before.
 
         Raises:
@@ -404,24 +409,35 @@ class ModelStore:
         """
         history = self.history(model)
         target = previous_target(history, alias)
-        return self._point(model, target, alias, why, history[-1])
+        return self._point(model, target, alias, why, history[-1], who)
 
     def _point(
-        self, model: str, version: int, alias: str, why: str, current: Pointers | None
+        self, model: str, version: int, alias: str, why: str, current: Pointers | None, who: str
     ) -> Pointers:
         """Writes the generation after `current`, unless another writer has done so since."""
+        refuse_deleted(self.storage, model, version)
         self.manifest(model, version)  # the target exists and can be read
         aliases = {**(current.aliases if current else {}), alias: version}
         check_alias(alias)
-        return self._following(model, aliases, why, current)
+        return self.following(model, aliases, why, current, who)
 
-    def _following(
-        self, model: str, aliases: Mapping[str, int], why: str, current: Pointers | None
+    def following(
+        self,
+        model: str,
+        aliases: Mapping[str, int],
+        why: str,
+        current: Pointers | None,
+        who: str = "",
     ) -> Pointers:
+        """Writes the generation after `current`; see `promote` and `set_aliases`.
+
+        Raises:
+            ConflictError: another writer has done so since.
+        """
         following = Pointers(
             generation=current.generation + 1 if current else 1,
             aliases=dict(aliases),
-            who=this_user(),
+            who=who or this_user(),
             when=datetime.now(UTC),
             why=why,
         )
@@ -479,12 +495,3 @@ def signature_path(model: str, version: int) -> str:
 
 def _pointer_path(model: str, generation: int) -> str:
     return f"{model}/pointers/{generation:08d}.json"
-
-
-def this_user() -> str:
-    """Returns the user and the machine, for histories: `ann@host`."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a user id without a name
-        name = "unknown"
-    return f"{name}@{socket.gethostname()}"

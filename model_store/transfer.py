@@ -16,16 +16,21 @@ Rules:
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from model_store.errors import ConflictError, DigestMismatchError, VersionNotFoundError
 from model_store.manifest import FileEntry, Manifest
 from model_store.pipelines.parts import check_parts, missing_parts
+from model_store.records.tombstone import refuse_deleted
 from model_store.semver import semver_index
 from model_store.semver.compatibility import identity_of, needed_bump
 from model_store.semver.semver import parse_range, parse_semver
 from model_store.storage.storage import MissingFileError
 from model_store.store import ModelStore, Progress, manifest_path, signature_path
+
+SendFile = Callable[[Manifest, FileEntry], None]
+"""Stores one file of a claimed version in the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ def copy_version(
     model: str,
     version: int,
     progress: Progress | None = None,
+    send: SendFile | None = None,
 ) -> CopyReport:
     """Copies a version to another store under the same number.
 
@@ -55,8 +61,11 @@ def copy_version(
         model: name of the model.
         version: its number in both stores.
         progress: called for every file that is in the target, copied or found there.
+        send: stores a file, whose digest it has checked; None reads it from the source and writes
+            it to the target.
 
     Raises:
+        VersionDeletedError: the target had the version, and it was deleted there.
         ModelNotFoundError, VersionNotFoundError: the source does not have it.
         DigestMismatchError: a file of the source is corrupt, or the target stored other bytes.
         ConflictError: the number is taken in the target, by another version or publisher; or its
@@ -71,11 +80,12 @@ def copy_version(
         if signature and target.signature(model, version) is None:  # an older copy omitted it
             target.storage.replace(signature_path(model, version), signature)
         return CopyReport(0, len(manifest.all_files()), 0)
+    refuse_deleted(target.storage, model, version)
     _check_signature(target, manifest)
     parts = missing_parts(source, target, manifest)
     copies = [copy_version(source, target, p.model, p.version, progress) for p in parts]
     check_parts(target, manifest)
-    own = _copy_one(source, target, manifest, sealed, signature, progress)
+    own = _copy_one(source, target, manifest, sealed, signature, progress, send)
     new = [part for part, copy in zip(parts, copies, strict=True) if copy.files_copied]
     return CopyReport(
         files_copied=sum(copy.files_copied for copy in (own, *copies)),
@@ -92,6 +102,7 @@ def _copy_one(
     sealed: bytes,
     signature: bytes | None,
     progress: Progress | None,
+    send: SendFile | None,
 ) -> CopyReport:
     """Copies the files of a version, and its manifest last."""
     model, version = manifest.model, manifest.version
@@ -100,7 +111,10 @@ def _copy_one(
     copied = []
     for entry in manifest.all_files():
         if not _is_whole(target, manifest, entry, sizes):
-            target.write_file(manifest, entry, source.read_file(manifest, entry))
+            if send is None:
+                target.write_file(manifest, entry, source.read_file(manifest, entry))
+            else:
+                send(manifest, entry)
             copied.append(entry)
         if progress:
             progress(entry.file, entry.size_bytes)

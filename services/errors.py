@@ -24,6 +24,8 @@ ServingError
 ├── ControlModeError            503 UNAVAILABLE         callers do not load models here
 ├── ShuttingDownError           503 UNAVAILABLE         retry on another server
 ├── QueueUnavailableError       503 UNAVAILABLE         retry later
+├── StoreUnavailableError       503 UNAVAILABLE         retry later
+├── NoSpaceError                507 RESOURCE_EXHAUSTED  the store's disk is full
 ├── OverloadedError             503 RESOURCE_EXHAUSTED  retry later
 │   ├── QueueFullError
 │   ├── TooManyInFlightError
@@ -230,6 +232,21 @@ class QueueUnavailableError(ServingError):
     http_status = 503
     grpc_code = "UNAVAILABLE"
     retryable = True
+
+
+class StoreUnavailableError(ServingError):
+    """The model store failed or is out of reach; nothing has changed."""
+
+    http_status = 503
+    grpc_code = "UNAVAILABLE"
+    retryable = True
+
+
+class NoSpaceError(ServingError):
+    """The disk of the model store has no space for the bytes; none of them are kept."""
+
+    http_status = 507
+    grpc_code = "RESOURCE_EXHAUSTED"
 
 
 class OverloadedError(ServingError):

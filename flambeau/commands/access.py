@@ -40,8 +40,8 @@ def add(
         typer.Option(
             "--grant",
             metavar="SCOPE[:MODELS]",
-            help="Scope infer, manage or train, with a pattern of models: 'infer:digits*'. May be "
-            "repeated.",
+            help="Scope infer, manage or train, or of the registry read, push, promote or delete, "
+            "with a pattern of models: 'infer:digits*', 'promote:digits*@canary'. May be repeated.",
         ),
     ],
     file: KeysFile = DEFAULT_FILE,

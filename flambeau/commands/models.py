@@ -21,7 +21,9 @@ from flambeau.commands.options.store import (
     StoreUrl,
     existing_store,
 )
+from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
+from flambeau.commands.remote.aliases import At, move_alias, roll_back_alias
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.model import (
     METRIC,
@@ -157,9 +159,14 @@ def promote(
     alias: Alias = PRODUCTION,
     why: Why = "",
     store: StoreUrl = DEFAULT_STORE,
+    at: At = "",
+    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Point production, or another alias, at a version; an alias that is new is created."""
+    if at:
+        move_alias(at, token_file, model, version, alias, why, as_json)
+        return
     name, number = named_version(model, version, store)
     opened = existing_store(store)
     before = opened.pointers(name)
@@ -175,12 +182,17 @@ def rollback(
     alias: Alias = PRODUCTION,
     why: Why = "rollback",
     store: StoreUrl = DEFAULT_STORE,
+    at: At = "",
+    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Point production, or another alias, back at its previous version.
 
     A second rollback returns to the version before the first one; promote goes further back.
     """
+    if at:
+        roll_back_alias(at, token_file, model, alias, why, as_json)
+        return
     _print_move(existing_store(store).rollback(model, alias, why), model, alias, as_json)
 
 

@@ -1,4 +1,4 @@
-"""`flambeau push` and `flambeau pull`: copies a version atomically between stores."""
+"""`flambeau push` and `flambeau pull`: copy a version between stores, and with a registry."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,8 +15,11 @@ from flambeau.commands.options.store import (
     StoreUrl,
     existing_store,
 )
+from flambeau.commands.options.token import TokenFile
+from flambeau.commands.remote.transfer import Why, pull_from_registry, push_to_registry
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.tables import size_text
+from flambeau.registry.url import is_registry
 
 if TYPE_CHECKING:
     from model_store.store import Progress
@@ -39,29 +42,52 @@ Version = Annotated[
 
 def push(
     model: ModelVersion,
-    to: Annotated[str, typer.Option("--to", metavar="URL", help="The store to copy to.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="URL", help="The store to copy to, or http(s)://HOST:PORT of a server."
+        ),
+    ],
     version: Version = None,
     store: StoreUrl = DEFAULT_STORE,
+    why: Why = "",
+    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a version to another store, under the same number; run it again to resume.
+    """Copy a version to another store or a server, under the same number; run it again to resume.
 
-    Models of a pipeline that are missing there are copied, too.
+    To a server, MODEL/VERSION may also be the path of a folder with the files of a version. Models
+    of a pipeline that are missing there are copied, too.
     """
+    if is_registry(to):
+        push_to_registry(model, version, store, to, why, token_file, as_json)
+        return
     _copy(model, version, source_url=store, target_url=to, as_json=as_json)
 
 
 def pull(
     model: ModelVersion,
-    from_: Annotated[str, typer.Option("--from", metavar="URL", help="The store to copy from.")],
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="The store to copy from, or http(s)://HOST:PORT of a server.",
+        ),
+    ],
     version: Version = None,
     store: StoreUrl = DEFAULT_STORE,
+    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a version from another store, under the same number; run it again to resume.
+    """Copy a version from another store or a server, under the same number.
 
-    Models of a pipeline that are missing there are copied, too.
+    Run it again to resume. From a server, MODEL alone is its version in production, or else the
+    newest. Models of a pipeline that are missing here are copied, too.
     """
+    if is_registry(from_):
+        pull_from_registry(model, version, store, from_, token_file, as_json)
+        return
     _copy(model, version, source_url=from_, target_url=store, as_json=as_json)
 
 

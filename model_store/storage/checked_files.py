@@ -5,6 +5,7 @@ from pathlib import Path
 
 from model_store.errors import DigestMismatchError, StorageError
 from model_store.manifest import FileEntry
+from model_store.storage.plain_file import open_plain_file
 
 
 def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
@@ -36,3 +37,13 @@ def read_drafted(folder: Path, entry: FileEntry) -> bytes:
             f"cannot read '{entry.file}', which the draft names, in {folder}: {error.strerror}"
         ) from error
     return checked(data, entry, entry.file)
+
+
+def digest_of_file(path: Path) -> str:
+    """Returns the sha256 of a file of any size.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_plain_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,8 +7,8 @@ anything but a regular file, nor of a file that is too large.
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 
 class NotPlainFileError(OSError):
@@ -53,7 +53,7 @@ def read_plain_file(path: str | Path, max_bytes: int) -> bytes:
         return data
 
 
-def open_plain_file(path: str | Path) -> BinaryIO:
+def open_plain_file(path: str | Path) -> BufferedReader:
     """Opens a file for reading; symbolic links are followed.
 
     Raises:

@@ -6,6 +6,7 @@ regular file (opening a pipe would block); every failure is a `StoreError` that 
 """
 
 import contextlib
+import errno
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,12 @@ from model_store.errors import (
     TooLargeError,
 )
 from model_store.host.nearest_folder import nearest_folder
-from model_store.storage.plain_file import NotPlainFileError, OversizedFileError, read_plain_file
+from model_store.storage.plain_file import (
+    NotPlainFileError,
+    OversizedFileError,
+    open_plain_file,
+    read_plain_file,
+)
 from model_store.storage.s3_credentials import missing_credentials
 
 if TYPE_CHECKING:
@@ -28,6 +34,9 @@ if TYPE_CHECKING:
 
 MAX_APPENDED_BYTES = 2**30
 """Limit of a file in a bucket that is appended to: appending reads and writes the whole file."""
+
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""System errors of a disk without space, and of limits on users and on file sizes."""
 
 
 class MissingFileError(StorageError):
@@ -190,6 +199,22 @@ class Storage:
             f"{max_bytes:,} are read"
         )
 
+    def get_part(self, path: str, start: int, size_bytes: int) -> bytes:
+        """Reads a part of a file: fewer bytes if it ends before.
+
+        Raises:
+            MissingFileError: no such file.
+        """
+        with self._failures(f"read '{path}'"):
+            if self.is_local:
+                with open_plain_file(os.path.join(self.url, path)) as file:
+                    file.seek(start)
+                    return file.read(size_bytes)
+            import obstore
+
+            found = obstore.get_range(self._store, path, start=start, length=size_bytes)
+            return bytes(found)
+
     def create(self, path: str, data: bytes) -> None:
         """Writes a file that must not exist yet.
 
@@ -226,7 +251,7 @@ class Storage:
             # Created with mode 0600, so that other users can never read it.
             file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                _append_whole(file, data)
+                append_whole(file, data)
             finally:
                 os.close(file)
 
@@ -291,7 +316,7 @@ def _bucket(url: str) -> "ObjectStore":
         raise ValueError(_first_line(error)) from error
 
 
-def _append_whole(file: int, data: bytes) -> None:
+def append_whole(file: int, data: bytes | memoryview) -> None:
     """Writes all of the data; truncates the file to its former size if that fails."""
     before, left = os.fstat(file).st_size, memoryview(data)
     try:

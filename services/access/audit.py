@@ -109,7 +109,7 @@ _strangers = LineAllowance(LINES_OF_STRANGERS_A_SECOND)
 
 
 @contextlib.contextmanager
-def refusals_audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
+def refusals_audited(act: str, target: str, who: str, peer: str, why: str = "") -> Iterator[None]:
     """Records a refusal on the way to an act; an empty `act` records nothing.
 
     Lines of unknown or rate-limited callers are limited per second, so that they fill no disk.
@@ -119,6 +119,7 @@ def refusals_audited(act: str, target: str, who: str, peer: str) -> Iterator[Non
         target: as for `audited`; empty if not known yet.
         who: as for `audited`; empty if not known yet.
         peer: address of the caller.
+        why: the caller's reason; empty for none.
     """
     try:
         yield
@@ -127,12 +128,12 @@ def refusals_audited(act: str, target: str, who: str, peer: str) -> Iterator[Non
         if act and (not who or isinstance(error, RateLimitedError)):
             left_out = _strangers.take(time.monotonic())
         if act and left_out is not None:
-            record(act, target, who, peer, "refused", str(error), left_out)
+            record(act, target, who, peer, "refused", str(error), left_out, why)
         raise
 
 
 @contextlib.contextmanager
-def audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
+def audited(act: str, target: str, who: str, peer: str, why: str = "") -> Iterator[None]:
     """Records an act with its outcome: `done`, or the error that the block raises.
 
     Args:
@@ -140,16 +141,17 @@ def audited(act: str, target: str, who: str, peer: str) -> Iterator[None]:
         target: object of the act: a model, a job.
         who: the caller's name; empty for an unknown caller.
         peer: address of the caller.
+        why: the caller's reason; empty for none.
     """
     try:
-        with refusals_audited(act, target, who, peer):
+        with refusals_audited(act, target, who, peer, why):
             yield
     except ServingError:
         raise  # already recorded
     except BaseException as error:
-        record(act, target, who, peer, "failed", type(error).__name__)
+        record(act, target, who, peer, "failed", type(error).__name__, why=why)
         raise
-    record(act, target, who, peer, "done")
+    record(act, target, who, peer, "done", why=why)
 
 
 def record(
@@ -160,6 +162,7 @@ def record(
     outcome: str,
     reason: str = "",
     left_out: int = 0,
+    why: str = "",
 ) -> None:
     """Records one act, with the arguments of `audited`; `left_out` earlier lines were omitted."""
     facts: dict[str, str | int] = {
@@ -169,6 +172,8 @@ def record(
         "peer": peer,
         "outcome": outcome,
     }
+    if why:
+        facts["why"] = why[:500]
     if reason:
         facts["reason"] = reason[:500]
     if left_out:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from services.access.grants import Grant, Scope
+from services.access.grants import REGISTRY_SCOPES, Grant, Scope
 from services.errors import ForbiddenError, UnknownModelError
 
 if TYPE_CHECKING:
@@ -47,25 +47,51 @@ class Caller:
         self.tenant = tenant
         self.ended = False
         self._grants = tuple(grants)
-        self._known: dict[tuple[Scope, str], bool] = {}
+        self._known: dict[tuple[Scope, str, str], bool] = {}
         self._metrics = metrics
 
     def is_over(self) -> bool:
         """Returns True if the credential has expired, or is no longer accepted."""
         return self.ended or time.time() >= self.expires_at
 
-    def may(self, scope: Scope, model: str) -> bool:
-        """Returns True if a scope is granted on a model."""
-        found = self._known.get((scope, model))
+    def may(self, scope: Scope, model: str, alias: str = "") -> bool:
+        """Returns True if a scope is granted on a model, and on an alias if one is named."""
+        found = self._known.get((scope, model, alias))
         if found is None:
-            found = any(grant.scope == scope and grant.covers(model) for grant in self._grants)
+            found = any(
+                grant.scope == scope and grant.covers(model) and grant.moves(alias)
+                for grant in self._grants
+            )
             if len(self._known) < MAX_REMEMBERED:
-                self._known[scope, model] = found
+                self._known[scope, model, alias] = found
         return found
 
     def sees(self, model: str) -> bool:
         """Returns True if the model is visible to this caller."""
         return self.may("infer", model) or self.may("manage", model)
+
+    def require_registered(self, scope: Scope, model: str, alias: str = "") -> None:
+        """Refuses a scope of the registry that is not granted.
+
+        Args:
+            scope: one of `REGISTRY_SCOPES`.
+            model: name of the model.
+            alias: the alias that is moved; empty for none.
+
+        Raises:
+            UnknownModelError: no scope of the registry is granted on the model.
+            ForbiddenError: another scope, or another alias, is.
+        """
+        if self.may(scope, model, alias):
+            return
+        self._metrics.refused.labels("forbidden").inc()
+        if not any(self.may(other, model) for other in REGISTRY_SCOPES):
+            raise UnknownModelError(f"model '{model[:128]}' is not in the registry")
+        where = f"alias '{alias[:128]}' of model" if alias else "model"
+        raise ForbiddenError(
+            f"{self.name} does not have the scope '{scope}' on {where} '{model[:128]}'; "
+            "ask the operator for it"
+        )
 
     def require_seen(self, model: str) -> None:
         """Refuses a model on which the caller has neither scope of a server.

@@ -1,7 +1,7 @@
 """Grants of callers: scopes, each on the models that match a pattern. Pure rules.
 
 In: texts such as `infer:digits*`, from the file of keys or the claims of a token. Out: `Grant`s.
-A scope alone, such as `train`, covers all models.
+A scope alone, such as `train`, covers all models. `promote:digits*@canary` covers one alias.
 """
 
 import re
@@ -11,9 +11,12 @@ from typing import Literal, get_args
 
 from flambeau.protocol.strict import nearest_name
 
-Scope = Literal["infer", "manage", "train"]
-"""`infer`: requests and jobs; `manage`: metadata, loading, settings; `train`: training jobs."""
+Scope = Literal["infer", "manage", "train", "read", "push", "promote", "delete"]
+"""`infer`: requests and jobs; `manage`: metadata, loading, settings; `train`: training jobs. Of the
+registry: `read` versions and their files; `push` versions, tags and descriptions; `promote`: move
+aliases; `delete` versions."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+REGISTRY_SCOPES: tuple[Scope, ...] = ("read", "push", "promote", "delete")
 _MODELS = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}")
 
 
@@ -24,22 +27,30 @@ class Grant:
     scope: Scope
     models: str
     """A case-sensitive shell pattern (`fnmatch`): `*`, `?` and `[ab]`."""
+    aliases: str = "*"
+    """Pattern of the aliases that `promote` moves; other scopes have none."""
 
     def __str__(self) -> str:
-        return f"{self.scope}:{self.models}"
+        aliases = "" if self.aliases == "*" else f"@{self.aliases}"
+        return f"{self.scope}:{self.models}{aliases}"
 
     def covers(self, model: str) -> bool:
         """Returns True if a model matches the pattern."""
         return fnmatchcase(model, self.models)
 
+    def moves(self, alias: str) -> bool:
+        """Returns True if an alias matches the pattern; an empty one stands for any of them."""
+        return not alias or fnmatchcase(alias, self.aliases)
+
 
 def parse_grant(text: str) -> Grant:
-    """Parses `SCOPE` or `SCOPE:MODELS`.
+    """Parses `SCOPE`, `SCOPE:MODELS` or `promote:MODELS@ALIASES`.
 
     Raises:
         ValueError: it is neither; the message names the nearest scope.
     """
-    scope, separator, models = text.partition(":")
+    scope, separator, rest = text.partition(":")
+    models, at, aliases = rest.partition("@")
     found = next((known for known in SCOPES if known == scope), None)
     if found is None:
         raise ValueError(
@@ -48,4 +59,12 @@ def parse_grant(text: str) -> Grant:
         )
     if separator and not _MODELS.fullmatch(models):
         raise ValueError(f"'{text[:60]}' names no models; write a pattern, as in infer:digits*")
-    return Grant(found, models or "*")
+    if at and found != "promote":
+        raise ValueError(
+            f"'{text[:60]}' names aliases, which only promote moves; leave '@{aliases[:40]}' out"
+        )
+    if at and not _MODELS.fullmatch(aliases):
+        raise ValueError(
+            f"'{text[:60]}' names no aliases; write a pattern, as in promote:digits*@canary"
+        )
+    return Grant(found, models or "*", aliases or "*")

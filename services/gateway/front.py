@@ -37,6 +37,7 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import ServedVersion
 from services.readiness import Look, Readiness
+from services.registry.registry import Registry
 from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
 from services.tls import open_certificates
@@ -103,6 +104,7 @@ class Front:
         tell: changes settings of all processes of the server, if there are several.
         region_table: descriptor of the table of regions that these fronts share; None for its own.
         door: API in place of the usual one, on ports of its own.
+        registry: registry of the model store, in processes that have a store.
 
     Raises:
         ConfigError: unauthenticated clients could reach it, or the files of credentials or of TLS
@@ -127,12 +129,12 @@ class Front:
         tell: Tell | None = None,
         region_table: int | None = None,
         door: Door | None = None,
+        registry: Registry | None = None,
     ) -> None:
         if door is None:
             check_open(config, config.host, is_opened=config.open_to_strangers)
         self._config = config
-        self._door = door
-        self._rates = rates
+        self._door, self._registry, self._rates = door, registry, rates
         self._tracer, self._sampler = tracer, sampler
         self._authenticator = _open_authenticator(config, metrics, rates)
         directory.is_discreet = self._authenticator is not None
@@ -235,6 +237,7 @@ class Front:
             self._sampler,
             self._administration,
             self._regions,
+            self._registry,
         ).route
         rest = http_server(route, shared, is_tls=tls is not None)
         host = config.host
@@ -291,14 +294,18 @@ class Front:
             for one, found in zip(self._ports, sockets, strict=True):
                 await one.server.start(found)
             async with asyncio.TaskGroup() as tasks:
-                # Key files are watched, and rates shared, while the ports are open.
+                # Key files are watched, rates shared and uploads collected with open ports.
                 runs = [
-                    part.run() for part in (self._authenticator, self._rates) if part is not None
+                    part.run()
+                    for part in (self._authenticator, self._rates, self._registry)
+                    if part is not None
                 ]
                 chores = [tasks.create_task(run) for run in runs]
                 yield
                 for chore in chores:
                     chore.cancel()
+            if self._registry is not None:
+                self._registry.close()
 
     def look(self, found: Look) -> None:
         """Applies a change of the served versions."""

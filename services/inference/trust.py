@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, assert_never
 
-from model_store.errors import CryptographicSignatureError, KeyFileError
+from model_store.errors import (
+    CryptographicSignatureError,
+    ForeignKeyError,
+    KeyFileError,
+    SignatureMissingError,
+    SigningUnavailableError,
+)
 from model_store.manifest import Artifact, Manifest
 from model_store.signatures.key_folder import KeyFolder, TrustedKey, trusted_keys
 from model_store.store import ModelStore
@@ -74,6 +80,33 @@ class Trust:
             raise type(error)(
                 f"{artifact.kind} {what} and loads here only when its version is signed by a "
                 f"trusted key (signature_needed_for={self.signature_needed_for}): {error}"
+            ) from error
+
+    def check_arrival(self, store: ModelStore, manifest: Manifest) -> None:
+        """Checks that a version that others send may enter a store: its code counts as remote.
+
+        A version with a signature by a trusted key must match it, whatever it contains.
+
+        Raises:
+            CryptographicSignatureError, KeyFileError, SigningUnavailableError, StorageError: as
+                `check`.
+        """
+        has_python = manifest.python_step is not None
+        scope = self.signature_needed_for
+        is_needed = scope == "everything" or any(
+            self.needs_signature(artifact, False, has_python) for artifact in manifest.artifacts
+        )
+        if not is_needed and store.signature(manifest.model, manifest.version) is None:
+            return
+        try:
+            store.signer(manifest, self._keys())
+        except (ForeignKeyError, KeyFileError, SigningUnavailableError):
+            if is_needed:
+                raise
+        except SignatureMissingError as error:
+            raise SignatureMissingError(
+                f"a version with code enters this store only if a trusted key has signed it "
+                f"(signature_needed_for={scope}): {error}"
             ) from error
 
     def check_folder(self) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from services.gateway.config import GatewaySettings
 from services.inference.config import InferenceSettings
+from services.registry.registry_access import RegistryMode
 
 MOST_AUTOMATIC = 4
 """An edge takes some 40 µs for a small request and the model process 20, so that two edges keep it
@@ -27,6 +28,16 @@ class ServerConfig(GatewaySettings, InferenceSettings):
     """Processes that accept requests, beside one that runs the models and forms the batches of all;
     1 for a single process that does both. Raise it where one core does not take the requests of
     small models, or `auto` for one less than the cores of this process, up to 4."""
+
+    registry: RegistryMode = "granted"
+    """Calls of the registry (`/v1/registry`): with `granted`, callers need the scopes `read`,
+    `push`, `promote` and `delete`; without credentials, versions are only read, from this machine.
+    Set it to `open` to let callers on this machine write, too, without credentials; `off` for no
+    registry."""
+    upload_folder: str = ""
+    """Folder where the files of uploads are collected before their version is published; set it for
+    a store in a bucket, which takes no uploads otherwise, or for a larger disk. Empty for a folder
+    within the store, from which files are published without a copy."""
 
     torchserve: str = ""
     """Folder that `flambeau serve --torchserve` makes for TorchServe's API and its registered

@@ -20,6 +20,7 @@ from typing import Any
 import prometheus_client
 import uvloop
 
+from model_store.store import ModelStore
 from services.access.link_rates import LinkRates
 from services.errors import QueueUnavailableError
 from services.gateway.front import Front, Listening
@@ -37,6 +38,7 @@ from services.settings import ConfigError
 from services.shared_rounds import SharedRounds
 from services.standalone.config import ServerConfig
 from services.standalone.control import Control, read_file
+from services.standalone.registry_setting import open_registry
 from services.telemetry.logs import configure_logs
 from services.telemetry.merged_metrics import encode_metrics
 from services.telemetry.metrics import Metrics
@@ -117,6 +119,7 @@ class EdgeProcess:
             control=self._link.act if config.model_control == "explicit" else None,
             region_table=regions,
             door=door,
+            registry=open_registry(config, ModelStore(config.store), directory),
         )  # fmt: skip
 
     async def run(self) -> None:

@@ -26,6 +26,7 @@ from services.process import raise_descriptor_limit, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.standalone.config import ServerConfig
+from services.standalone.registry_setting import open_registry
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
 from services.tracing.setting import open_tracer
@@ -84,6 +85,7 @@ async def _serve(
         from services.standalone.torchserve_door import open_door
 
         door = open_door(config, directory, control.act)
+    registry = open_registry(config, store, directory)
     front = Front(
         config, version, metrics, directory, queue,
         lambda listening: on_started(
@@ -97,7 +99,7 @@ async def _serve(
             )
         ),
         tracer=tracer, sampler=sampler, control=control.act if control.is_explicit else None,
-        door=door,
+        door=door, registry=registry,
     )  # fmt: skip
     reconciler = Reconciler(
         store, queue, directory, metrics, policy, tracer=tracer, control=control

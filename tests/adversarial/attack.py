@@ -25,7 +25,7 @@ A_STORE = "a store"
 
 Run = Callable[["Target", Random], Awaitable[None]]
 VictimName = Literal[
-    "open", "keyed", "tls", "split", "processes", "captured", "trainer", "torchserve"
+    "open", "keyed", "tls", "split", "processes", "captured", "trainer", "torchserve", "registry"
 ]
 VICTIMS: tuple[VictimName, ...] = get_args(VictimName)
 
@@ -41,7 +41,8 @@ class Attack:
             one that speaks `tls`; one that is `split` into a gateway and a worker with Redis
             between them; one of two edges and a model process, as `processes`; one behind
             `flambeau capture`, as `captured`; the training service, without authentication, as
-            `trainer`; or one with TorchServe's API, without tokens, as `torchserve`.
+            `trainer`; one with TorchServe's API, without tokens, as `torchserve`; or one whose
+            registry is open to this machine, as `registry`.
     """
 
     name: str

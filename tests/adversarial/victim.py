@@ -139,6 +139,8 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
         assert found.exit_code == 0, found.output
         key = found.stdout.strip()
         settings["api_keys_file"] = str(keys)
+    if name == "registry":
+        settings["registry"] = "open"
     if name == "tls":
         authority = Authority(folder)
         pair, certificate = authority.issue("victim"), str(authority.file)

@@ -31,6 +31,7 @@ DOCUMENTS = [*ROOT.glob("*.md"), *PAGES, *RUNBOOKS, *DECISIONS]
 
 DEFAULTS_IN_WORDS = {
     "models": "all",
+    "upload_folder": ".uploads in the store",
     "keep_artifacts": "none",
     "artifact": "fastest",
     "max_concurrent_runs": "by the cores",

@@ -21,19 +21,22 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 125, 388
+SETTINGS, RECIPE_KEYS = 127, 388
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
 `processes` cannot be found out: how many cores the models need is the operator's to say. Nor can
 `model_control`: who chooses the models, their pointers or callers; or `triton_metrics`: whose
 dashboards there are; or `compat`: whether a client compares the words of another server.
 `shared_memory_objects` opens memory of other programs to callers, which nobody must get unasked.
+`registry` opens the store to callers, which nobody must get unasked; a bucket has no
+`upload_folder` that could be found.
 `torchserve` names the folder that its own option makes, for all processes of a server.
 Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
 """
 
 EFFECTS = {
     "refuses with an error": """
+        registry.MAX_PAGE registry.MAX_WAITING registry.MAX_WHY
         archive_registry.MAX_PASSES archive_source.MAX_DOWNLOADS running_settings.MAX_TRACE_RATE
         archive_source.MAX_REDIRECTS archive_source.MAX_URL_CHARACTERS
         request_parts.MAX_BOUNDARY_CHARACTERS request_parts.MAX_PARTS

@@ -32,7 +32,7 @@ def written_down(act: str, target: str, audit_log: str) -> Iterator[None]:
     Raises:
         typer.Exit: the file cannot be written.
     """
-    from model_store.store import this_user
+    from model_store.host.this_user import this_user
     from services.access.audit import audit_log_of_command, audited
     from services.settings import ConfigError
 

@@ -36,6 +36,8 @@ from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.shared_regions.regions import SharedRegions
 from services.ports import LIVE_PATH, READY_PATH
+from services.registry.registry import Registry
+from services.registry.rest_routes import CHUNK_BYTES, PREFIX, RegistryRoutes
 from services.wire.body import SMALL_BODY_BYTES, Body
 from services.wire.http1.asgi import RESERVE, asgi_opener
 from services.wire.http1.exchange import (
@@ -75,6 +77,7 @@ class RestEdge:
         sampler: Sampler | None = None,
         administration: AdministrationCalls | None = None,
         regions: SharedRegions | None = None,
+        registry: Registry | None = None,
     ) -> None:
         self._admission = admission
         self._path = InferencePath(REST, admission, accounting, sampler, regions)
@@ -84,6 +87,7 @@ class RestEdge:
         self._jobs = JobRoutes(admission, accounting, service, self._principal)
         calls = administration or AdministrationCalls(admission.directory, accounting)
         self._administration = AdministrationRoutes(calls, self._principal)
+        self._registry = RegistryRoutes(registry, self._principal)
         self._facts = facts
         self._accounting = accounting
         self._document = OpenDocument(
@@ -105,6 +109,9 @@ class RestEdge:
         self._open_other = asgi_opener(application, compresses=False)
         self._open_compressed = asgi_opener(application)
         self._open_job = asgi_opener(application, reads_bodies=True)
+        self._open_registry = asgi_opener(
+            application, reads_bodies=True, most_bytes=CHUNK_BYTES, compresses=False
+        )
 
     def route(self, head: Head) -> Opener:
         """Finds the handler of a request.
@@ -131,6 +138,8 @@ class RestEdge:
                 return predict_opener(self._predict_path, head, predicts, authorization)
             if head.path == _DOCUMENT or head.path.startswith(_RESULTS):
                 return self._open_compressed
+            if head.path.startswith(PREFIX):
+                return self._open_registry
             is_job = head.method == "POST" and _JOBS.fullmatch(head.path)
             return self._open_job if is_job else self._open_other
         if head.method != "POST":
@@ -145,11 +154,12 @@ class RestEdge:
         Raises:
             UnauthenticatedError: the caller is unknown.
         """
+        peer = request.client.host if request.client else ""
         if self._authenticator is None:
-            return Principal(None, "")
+            return Principal(None, peer)
         headers = request.headers
         secret = secret_of(headers.get("authorization", ""), headers.get("x-api-key", ""))
-        return Principal(self._authenticator.admit(secret), "")
+        return Principal(self._authenticator.admit(secret), peer)
 
     def _application(self) -> Starlette:
         application = Starlette(
@@ -159,6 +169,7 @@ class RestEdge:
                 *self._model_routes(),
                 *self._jobs.routes(),
                 *self._status.routes(),
+                *self._registry.routes(),
             ],
             exception_handlers={
                 ServingError: _serving_error,

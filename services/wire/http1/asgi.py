@@ -61,6 +61,7 @@ def asgi_opener(
     streams: bool = False,
     compresses: bool = True,
     gate: BodyGate | None = None,
+    most_bytes: int | None = None,
 ) -> Opener:
     """Returns the opener of an application's exchanges.
 
@@ -71,9 +72,10 @@ def asgi_opener(
             meanwhile.
         compresses: False for responses that are never compressed.
         gate: decides whose body is awaited; the application checks clients itself, too.
+        most_bytes: limit of the bodies that are read, below the port's; None for the port's.
     """
     if reads_bodies:
-        return partial(_ReadingExchange, gate, application)
+        return partial(_ReadingExchange, gate, most_bytes, application)
     if streams:
         return partial(_StreamedExchange, application)
     return partial(_AsgiExchange if compresses else _PlainExchange, application)
@@ -240,23 +242,25 @@ class _PlainExchange(_AsgiExchange):
 
 
 class _ReadingExchange(_AsgiExchange):
-    __slots__ = ("_gate",)
+    __slots__ = ("_gate", "_most_bytes")
 
     def __init__(
         self,
         gate: BodyGate | None,
+        most_bytes: int | None,
         application: Application,
         connection: ExchangeConnection,
         head: Head,
     ) -> None:
         super().__init__(application, connection, head)
         self._gate = gate
+        self._most_bytes = most_bytes
 
     def body_limit(self, max_bytes: int) -> int:
-        """Returns the port's limit, for a client that is admitted."""
+        """Returns the limit, for a client that is admitted."""
         if self._gate is not None:
             self._gate.admit(self.head, self._connection.peer)
-        return max_bytes
+        return max_bytes if self._most_bytes is None else min(max_bytes, self._most_bytes)
 
     def refuse(self, error: ServingError) -> None:
         """Refuses the request, and says so to the gate."""

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flambeau.cli import app
-from model_store.store import this_user
+from model_store.host.this_user import this_user
 
 
 def run(*arguments: str) -> Result:

@@ -1,0 +1,57 @@
+"""`flambeau models promote` and `rollback` with `--at`: at the registry of a server."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flambeau.commands.options.as_json import print_outcome
+from flambeau.commands.options.model import model_and_version
+from flambeau.commands.remote.connecting import registry_at
+
+At = Annotated[
+    str,
+    typer.Option(
+        metavar="URL", help="Move it at the server http(s)://HOST:PORT, not in a store here."
+    ),
+]
+
+
+def move_alias(
+    url: str,
+    token_file: Path | None,
+    named: str,
+    version: int | None,
+    alias: str,
+    why: str,
+    as_json: bool,
+) -> None:
+    """Points an alias at a version, and prints the move."""
+    model, number = model_and_version(named, version)
+    if "@" in model or number is None:
+        raise typer.BadParameter(f"which version of '{model}'? Give MODEL/VERSION, as digits/2")
+    _post(url, token_file, model, (alias,), {"version": number, "why": why}, as_json)
+
+
+def roll_back_alias(
+    url: str, token_file: Path | None, model: str, alias: str, why: str, as_json: bool
+) -> None:
+    """Points an alias at its previous version, and prints the move."""
+    _post(url, token_file, model, (alias, "rollback"), {"why": why}, as_json)
+
+
+def _post(
+    url: str,
+    token_file: Path | None,
+    model: str,
+    place: tuple[str, ...],
+    document: dict[str, object],
+    as_json: bool,
+) -> None:
+    from flambeau.registry.connection import path_of
+
+    with registry_at(url, token_file) as registry:
+        moved = registry.call("POST", path_of("models", model, "aliases", *place), document)
+    alias = place[0]
+    text = f"{model} {alias} → {moved['aliases'][alias]} (generation {moved['generation']})"
+    print_outcome(text, {"model": model, **moved}, as_json)

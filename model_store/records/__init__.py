@@ -1,0 +1,1 @@
+"""Records beside versions, which may change or outlive them: tombstones and annotations."""

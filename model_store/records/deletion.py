@@ -1,0 +1,95 @@
+"""Deletes a version: its files go, and a tombstone stays.
+
+Order, by which no alias ever names a deleted version: the pointers are read, and no alias may name
+the version; the tombstone is created; a new generation of the pointers is created, with the same
+aliases. A promotion that read the pointers before fails on that generation, and one that reads them
+after it finds the tombstone. Only then is the manifest deleted, and the files after it.
+"""
+
+import hashlib
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from model_store.errors import ConflictError, StoreError, VersionInUseError
+from model_store.listing import list_models
+from model_store.manifest import SIGNATURE, check_name
+from model_store.pipelines.graph import parse_part
+from model_store.pipelines.parts import MAX_LOOKED_AT
+from model_store.records.annotations import annotations_path
+from model_store.records.tombstone import Tombstone, refuse_deleted, tombstone_path
+from model_store.store import ModelStore, manifest_path
+
+
+def delete_version(
+    store: ModelStore, model: str, version: int, who: str = "", why: str = ""
+) -> Tombstone:
+    """Deletes a version.
+
+    Args:
+        store: the store.
+        model: the model's name.
+        version: the version's number.
+        who: who deletes it, for the history; empty for the user of this process.
+        why: reason, for the history.
+
+    Raises:
+        BadNameError: the model's name is none.
+        ModelNotFoundError, VersionNotFoundError: there is no such version.
+        VersionDeletedError: it was deleted before.
+        VersionInUseError: an alias or a pipeline names it.
+        ConflictError: another writer moved a pointer concurrently; nothing was deleted.
+        StorageError: the store failed; delete the version again.
+    """
+    refuse_deleted(store.storage, check_name(model), version)
+    manifest = store.manifest(model, version)
+    sealed = store.sealed(manifest)
+    current = store.pointers(model)
+    aliases = dict(current.aliases) if current else {}
+    if naming := sorted(alias for alias, named in aliases.items() if named == version):
+        raise VersionInUseError(
+            f"version {version} of '{model}' is what the alias '{naming[0]}' names; move the "
+            "alias to another version first"
+        )
+    _refuse_part(store, model, version)
+    tombstone = Tombstone(
+        model=model,
+        version=version,
+        semver=manifest.semver,
+        manifest_sha256=hashlib.sha256(sealed).hexdigest(),
+        who=who,
+        when=datetime.now(UTC),
+        why=why,
+    )
+    store.storage.create(tombstone_path(model, version), tombstone.to_json())
+    try:
+        reason = f"version {version} deleted" + (f": {why}" if why else "")
+        store.following(model, aliases, reason, current, who)
+    except ConflictError:
+        store.storage.delete(tombstone_path(model, version))
+        raise
+    store.storage.delete(manifest_path(model, version))
+    for file in (*(entry.file for entry in manifest.all_files()), SIGNATURE):
+        store.storage.delete(f"{model}/{version}/{file}")
+    store.storage.delete(annotations_path(model, version))
+    return tombstone
+
+
+def _refuse_part(store: ModelStore, model: str, version: int) -> None:
+    """Refuses a version that the newest version of a pipeline names by its number.
+
+    Raises:
+        VersionInUseError: one does. The pipelines of the first `MAX_LOOKED_AT` models are read.
+    """
+    for name, listing in [*list_models(store.storage).items()][:MAX_LOOKED_AT]:
+        with suppress(StoreError):  # a damaged model uses nothing
+            newest = store.manifest(name, listing.versions[-1]) if listing.versions else None
+            texts = newest.pipeline.graph.models() if newest and newest.pipeline else ()
+            parts = [parse_part(text) for text in texts]
+            if any((part.model, part.wanted) == (model, version) for part in parts):
+                break
+    else:
+        return
+    raise VersionInUseError(
+        f"version {version} of '{model}' is a part of the pipeline '{name}'; publish the pipeline "
+        "again without it first"
+    )

@@ -1,0 +1,155 @@
+"""The declaration of an upload: the files of a version, before their bytes arrive. Pure rules.
+
+A declaration comes from another machine, so every value in it has a limit.
+"""
+
+import hashlib
+import json
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from flambeau.protocol.strict import StrictModel, explain
+from model_store.document import LARGE, parse_as, parse_document
+from model_store.errors import BadNameError, DocumentError, UploadRefusedError
+from model_store.manifest import CLAIM, MANIFEST, SIGNATURE, Manifest, Sha256, check_name
+from model_store.signatures.signing import MAX_SIGNATURE_BYTES
+
+MAX_FILES = 1024
+"""Files of one version; a manifest names 256 side files of each artifact at most."""
+MAX_VERSION_BYTES = 2**40
+"""Bytes of one version: 1 TiB."""
+
+
+class DeclaredFile(StrictModel):
+    """One file of an upload."""
+
+    file: str
+    size_bytes: Annotated[int, Field(ge=0, le=MAX_VERSION_BYTES)]
+    sha256: Sha256
+
+    @field_validator("file")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if value == CLAIM:
+            raise ValueError("the store writes this file itself; leave it out")
+        try:
+            return check_name(value, "file name")
+        except BadNameError as error:
+            raise ValueError(str(error)) from error
+
+
+class Declaration(StrictModel):
+    """The files of one version, with its manifest and, if it is signed, its signature."""
+
+    model: str
+    version: Annotated[int, Field(ge=1, le=999_999_999)]
+    files: Annotated[tuple[DeclaredFile, ...], Field(min_length=1, max_length=MAX_FILES)]
+
+    @field_validator("model")
+    @classmethod
+    def _model_name(cls, value: str) -> str:
+        try:
+            return check_name(value)
+        except BadNameError as error:
+            raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _files_of_a_version(self) -> "Declaration":
+        names = [one.file for one in self.files]
+        if len(set(names)) != len(names):
+            raise ValueError("a file is declared twice; declare each once")
+        for name, limit in ((MANIFEST, LARGE.max_bytes), (SIGNATURE, MAX_SIGNATURE_BYTES)):
+            found = self.file(name)
+            if found is not None and found.size_bytes > limit:
+                raise ValueError(f"{name} has {found.size_bytes:,} bytes, over {limit:,}")
+        if MANIFEST not in names:
+            raise ValueError(f"'files' has no {MANIFEST}; declare it with the others")
+        if self.size_bytes > MAX_VERSION_BYTES:
+            raise ValueError(
+                f"the files have {self.size_bytes:,} bytes, over {MAX_VERSION_BYTES:,}"
+            )
+        return self
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(one.size_bytes for one in self.files)
+
+    @property
+    def manifest_sha256(self) -> str:
+        """The sha256 of the manifest, which identifies the version's contents."""
+        return next(one.sha256 for one in self.files if one.file == MANIFEST)
+
+    def file(self, name: str) -> DeclaredFile | None:
+        """Returns a declared file, or None."""
+        return next((one for one in self.files if one.file == name), None)
+
+    def upload_id(self, owner: str) -> str:
+        """Returns the id of the upload: the same contents by the same owner resume it."""
+        facts = [self.model, self.version, self.manifest_sha256, owner]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+class UploadRecord(StrictModel):
+    """The record of an upload on disk."""
+
+    declaration: Declaration
+    owner: str
+    begun_at: datetime
+
+
+def parse_declaration(data: bytes) -> Declaration:
+    """Reads a declaration.
+
+    Raises:
+        UploadRefusedError: it is not JSON, exceeds the limits `LARGE`, or violates the schema.
+    """
+    try:
+        document = parse_document(data, "the declaration of the upload", LARGE)
+        return Declaration.model_validate(document)
+    except DocumentError as error:
+        raise UploadRefusedError(str(error)) from error
+    except ValidationError as error:
+        raise UploadRefusedError(
+            f"the declaration of the upload: {explain(error, Declaration)}"
+        ) from error
+
+
+def parse_record(data: bytes, where: str) -> UploadRecord:
+    """Reads the record of an upload; a record is larger than its declaration by a few bytes.
+
+    Raises:
+        DocumentError: it is damaged.
+    """
+    return parse_as(UploadRecord, data, where, LARGE)
+
+
+def check_against_manifest(declaration: Declaration, manifest: Manifest) -> None:
+    """Checks that a manifest names the declared files, and no others, of the declared version.
+
+    Raises:
+        UploadRefusedError: another version, or a file that is missing, unnamed or different.
+    """
+    where = f"{MANIFEST} of {declaration.model}/{declaration.version}"
+    if (manifest.model, manifest.version) != (declaration.model, declaration.version):
+        raise UploadRefusedError(
+            f"{where} is that of {manifest.model}/{manifest.version}; declare that version"
+        )
+    named = {entry.file: entry for entry in manifest.all_files()}
+    sent = {one.file: one for one in declaration.files if one.file not in (MANIFEST, SIGNATURE)}
+    if missing := sorted(named.keys() - sent.keys()):
+        raise UploadRefusedError(f"{where} names '{missing[0]}', which is not declared; send it")
+    if unnamed := sorted(sent.keys() - named.keys()):
+        raise UploadRefusedError(
+            f"{where} does not name '{unnamed[0]}', which is declared; leave it out"
+        )
+    for name, entry in named.items():
+        found = sent[name]
+        if (found.size_bytes, found.sha256) != (entry.size_bytes, entry.sha256):
+            raise UploadRefusedError(
+                f"{where} says that '{name}' has {entry.size_bytes:,} bytes and sha256 "
+                f"{entry.sha256[:12]}…, and it has {found.size_bytes:,} and "
+                f"{found.sha256[:12]}…; publish the version again"
+            )

@@ -1,0 +1,454 @@
+"""Uploads of versions: begun, appended to, and finished, from any process that sees their folder.
+
+    <folder>/<id>/lock          held by each call; its time of change is the last activity
+    <folder>/<id>/upload.json   the declaration
+    <folder>/<id>/store/...     the files as they arrive, at their paths in a store
+
+In: a declaration, then bytes at offsets. Out: a version in the store.
+
+Rules:
+- the size of a file on disk is the truth: an upload survives the end of client and server;
+- a file that the newest versions of the model hold, by its digest, is linked and not sent again;
+- nothing of the version is in the store before every digest, the manifest and the signature have
+  been checked; then `transfer.copy_version` publishes it, manifest last;
+- an upload belongs to one owner; an abandoned one is collected by its age.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from model_store.document import LARGE
+from model_store.errors import (
+    ConflictError,
+    DigestMismatchError,
+    StorageError,
+    StorageFullError,
+    StoreError,
+    TooManyUploadsError,
+    UnknownUploadError,
+    UploadBusyError,
+    UploadIncompleteError,
+    UploadOffsetError,
+    UploadRefusedError,
+)
+from model_store.manifest import MANIFEST, FileEntry, Manifest, parse_manifest
+from model_store.records.tombstone import refuse_deleted
+from model_store.storage.checked_files import digest_of_file
+from model_store.storage.plain_file import read_plain_file
+from model_store.storage.storage import FULL, MissingFileError, append_whole
+from model_store.store import ModelStore, manifest_path
+from model_store.transfer import CopyReport, copy_version
+from model_store.uploads.declaration import (
+    Declaration,
+    DeclaredFile,
+    UploadRecord,
+    check_against_manifest,
+    parse_record,
+)
+
+MAX_OPEN = 64
+"""Uploads of one store that are open at once."""
+MAX_AGE_S = 24 * 3600.0
+"""Time without activity after which an upload is collected."""
+VERSIONS_LOOKED_AT = 16
+"""Newest versions of the model whose files are looked up by digest."""
+
+CheckSignature = Callable[[ModelStore, Manifest], None]
+"""Refuses a version that its signature, or the lack of one, keeps out of the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadState:
+    """The state of an upload."""
+
+    id: str
+    declaration: Declaration
+    received: dict[str, int]
+    """Bytes of every file that are here."""
+    linked: tuple[str, ...] = ()
+    """Files that the store had, by their digests; known when the upload begins."""
+    is_published: bool = False
+    """True if the store has this version already, with the same manifest."""
+
+
+class Uploads:
+    """The uploads into one store.
+
+    Args:
+        store: the store.
+        folder: folder of the uploads; in the store's file system, files are linked and not copied.
+        check_signature: refuses a version by its signature.
+        max_age_s: seconds without activity after which an upload is collected.
+    """
+
+    def __init__(
+        self,
+        store: ModelStore,
+        folder: Path,
+        check_signature: CheckSignature,
+        max_age_s: float = MAX_AGE_S,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._check_signature = check_signature
+        self._max_age_s = max_age_s
+
+    def begin(self, declaration: Declaration, owner: str) -> UploadState:
+        """Begins an upload, or resumes the same owner's upload of the same contents.
+
+        Raises:
+            ConflictError: the store has another version under this number.
+            VersionDeletedError: it had this one, and it was deleted.
+            TooManyUploadsError: `MAX_OPEN` are open.
+            UploadBusyError: another call works on the upload.
+            StorageFullError: the disk has less space than the files need.
+            StorageError: the folder of the uploads cannot be written to.
+        """
+        upload_id = declaration.upload_id(owner)
+        if self._is_published(declaration):
+            sizes = {one.file: one.size_bytes for one in declaration.files}
+            return UploadState(upload_id, declaration, sizes, is_published=True)
+        self.collect()
+        with self._disk_failures():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place = self._folder / upload_id
+            if not place.exists() and len(os.listdir(self._folder)) >= MAX_OPEN:
+                raise TooManyUploadsError(
+                    f"{MAX_OPEN} uploads are open, as many as a store takes at once; finish or "
+                    "abandon one"
+                )
+            place.mkdir(mode=0o700, exist_ok=True)
+            (place / "lock").touch()
+            with self._locked(upload_id, fcntl.LOCK_EX):
+                self._record(place, declaration, owner)
+                linked = self._link_known(place, declaration)
+                state = UploadState(upload_id, declaration, _sizes(place, declaration), linked)
+                self._check_space(state)
+                return state
+
+    def state(self, upload_id: str, owner: str) -> UploadState:
+        """Returns the state of an upload.
+
+        Raises:
+            UnknownUploadError: this owner has no such upload.
+        """
+        with self._held(upload_id, owner, fcntl.LOCK_SH) as (place, declaration):
+            return UploadState(upload_id, declaration, _sizes(place, declaration))
+
+    def append(
+        self, upload_id: str, owner: str, file: str, offset: int, data: bytes | memoryview
+    ) -> int:
+        """Appends bytes to a file; all of them are kept, or none.
+
+        Args:
+            upload_id: the upload.
+            owner: its owner.
+            file: the declared file.
+            offset: bytes of the file that have arrived before, by the caller's knowledge.
+            data: the bytes.
+
+        Returns:
+            The bytes of the file that are here now.
+
+        Raises:
+            UnknownUploadError: this owner has no such upload.
+            UploadOffsetError: another number of bytes is here.
+            UploadRefusedError: the file is not declared, or would be larger than declared.
+            UploadBusyError: another call appends to the file.
+            StorageFullError: the disk is full.
+        """
+        with self._held(upload_id, owner, fcntl.LOCK_SH) as (place, declaration):
+            declared = declaration.file(file)
+            if declared is None:
+                raise UploadRefusedError(
+                    f"'{file[:128]}' is no declared file of this upload; begin one that has it"
+                )
+            with self._disk_failures():
+                return _append(_path(place, declaration, file), declared, offset, data)
+
+    def finish(self, upload_id: str, owner: str) -> tuple[Manifest, CopyReport]:
+        """Checks everything, and publishes the version in the store.
+
+        Raises:
+            UnknownUploadError: this owner has no such upload.
+            UploadIncompleteError: bytes are missing.
+            DigestMismatchError: a file has another sha256; it is removed, and can be sent again.
+            ManifestError: the manifest is invalid.
+            UploadRefusedError: the manifest does not name the declared files.
+            CryptographicSignatureError: the signature is missing, foreign or does not match.
+            ConflictError: another version was published under this number meanwhile.
+            PipelinePartError: it is a pipeline whose parts the store lacks.
+            StorageError: the store failed; finish again.
+        """
+        with self._held(upload_id, owner, fcntl.LOCK_EX) as (place, declaration):
+            _check_complete(place, declaration)
+            with self._disk_failures():
+                _check_digests(place, declaration)
+            source = ModelStore(str(place / "store"), must_exist=True)
+            where = _path(place, declaration, MANIFEST)
+            manifest = parse_manifest(where.read_bytes(), f"{MANIFEST} of the upload")
+            check_against_manifest(declaration, manifest)
+            self._check_signature(source, manifest)
+
+            def link(manifest: Manifest, entry: FileEntry) -> None:
+                path = f"{manifest.model}/{manifest.version}/{entry.file}"
+                with self._disk_failures():
+                    _link_or_copy(place / "store" / path, Path(self._store.url, path), upload_id)
+
+            report = copy_version(
+                source,
+                self._store,
+                declaration.model,
+                declaration.version,
+                send=link if self._store.is_local else None,
+            )
+            shutil.rmtree(place, ignore_errors=True)
+            return manifest, report
+
+    def abandon(self, upload_id: str, owner: str) -> None:
+        """Removes an upload and its files.
+
+        Raises:
+            UnknownUploadError: this owner has no such upload.
+            UploadBusyError: another call works on it.
+        """
+        with self._held(upload_id, owner, fcntl.LOCK_EX) as (place, _):
+            shutil.rmtree(place, ignore_errors=True)
+
+    def collect(self) -> int:
+        """Removes the uploads without activity for `max_age_s`; returns their number."""
+        removed = 0
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as found:
+            for entry in found:
+                with contextlib.suppress(OSError, StoreError):
+                    age_s = time.time() - os.stat(_lock_of(Path(entry.path))).st_mtime
+                    if age_s > self._max_age_s:
+                        with self._locked(entry.name, fcntl.LOCK_EX):
+                            shutil.rmtree(entry.path, ignore_errors=True)
+                        removed += 1
+        return removed
+
+    def _is_published(self, declaration: Declaration) -> bool:
+        """Returns True if the store has the version, with this manifest."""
+        model, version = declaration.model, declaration.version
+        refuse_deleted(self._store.storage, model, version)
+        try:
+            sealed = self._store.storage.get(manifest_path(model, version), LARGE.max_bytes)
+        except MissingFileError:
+            return False
+        found = hashlib.sha256(sealed).hexdigest()
+        if found != declaration.manifest_sha256:
+            raise ConflictError(
+                f"version {version} of '{model}' is in the store and differs: its manifest has "
+                f"sha256 {found[:12]}…, and that of the upload {declaration.manifest_sha256[:12]}…;"
+                " versions never change, so publish it again under a new number"
+            )
+        return True
+
+    def _record(self, place: Path, declaration: Declaration, owner: str) -> None:
+        """Writes the record of an upload, and forgets the files of another declaration."""
+        path = place / "upload.json"
+        known = None
+        with contextlib.suppress(OSError, StoreError):
+            known = parse_record(read_plain_file(path, LARGE.max_bytes), str(path)).declaration
+        if known != declaration:
+            shutil.rmtree(place / "store", ignore_errors=True)
+            record = UploadRecord(declaration=declaration, owner=owner, begun_at=datetime.now(UTC))
+            beside = path.with_name("upload.json.new")
+            beside.write_text(record.model_dump_json())
+            os.replace(beside, path)
+        _path(place, declaration, MANIFEST).parent.mkdir(parents=True, exist_ok=True)
+
+    def _link_known(self, place: Path, declaration: Declaration) -> tuple[str, ...]:
+        """Links the declared files that the newest versions of the model have, whole."""
+        model = declaration.model
+        wanted: dict[str, list[DeclaredFile]] = {}
+        for one in declaration.files:
+            if one.size_bytes and not _path(place, declaration, one.file).exists():
+                wanted.setdefault(one.sha256, []).append(one)
+        linked: list[str] = []
+        versions = self._store.listing(model).get(model)
+        for version in reversed(versions.versions[-VERSIONS_LOOKED_AT:] if versions else ()):
+            with contextlib.suppress(StoreError):  # a damaged version lends nothing
+                manifest = self._store.manifest(model, version)
+                for entry in manifest.all_files():
+                    for one in wanted.pop(entry.sha256, ()):
+                        target = _path(place, declaration, one.file)
+                        if self._fetch(manifest, entry, target, place.name):
+                            linked.append(one.file)
+        return tuple(sorted(linked))
+
+    def _fetch(self, manifest: Manifest, entry: FileEntry, target: Path, upload_id: str) -> bool:
+        """Brings a file of the store to an upload; returns False if the store lacks it."""
+        path = f"{manifest.model}/{manifest.version}/{entry.file}"
+        if not self._store.is_local:
+            target.write_bytes(self._store.read_file(manifest, entry))
+            return True
+        source = Path(self._store.url, path)
+        try:
+            if source.stat().st_size != entry.size_bytes:
+                return False
+            _link_or_copy(source, target, upload_id)
+        except OSError:
+            return False
+        return True
+
+    def _check_space(self, state: UploadState) -> None:
+        missing = state.declaration.size_bytes - sum(state.received.values())
+        free = shutil.disk_usage(self._folder).free
+        if missing > free:
+            raise StorageFullError(
+                f"the upload needs {missing:,} bytes, and {self._folder} has {free:,} free; make "
+                "room there, and push again"
+            )
+
+    @contextlib.contextmanager
+    def _held(self, upload_id: str, owner: str, mode: int) -> Iterator[tuple[Path, Declaration]]:
+        """Locks an upload of this owner, and yields its folder and declaration."""
+        with self._locked(upload_id, mode):
+            place = self._folder / upload_id
+            try:
+                data = read_plain_file(place / "upload.json", LARGE.max_bytes)
+                record = parse_record(data, "upload.json")
+            except (OSError, StoreError) as error:
+                raise _unknown(upload_id) from error
+            if record.owner != owner:
+                raise _unknown(upload_id)
+            os.utime(_lock_of(place))
+            yield place, record.declaration
+
+    @contextlib.contextmanager
+    def _locked(self, upload_id: str, mode: int) -> Iterator[None]:
+        """Locks an upload against other calls, of all processes.
+
+        Raises:
+            UnknownUploadError: there is none.
+            UploadBusyError: another call holds the lock.
+        """
+        if not upload_id.isalnum():
+            raise _unknown(upload_id)
+        try:
+            lock = os.open(_lock_of(self._folder / upload_id), os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise _unknown(upload_id) from error
+        try:
+            _lock(lock, mode, "another call works on this upload; try again")
+            if os.fstat(lock).st_nlink == 0:  # removed while this call opened it
+                raise _unknown(upload_id)
+            yield
+        finally:
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def _disk_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = f"cannot write the upload in {self._folder}: {error.strerror}"
+            if error.errno in FULL:
+                raise StorageFullError(f"{where}; make room there, and push again") from error
+            raise StorageError(f"{where}; check its permissions, then push again") from error
+
+
+def _append(path: Path, declared: DeclaredFile, offset: int, data: bytes | memoryview) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(path, flags, 0o666)
+    try:
+        _lock(file, fcntl.LOCK_EX, f"another call appends to '{declared.file}'; try again")
+        size = os.fstat(file).st_size
+        if offset != size:
+            raise UploadOffsetError(
+                f"'{declared.file}' has {size:,} bytes here, and these are for offset {offset:,}; "
+                f"go on at {size:,}"
+            )
+        if size + len(data) > declared.size_bytes:
+            raise UploadRefusedError(
+                f"'{declared.file}' is declared with {declared.size_bytes:,} bytes, and would have "
+                f"{size + len(data):,}; send no more than were declared"
+            )
+        append_whole(file, data)
+        return size + len(data)
+    finally:
+        os.close(file)
+
+
+def _check_complete(place: Path, declaration: Declaration) -> None:
+    sizes = _sizes(place, declaration)
+    for one in declaration.files:
+        if sizes[one.file] != one.size_bytes:
+            raise UploadIncompleteError(
+                f"'{one.file}' has {sizes[one.file]:,} of {one.size_bytes:,} bytes; send the rest, "
+                "then finish"
+            )
+
+
+def _check_digests(place: Path, declaration: Declaration) -> None:
+    """Hashes every file, and removes one that differs: its bytes can be sent again.
+
+    Raises:
+        DigestMismatchError: one differs.
+    """
+    for one in declaration.files:
+        path = _path(place, declaration, one.file)
+        if not path.exists():  # an empty file, of which no byte is sent
+            path.touch()
+        found = digest_of_file(path)
+        if found != one.sha256:
+            path.unlink()
+            raise DigestMismatchError(
+                f"'{one.file}' arrived with sha256 {found[:12]}…, and {one.sha256[:12]}… is "
+                "declared: it was changed on the way or before; send it again"
+            )
+
+
+def _link_or_copy(source: Path, target: Path, upload_id: str) -> None:
+    """Makes a file appear whole at its path: a hard link, or else a copy."""
+    beside = target.with_name(f".{upload_id}")  # no file of a version begins with a dot
+    beside.unlink(missing_ok=True)
+    try:
+        os.link(source, beside)
+    except OSError:
+        shutil.copyfile(source, beside)
+    os.replace(beside, target)
+    beside.unlink(missing_ok=True)  # replacing a link by one to the same file does nothing
+
+
+def _sizes(place: Path, declaration: Declaration) -> dict[str, int]:
+    """Returns the size of every declared file on disk."""
+    found = dict.fromkeys((one.file for one in declaration.files), 0)
+    folder = _path(place, declaration, MANIFEST).parent
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name in found:
+                found[entry.name] = entry.stat(follow_symlinks=False).st_size
+    return found
+
+
+def _path(place: Path, declaration: Declaration, file: str) -> Path:
+    return place / "store" / declaration.model / str(declaration.version) / file
+
+
+def _lock_of(place: Path) -> Path:
+    return place / "lock"
+
+
+def _lock(file: int, mode: int, busy: str) -> None:
+    try:
+        fcntl.flock(file, mode | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UploadBusyError(busy) from error
+
+
+def _unknown(upload_id: str) -> UnknownUploadError:
+    return UnknownUploadError(
+        f"there is no upload '{upload_id[:64]}' of yours: it was finished, abandoned, or collected "
+        "after a day without activity; begin it again"
+    )

@@ -1,0 +1,175 @@
+"""The documents of the registry's answers. Every function here reads the store, and blocks.
+
+In: a store and names. Out: plain values for JSON.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from model_store.document import LARGE, parse_document
+from model_store.errors import ModelNotFoundError, StoreError
+from model_store.listing import ModelListing, model_names, newest_of
+from model_store.manifest import Manifest, check_name
+from model_store.pointers import Pointers
+from model_store.records.annotations import Annotations, annotations_of
+from model_store.store import ModelStore
+
+REPORT = "report.json"
+
+
+def models_page(
+    store: ModelStore, sees: Callable[[str], bool], after: str, limit: int
+) -> dict[str, Any]:
+    """Lists models by name.
+
+    Args:
+        store: the store.
+        sees: tells if the caller sees a model.
+        after: the name before the first; empty for the first page.
+        limit: number of models.
+
+    Returns:
+        `models`, and `next`: the `after` of the next page, or null.
+    """
+    names = [name for name in model_names(store.storage) if name > after and sees(name)]
+    shown: list[dict[str, Any]] = []
+    last = None
+    for name in sorted(names):
+        if len(shown) == limit:
+            last = shown[-1]["name"]
+            break
+        if (line := _model_line(store, name)) is not None:
+            shown.append(line)
+    return {"models": shown, "next": last}
+
+
+def _model_line(store: ModelStore, name: str) -> dict[str, Any] | None:
+    """Describes a model in the list; None if it has no version."""
+    line: dict[str, Any] = {"name": name}
+    try:
+        newest = newest_of(store.storage, name)
+        if newest is None:
+            return None
+        line["newest"] = newest.version
+        pointers = store.pointers_at(name, newest.generation) if newest.generation else None
+    except StoreError as error:  # a damaged model hides no other
+        return {**line, "error": str(error)}
+    return {**line, "aliases": dict(pointers.aliases) if pointers else {}}
+
+
+def _pointers(store: ModelStore, name: str, listing: ModelListing) -> Pointers | None:
+    return store.pointers_at(name, listing.generations[-1]) if listing.generations else None
+
+
+def model_document(store: ModelStore, model: str, before: int | None, limit: int) -> dict[str, Any]:
+    """Describes a model and a page of its versions, the newest first.
+
+    Args:
+        store: the store.
+        model: the model's name.
+        before: the version before which the page begins; None for the newest.
+        limit: number of versions.
+
+    Raises:
+        ModelNotFoundError: it has no version.
+        StoreError: the store cannot be read.
+    """
+    listing = store.listing(check_name(model)).get(model, ModelListing())
+    if not listing.versions:
+        raise ModelNotFoundError(f"model '{model}' is not in the registry")
+    pointers = _pointers(store, model, listing)
+    aliases = dict(pointers.aliases) if pointers else {}
+    wanted = [one for one in reversed(listing.versions) if before is None or one < before]
+    noted = annotations_of(store.storage, model, None)
+    return {
+        "name": model,
+        **_annotated(noted),
+        "aliases": aliases,
+        "generation": pointers.generation if pointers else 0,
+        "versions": [_version_line(store, model, one, aliases) for one in wanted[:limit]],
+        "next": wanted[limit - 1] if len(wanted) > limit else None,
+    }
+
+
+def _version_line(
+    store: ModelStore, model: str, version: int, aliases: dict[str, int]
+) -> dict[str, Any]:
+    line: dict[str, Any] = {"version": version, "aliases": _naming(aliases, version)}
+    try:
+        manifest = store.manifest(model, version)
+        noted = annotations_of(store.storage, model, version)
+    except StoreError as error:  # a damaged version hides no other
+        return {**line, "error": str(error)}
+    return {
+        **line,
+        "semver": manifest.semver,
+        "created_at": manifest.created_at.isoformat(),
+        "size_bytes": sum(entry.size_bytes for entry in manifest.all_files()),
+        **_annotated(noted),
+    }
+
+
+def version_number(store: ModelStore, model: str, text: str) -> int:
+    """Returns the version that a number or an alias names.
+
+    Raises:
+        ModelNotFoundError, VersionNotFoundError: there is none.
+    """
+    from model_store.version_address import find_version
+
+    if text.isdecimal() and text.isascii() and 0 < len(text) < 10:
+        return int(text)
+    return find_version(store, f"{check_name(model)}@{text[:128]}").version
+
+
+def version_document(store: ModelStore, model: str, version: int) -> dict[str, Any]:
+    """Describes a version: its manifest, its report, its aliases and annotations.
+
+    Raises:
+        ModelNotFoundError, VersionNotFoundError: there is none.
+        StoreError: the store cannot be read.
+    """
+    manifest = store.manifest(model, version)
+    pointers = store.pointers(model)
+    return {
+        "model": model,
+        "version": version,
+        **_annotated(annotations_of(store.storage, model, version)),
+        "aliases": _naming(dict(pointers.aliases) if pointers else {}, version),
+        "is_signed": store.signature(model, version) is not None,
+        "manifest": manifest.model_dump(mode="json"),
+        "report": _report(store, manifest),
+    }
+
+
+def _report(store: ModelStore, manifest: Manifest) -> Any:
+    """Returns the report; None if there is none, or it cannot be read."""
+    entry = manifest.file(REPORT)
+    if entry is None:
+        return None
+    with suppress(StoreError):
+        return parse_document(store.read_file(manifest, entry, LARGE.max_bytes), REPORT, LARGE)
+    return None
+
+
+def history_document(store: ModelStore, model: str, limit: int) -> dict[str, Any]:
+    """Lists the newest moves of a model's aliases, the newest first.
+
+    Raises:
+        ModelNotFoundError: it has no version.
+        StoreError: the store cannot be read.
+    """
+    store.versions(model)
+    generations = store.listing(model).get(model, ModelListing()).generations
+    newest = generations[::-1][:limit]
+    moves = [store.pointers_at(model, one).model_dump(mode="json") for one in newest]
+    return {"name": model, "moves": moves}
+
+
+def _naming(aliases: dict[str, int], version: int) -> list[str]:
+    return sorted(alias for alias, named in aliases.items() if named == version)
+
+
+def _annotated(noted: Annotations) -> dict[str, Any]:
+    return {"description": noted.description, "tags": dict(noted.tags)}

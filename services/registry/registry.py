@@ -1,0 +1,381 @@
+"""The registry: reads the store, takes uploads, and moves, describes and deletes versions.
+
+In: calls of a `Principal`. Out: plain values for JSON, or bytes of files; every failure is a
+`ServingError`.
+
+Rules: each call needs a scope on its model; each act is audited, with who, why and from where;
+reading and writing the store happens in threads of lower priority, and a limited number of calls
+wait for one.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from flambeau.protocol.names import is_name
+from model_store.manifest import MANIFEST, SIGNATURE
+from model_store.pointers import Pointers
+from model_store.records.annotations import annotate
+from model_store.records.deletion import delete_version
+from model_store.store import ModelStore
+from model_store.transfer import CopyReport
+from model_store.uploads.declaration import Declaration, parse_declaration
+from model_store.uploads.uploads import Uploads, UploadState
+from services.access.audit import audited
+from services.access.caller import Principal
+from services.access.grants import Scope
+from services.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    ServingError,
+    UnknownModelError,
+    UnsupportedError,
+)
+from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
+from services.registry import documents
+from services.registry.failures import store_failures
+from services.registry.files import StoredFile, find_file
+from services.registry.registry_access import RegistryAccess
+
+logger = logging.getLogger("flambeau.registry")
+
+THREADS = 4
+"""Calls that read or write the store at once."""
+MAX_WAITING = 128
+"""Calls that read, write or wait for a thread."""
+COLLECT_EVERY_S = 600.0
+"""Interval of removing abandoned uploads; they are kept for a day."""
+PIECE_BYTES = 2**20
+"""Bytes of a file that are read at once."""
+MAX_PAGE = 100
+MAX_WHY = 500
+NO_UPLOADS = (
+    "this registry takes no uploads: its store is a bucket, and no upload_folder is set, where the "
+    "files of an upload are collected and checked"
+)
+
+T = TypeVar("T")
+
+
+class Registry:
+    """The registry of one store.
+
+    Args:
+        store: the store.
+        uploads: uploads into it; None where it takes none.
+        access: permissions.
+        is_served: tells if this server serves a version, or is loading it.
+    """
+
+    def __init__(
+        self,
+        store: ModelStore,
+        uploads: Uploads | None,
+        access: RegistryAccess,
+        is_served: Callable[[str, int], bool],
+    ) -> None:
+        self._store = store
+        self._uploads = uploads
+        self._access = access
+        self._is_served = is_served
+        self._waiting = 0
+        self._threads = ThreadPoolExecutor(
+            THREADS, "registry", lambda: lower_priority(STEPS_BELOW_LOOP)
+        )
+
+    async def run(self) -> None:
+        """Removes abandoned uploads, until cancelled."""
+        while self._uploads is not None:
+            try:
+                await self._in_thread(self._uploads.collect)
+            except (OSError, ServingError) as error:
+                logger.warning("abandoned uploads stay", extra={"reason": str(error)})
+            await asyncio.sleep(COLLECT_EVERY_S)
+
+    def close(self) -> None:
+        """Ends the threads, once their present work is done."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def models(self, principal: Principal, after: str, limit: int) -> dict[str, Any]:
+        """Lists models; see `documents.models_page`."""
+
+        def sees(model: str) -> bool:
+            return self._access.sees(principal, model)
+
+        return await self._in_thread(lambda: documents.models_page(self._store, sees, after, limit))
+
+    async def model(
+        self, principal: Principal, model: str, before: int | None, limit: int
+    ) -> dict[str, Any]:
+        """Describes a model and a page of its versions; see `documents.model_document`."""
+        self._require(principal, "read", model)
+        return await self._in_thread(
+            lambda: documents.model_document(self._store, model, before, limit)
+        )
+
+    async def version(self, principal: Principal, model: str, version: str) -> dict[str, Any]:
+        """Describes a version, by its number or an alias; see `documents.version_document`."""
+        self._require(principal, "read", model)
+
+        def read() -> dict[str, Any]:
+            number = documents.version_number(self._store, model, version)
+            return documents.version_document(self._store, model, number)
+
+        return await self._in_thread(read)
+
+    async def history(self, principal: Principal, model: str, limit: int) -> dict[str, Any]:
+        """Lists the moves of a model's aliases; see `documents.history_document`."""
+        self._require(principal, "read", model)
+        return await self._in_thread(lambda: documents.history_document(self._store, model, limit))
+
+    async def open_file(
+        self, principal: Principal, model: str, version: str, file: str
+    ) -> StoredFile:
+        """Finds a file of a version: one that the manifest names, the manifest, or the signature.
+
+        Raises:
+            NotFoundError: there is no such file.
+        """
+        with audited("download", f"{model}/{version}/{file}", principal.name, principal.peer):
+            self._require(principal, "read", model)
+            found = await self._in_thread(lambda: find_file(self._store, model, version, file))
+            if found is None:
+                raise NotFoundError(
+                    f"'{file[:128]}' is no file of {model} {version[:20]}; its manifest names "
+                    f"them, and there are {MANIFEST} and perhaps {SIGNATURE}"
+                )
+        return found
+
+    async def read(self, file: StoredFile, start: int, end: int) -> AsyncIterator[bytes]:
+        """Yields the bytes of a file from `start` to before `end`, in pieces.
+
+        Raises:
+            ServingError: the store failed, or the file is shorter than its manifest says.
+        """
+        while start < end:
+            size, at = min(PIECE_BYTES, end - start), start
+            data = await self._in_thread(lambda: self._store.storage.get_part(file.path, at, size))  # noqa: B023
+            if not data:
+                raise NotFoundError(f"{file.path} ends at {start:,} bytes; verify the version")
+            start += len(data)
+            yield data
+
+    async def promote(
+        self, principal: Principal, model: str, alias: str, version: int, why: str
+    ) -> dict[str, Any]:
+        """Points an alias at a version."""
+
+        def move() -> Pointers:
+            return self._store.promote(model, version, alias, why, who=_who(principal))
+
+        return await self._move(
+            principal, "promote", model, alias, f"@{alias}={version}", why, move
+        )
+
+    async def rollback(
+        self, principal: Principal, model: str, alias: str, why: str
+    ) -> dict[str, Any]:
+        """Points an alias at the version that it named before."""
+
+        def move() -> Pointers:
+            return self._store.rollback(model, alias, why, who=_who(principal))
+
+        return await self._move(principal, "rollback", model, alias, f"@{alias}", why, move)
+
+    async def _move(
+        self,
+        principal: Principal,
+        act: str,
+        model: str,
+        alias: str,
+        target: str,
+        why: str,
+        move: Callable[[], Pointers],
+    ) -> dict[str, Any]:
+        with audited(act, f"{model}{target}", principal.name, principal.peer, why):
+            self._require(principal, "promote", model, alias)
+            _check_why(why)
+            pointers = await self._in_thread(move)
+        return pointers.model_dump(mode="json")
+
+    async def annotate(
+        self,
+        principal: Principal,
+        model: str,
+        version: int | None,
+        description: str | None,
+        tags: dict[str, str | None] | None,
+    ) -> dict[str, Any]:
+        """Changes description and tags of a version, or of the model for None."""
+        target = model if version is None else f"{model}/{version}"
+
+        def change() -> dict[str, Any]:
+            store = self._store
+            if version is None:
+                store.versions(model)
+            else:
+                store.manifest(model, version)
+            noted = annotate(store.storage, model, version, _who(principal), description, tags)
+            return noted.model_dump(mode="json")
+
+        with audited("annotate", target, principal.name, principal.peer):
+            self._require(principal, "push", model)
+            return await self._in_thread(change)
+
+    async def delete(
+        self, principal: Principal, model: str, version: int, why: str
+    ) -> dict[str, Any]:
+        """Deletes a version that no alias names and this server does not serve."""
+        target = f"{model}/{version}"
+        with audited("delete", target, principal.name, principal.peer, why):
+            self._require(principal, "delete", model)
+            _check_why(why)
+            if self._is_served(model, version):
+                raise ConflictError(
+                    f"version {version} of '{model}' is served here, as a version that an alias "
+                    "names or one of the newest (newest_versions); publish or promote others first"
+                )
+            tombstone = await self._in_thread(
+                lambda: delete_version(self._store, model, version, _who(principal), why)
+            )
+        return tombstone.model_dump(mode="json")
+
+    async def begin(self, principal: Principal, body: bytes) -> dict[str, Any]:
+        """Begins or resumes an upload; the body is its declaration in JSON."""
+        declaration = await self._in_thread(lambda: parse_declaration(body), of_caller=True)
+        target = f"{declaration.model}/{declaration.version}"
+        with audited("begin push", target, principal.name, principal.peer):
+            self._require(principal, "push", declaration.model)
+            uploads = self._writable()
+            state = await self._in_thread(
+                lambda: uploads.begin(declaration, _owner(principal)), of_caller=True
+            )
+        return _state_document(state)
+
+    async def upload(self, principal: Principal, upload_id: str) -> dict[str, Any]:
+        """Returns the state of an upload of this caller."""
+        return _state_document(await self._own(principal, upload_id))
+
+    async def append(
+        self,
+        principal: Principal,
+        upload_id: str,
+        file: str,
+        offset: int,
+        data: bytes | memoryview,
+    ) -> dict[str, Any]:
+        """Appends bytes to a file of an upload; see `Uploads.append`."""
+        uploads = self._writable()
+        size = await self._in_thread(
+            lambda: uploads.append(upload_id, _owner(principal), file, offset, data)
+        )
+        return {"file": file, "received": size}
+
+    async def finish(self, principal: Principal, upload_id: str, why: str) -> dict[str, Any]:
+        """Checks an upload and publishes its version; see `Uploads.finish`."""
+        declaration = (await self._own(principal, upload_id)).declaration
+        target = f"{declaration.model}/{declaration.version}"
+        with audited("push", target, principal.name, principal.peer, why):
+            self._require(principal, "push", declaration.model)
+            _check_why(why)
+            uploads = self._writable()
+
+            def publish() -> CopyReport:
+                return uploads.finish(upload_id, _owner(principal))[1]
+
+            report = await self._in_thread(publish, of_caller=True)
+        return {
+            "model": declaration.model,
+            "version": declaration.version,
+            "is_published": True,
+            "files": report.files_copied + report.files_skipped,
+        }
+
+    async def abandon(self, principal: Principal, upload_id: str) -> None:
+        """Removes an upload of this caller."""
+        declaration = (await self._own(principal, upload_id)).declaration
+        target = f"{declaration.model}/{declaration.version}"
+        with audited("abandon push", target, principal.name, principal.peer):
+            uploads = self._writable()
+            await self._in_thread(lambda: uploads.abandon(upload_id, _owner(principal)))
+
+    async def _own(self, principal: Principal, upload_id: str) -> UploadState:
+        """Returns the state of an upload, whose model the caller may still push."""
+        uploads = self._writable()
+        state = await self._in_thread(lambda: uploads.state(upload_id, _owner(principal)))
+        self._require(principal, "push", state.declaration.model)
+        return state
+
+    def _require(self, principal: Principal, scope: Scope, model: str, alias: str = "") -> None:
+        """Checks the name of a model, which becomes a part of paths, and the caller's scope on it.
+
+        Raises:
+            UnknownModelError: it cannot be a name.
+            ServingError: as `RegistryAccess.require`.
+        """
+        if not is_name(model):
+            raise UnknownModelError(f"model {model[:128]!r} is not in the registry")
+        self._access.require(principal, scope, model, alias)
+
+    def _writable(self) -> Uploads:
+        if self._uploads is None:
+            raise UnsupportedError(NO_UPLOADS)
+        return self._uploads
+
+    async def _in_thread(self, work: Callable[[], T], *, of_caller: bool = False) -> T:
+        """Runs blocking work in a thread.
+
+        Raises:
+            OverloadedError: `MAX_WAITING` calls wait already.
+            ServingError: the work raised a `StoreError`.
+        """
+        if self._waiting >= MAX_WAITING:
+            raise OverloadedError(
+                f"{MAX_WAITING} calls of the registry are waiting for the store; try again"
+            )
+        self._waiting += 1
+        try:
+            with store_failures(of_caller=of_caller):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting -= 1
+
+
+def _who(principal: Principal) -> str:
+    """Returns the caller for histories."""
+    return principal.name or f"anonymous at {principal.peer}"
+
+
+def _owner(principal: Principal) -> str:
+    """Returns the owner of the caller's uploads; all callers without credentials are one."""
+    return principal.name
+
+
+def _check_why(why: str) -> None:
+    if len(why) > MAX_WHY:
+        raise InvalidRequestError(
+            f"'why' has {len(why):,} characters, over {MAX_WHY}; give a shorter reason"
+        )
+
+
+def _state_document(state: UploadState) -> dict[str, Any]:
+    declaration: Declaration = state.declaration
+    return {
+        "id": state.id,
+        "model": declaration.model,
+        "version": declaration.version,
+        "is_published": state.is_published,
+        "files": [
+            {
+                "file": one.file,
+                "size_bytes": one.size_bytes,
+                "received": state.received[one.file],
+                "is_linked": one.file in state.linked,
+            }
+            for one in declaration.files
+        ],
+    }

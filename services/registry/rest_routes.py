@@ -1,0 +1,256 @@
+"""The registry over REST: its paths and their JSON.
+
+GET    /v1/registry/models[?after=NAME&limit=N]                  models, by name
+GET    /v1/registry/models/M[?before=V&limit=N]                  a model, its newest versions first
+PATCH  /v1/registry/models/M[/versions/V]                        its description and tags
+GET    /v1/registry/models/M/history[?limit=N]                   the moves of its aliases
+GET    /v1/registry/models/M/versions/V                          a version, by number or alias
+DELETE /v1/registry/models/M/versions/V[?why=TEXT]               deletes it
+GET    /v1/registry/models/M/versions/V/files/F                  a file of it; Range is honoured
+POST   /v1/registry/models/M/aliases/A                           {"version": 3, "why": "..."}
+POST   /v1/registry/models/M/aliases/A/rollback                  {"why": "..."}
+POST   /v1/registry/uploads                                      begins or resumes an upload
+GET    /v1/registry/uploads/ID                                   its state
+PUT    /v1/registry/uploads/ID/files/F?offset=N                  appends the body to a file
+POST   /v1/registry/uploads/ID/finish                            {"why": "..."}
+DELETE /v1/registry/uploads/ID                                   abandons it
+
+A POST or PATCH must say that it is JSON: a page of a browser cannot send that to another site
+unasked.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from flambeau.protocol.strict import StrictModel, explain
+from model_store.document import SMALL, parse_document
+from model_store.errors import DocumentError
+from services.access.caller import Principal
+from services.errors import InvalidRequestError, NotFoundError, UnsupportedError
+from services.registry.files import wanted_part
+from services.registry.registry import MAX_PAGE, Registry
+
+PREFIX = "/v1/registry/"
+CHUNK_BYTES = 8 * 2**20
+"""Limit of a body: a chunk of a file."""
+USUAL_PAGE = 20
+_JSON = "application/json"
+_NOWHERE = (
+    "this process has no registry: a gateway of a split server has no model store, and "
+    "registry=off turns it off; ask the server that has the store"
+)
+
+_M = TypeVar("_M", bound=StrictModel)
+RegistryCall = Callable[[Registry, Request, Principal], Awaitable[Response]]
+
+
+class _Reason(StrictModel):
+    why: str = ""
+
+
+class _Promotion(_Reason):
+    version: int = Field(ge=1, le=999_999_999)
+
+
+class _Changes(StrictModel):
+    description: str | None = None
+    tags: dict[str, str | None] | None = None
+
+
+class RegistryRoutes:
+    """The routes, for an application that turns errors into responses.
+
+    Args:
+        registry: the registry; None refuses every call.
+        principal_of: identifies the caller of a request.
+    """
+
+    def __init__(
+        self, registry: Registry | None, principal_of: Callable[[Request], Principal]
+    ) -> None:
+        self._registry = registry
+        self._principal_of = principal_of
+
+    def routes(self) -> list[Route]:
+        """Returns the routes."""
+        model, upload = "models/{model}", "uploads/{id}"
+        version = f"{model}/versions/{{version}}"
+        calls: dict[str, dict[str, RegistryCall]] = {
+            "models": {"GET": _models},
+            model: {"GET": _model, "PATCH": _annotate},
+            f"{model}/history": {"GET": _history},
+            version: {"GET": _version, "DELETE": _delete, "PATCH": _annotate},
+            f"{version}/files/{{file}}": {"GET": _download},
+            f"{model}/aliases/{{alias}}": {"POST": _promote},
+            f"{model}/aliases/{{alias}}/rollback": {"POST": _rollback},
+            "uploads": {"POST": _begin},
+            upload: {"GET": _upload, "DELETE": _abandon},
+            f"{upload}/files/{{file}}": {"PUT": _append},
+            f"{upload}/finish": {"POST": _finish},
+        }
+        return [
+            Route(PREFIX + path, self._at_registry(by_method), methods=list(by_method))
+            for path, by_method in calls.items()
+        ]
+
+    def _at_registry(
+        self, by_method: Mapping[str, RegistryCall]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            principal = self._principal_of(request)
+            principal.take_request()
+            if self._registry is None:
+                raise UnsupportedError(_NOWHERE)
+            method = "GET" if request.method == "HEAD" else request.method
+            return await by_method[method](self._registry, request, principal)
+
+        return endpoint
+
+
+async def _models(registry: Registry, request: Request, principal: Principal) -> Response:
+    after = request.query_params.get("after", "")[:128]
+    return _json(await registry.models(principal, after, _page_size(request)))
+
+
+async def _model(registry: Registry, request: Request, principal: Principal) -> Response:
+    before = request.query_params.get("before")
+    number = None if before is None else _number(before, "before")
+    model = request.path_params["model"]
+    return _json(await registry.model(principal, model, number, _page_size(request)))
+
+
+async def _history(registry: Registry, request: Request, principal: Principal) -> Response:
+    model = request.path_params["model"]
+    return _json(await registry.history(principal, model, _page_size(request)))
+
+
+async def _version(registry: Registry, request: Request, principal: Principal) -> Response:
+    model, version = request.path_params["model"], request.path_params["version"]
+    return _json(await registry.version(principal, model, version))
+
+
+async def _download(registry: Registry, request: Request, principal: Principal) -> Response:
+    names = request.path_params
+    file = await registry.open_file(principal, names["model"], names["version"], names["file"])
+    headers = {"accept-ranges": "bytes"}
+    if file.sha256:
+        headers["etag"] = f'"{file.sha256}"'
+    part = wanted_part(request.headers.get("range", ""), file.size_bytes)
+    if part is None:
+        headers["content-range"] = f"bytes */{file.size_bytes}"
+        return Response(status_code=416, headers=headers)
+    start, end = part
+    is_part = "range" in request.headers and part != (0, file.size_bytes)
+    if is_part:
+        headers["content-range"] = f"bytes {start}-{end - 1}/{file.size_bytes}"
+    return StreamingResponse(
+        registry.read(file, start, end),
+        206 if is_part else 200,
+        headers,
+        "application/octet-stream",
+    )
+
+
+async def _promote(registry: Registry, request: Request, principal: Principal) -> Response:
+    wanted = await _parsed(_Promotion, request)
+    names = request.path_params
+    found = await registry.promote(
+        principal, names["model"], names["alias"], wanted.version, wanted.why
+    )
+    return _json(found)
+
+
+async def _rollback(registry: Registry, request: Request, principal: Principal) -> Response:
+    wanted = await _parsed(_Reason, request)
+    names = request.path_params
+    why = wanted.why or "rollback"
+    return _json(await registry.rollback(principal, names["model"], names["alias"], why))
+
+
+async def _annotate(registry: Registry, request: Request, principal: Principal) -> Response:
+    wanted = await _parsed(_Changes, request)
+    names = request.path_params
+    version = _number(names["version"], "version") if "version" in names else None
+    found = await registry.annotate(
+        principal, names["model"], version, wanted.description, wanted.tags
+    )
+    return _json(found)
+
+
+async def _delete(registry: Registry, request: Request, principal: Principal) -> Response:
+    names, why = request.path_params, request.query_params.get("why", "")
+    version = _number(names["version"], "version")
+    return _json(await registry.delete(principal, names["model"], version, why))
+
+
+async def _begin(registry: Registry, request: Request, principal: Principal) -> Response:
+    return _json(await registry.begin(principal, await _json_body(request)))
+
+
+async def _upload(registry: Registry, request: Request, principal: Principal) -> Response:
+    return _json(await registry.upload(principal, request.path_params["id"]))
+
+
+async def _append(registry: Registry, request: Request, principal: Principal) -> Response:
+    names = request.path_params
+    offset = _number(request.query_params.get("offset", ""), "offset")
+    data = (await request.receive())["body"]  # whole; `Request.body` would copy it
+    return _json(await registry.append(principal, names["id"], names["file"], offset, data))
+
+
+async def _finish(registry: Registry, request: Request, principal: Principal) -> Response:
+    wanted = await _parsed(_Reason, request)
+    return _json(await registry.finish(principal, request.path_params["id"], wanted.why))
+
+
+async def _abandon(registry: Registry, request: Request, principal: Principal) -> Response:
+    await registry.abandon(principal, request.path_params["id"])
+    return Response(status_code=204)
+
+
+async def _json_body(request: Request) -> bytes:
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != _JSON:
+        raise InvalidRequestError(
+            f"the Content-Type is '{content_type[:60]}'; send JSON as {_JSON}"
+        )
+    return bytes((await request.receive())["body"])
+
+
+async def _parsed(model: type[_M], request: Request) -> _M:
+    """Reads a small JSON body.
+
+    Raises:
+        InvalidRequestError: it is not JSON, too large, or violates the schema.
+    """
+    body = await _json_body(request)
+    try:
+        return model.model_validate(parse_document(body, "the body", SMALL))
+    except DocumentError as error:
+        raise InvalidRequestError(str(error)) from error
+    except ValidationError as error:
+        raise InvalidRequestError(f"the body: {explain(error, model)}") from error
+
+
+def _page_size(request: Request) -> int:
+    found = _number(request.query_params.get("limit", str(USUAL_PAGE)), "limit")
+    if not 0 < found <= MAX_PAGE:
+        raise InvalidRequestError(f"'limit' is {found}; give 1 to {MAX_PAGE}")
+    return found
+
+
+def _number(text: str, name: str) -> int:
+    if not (text.isdecimal() and text.isascii() and len(text) < 19):
+        kind = NotFoundError if name == "version" else InvalidRequestError
+        raise kind(f"'{name}' is '{text[:40]}'; give a whole number")
+    return int(text)
+
+
+def _json(document: Any) -> Response:
+    return Response(orjson.dumps(document), media_type=_JSON)

@@ -1,0 +1,46 @@
+"""Opens the registry of a server's model store, as its settings say."""
+
+from pathlib import Path
+
+from model_store.store import ModelStore
+from model_store.uploads.uploads import Uploads
+from services.access.config import is_loopback
+from services.inference.trust import Trust
+from services.queueing.directory import Directory
+from services.registry.registry import Registry
+from services.registry.registry_access import RegistryAccess
+from services.standalone.config import ServerConfig
+
+UPLOADS = ".uploads"
+"""Folder within a local store; no model's name begins with a dot."""
+
+
+def open_registry(config: ServerConfig, store: ModelStore, directory: Directory) -> Registry | None:
+    """Opens the registry; None if it is off, or the ports speak another server's API.
+
+    Args:
+        config: settings of the server.
+        store: its model store.
+        directory: versions that are served, which are not deleted.
+    """
+    if config.registry == "off" or config.torchserve:
+        return None
+    trust = Trust(keys_folder=config.trusted_keys, signature_needed_for=config.signature_needed_for)
+    folder = None
+    if config.upload_folder:
+        folder = Path(config.upload_folder).expanduser().absolute()
+    elif store.is_local:
+        folder = Path(store.url, UPLOADS)
+    uploads = None if folder is None else Uploads(store, folder, trust.check_arrival)
+    is_closed = not config.asks_for_credentials and not is_loopback(config.host)
+
+    def is_served(model: str, version: int) -> bool:
+        return any(
+            (one.lane.model, one.lane.version) == (model, version)
+            for one in directory.all_versions()
+            if one.state in ("loading", "ready")
+        )
+
+    return Registry(
+        store, uploads, RegistryAccess(mode=config.registry, is_closed=is_closed), is_served
+    )

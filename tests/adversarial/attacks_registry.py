@@ -1,0 +1,165 @@
+"""Attacks on the registry: declarations, chunks, names, races, and downloads that nobody reads."""
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import json
+from random import Random
+from typing import Any
+from urllib.parse import quote
+
+from tests.adversarial.attack import Attack, Target
+
+CHUNK_BYTES = 8 * 2**20
+AT_ONCE = 8
+HELD_S = 0.5
+NAMES = (
+    "../../evil", "..", ".", "/etc/passwd", "a/b", "\0", "evil\n", "é", "x" * 4000, "claim.json",
+    "%2e%2e%2fevil", ".uploads", "manifest.json/..",
+)  # fmt: skip
+REFUSED = ("400", "404", "405", "409", "413", "431", "503", "closed")
+PATHS = (
+    "models/{}", "models/{}/versions/1", "models/linear/versions/{}", "models/{}/history",
+    "models/linear/versions/1/files/{}", "uploads/{}", "models?after={}", "models?limit={}",
+)  # fmt: skip
+
+
+async def _call(
+    target: Target, method: str, path: str, body: bytes = b"", *fields: str
+) -> tuple[str, bytes]:
+    """Sends one request on a new connection; counts and returns its status."""
+    lines = [f"{method} /v1/registry/{path} HTTP/1.1", "host: x", f"content-length: {len(body)}"]
+    answer = "closed", b""
+    async with target.connection(target.http_port) as peer:
+        peer.writer.writelines(["\r\n".join([*lines, *fields, "", ""]).encode(), body])
+        with contextlib.suppress(ConnectionError):
+            await peer.writer.drain()
+        answer = await peer.answer()
+        target.count(answer[0])
+    if answer[0] == "500":
+        target.wrong(f"{method} {path[:80]}: {answer[1][:200]!r}")
+    return answer
+
+
+async def _begin(target: Target, document: bytes) -> tuple[str, bytes]:
+    return await _call(target, "POST", "uploads", document, "content-type: application/json")
+
+
+def _declared(*files: dict[str, Any], **changes: Any) -> bytes:
+    manifest = {"file": "manifest.json", "size_bytes": 2, "sha256": "0" * 64}
+    found = {"model": "evil", "version": 1, "files": [manifest, *files], **changes}
+    return json.dumps(found).encode()
+
+
+def _file(name: str, size_bytes: int = 2**20) -> dict[str, Any]:
+    return {"file": name, "size_bytes": size_bytes, "sha256": "1" * 64}
+
+
+@functools.cache
+def _documents() -> tuple[bytes, ...]:
+    """Returns declarations that break rules, and those that cost most to refuse."""
+    many = [_file(f"f{n}") for n in range(100_000)]
+    return (
+        b"[" * 2**20, b'{"a":' * 10_000, b'"' + b"x" * (CHUNK_BYTES - 2) + b'"',
+        b"[" + b"0," * 2**21 + b"0]", b"1" * CHUNK_BYTES, b"\xff" * 1000, b"", b"null", b"[]",
+        _declared(*many), _declared(*many[:5000]), _declared(_file("a"), _file("a")),
+        *(_declared(_file(name)) for name in NAMES), *(_declared(model=name) for name in NAMES),
+        *(_declared(_file("a", size)) for size in (-1, 2**63, 10**400, 2**40)),
+        *(_declared(version=version) for version in (0, -1, 10**30, "x", None, 1.5)),
+    )  # fmt: skip
+
+
+async def declarations(target: Target, random: Random) -> None:
+    """Begins uploads that must be refused, several at once."""
+    chosen = random.choices(_documents(), k=AT_ONCE)
+    for status, said in await asyncio.gather(*(_begin(target, one) for one in chosen)):
+        if status not in REFUSED:
+            target.wrong(f"a declaration: {status} {said[:200]!r}")
+
+
+async def many_uploads(target: Target, random: Random) -> None:
+    """Begins more uploads than are open at once, and abandons some of them."""
+    for _ in range(AT_ONCE):
+        sha256 = hashlib.sha256(random.randbytes(8)).hexdigest()
+        manifest = {"file": "manifest.json", "size_bytes": 2, "sha256": sha256}
+        status, said = await _begin(target, _declared(files=[manifest]))
+        if status == "200" and random.random() < 0.9:
+            await _call(target, "DELETE", f"uploads/{json.loads(said)['id']}")
+
+
+async def chunks(target: Target, random: Random) -> None:
+    """Appends to one upload from several connections: wrong places, sizes and names."""
+    status, said = await _begin(target, _declared(_file("weights", 2**24)))
+    if status != "200":
+        return
+    path = f"uploads/{json.loads(said)['id']}"
+
+    async def append() -> None:
+        size = random.choice((0, 1, 1000, 2**20, CHUNK_BYTES, CHUNK_BYTES + 1))
+        offset = random.choice(("0", "-1", "1e3", "", "9" * 40, str(2**62), str(size)))
+        name = random.choice(("weights", "manifest.json", quote(random.choice(NAMES), safe="")))
+        query = f"?offset={offset}"
+        await _call(target, "PUT", f"{path}/files/{name[:4000]}{query}", bytes(size))
+
+    async def end() -> None:
+        kind = "content-type: application/json"
+        status, said = await _call(target, "POST", f"{path}/finish", b"{}", kind)
+        if status == "200":
+            target.wrong(f"an upload without its bytes was published: {said[:200]!r}")
+
+    await asyncio.gather(*(append() for _ in range(AT_ONCE)), end())
+    if random.random() < 0.5:
+        await _call(target, "DELETE", path)
+
+
+async def half_chunks(target: Target, random: Random) -> None:
+    """Announces chunks, sends a part of each, and leaves."""
+    for _ in range(AT_ONCE):
+        size = random.choice((10, CHUNK_BYTES, CHUNK_BYTES + 1, 10**12))
+        head = f"PUT /v1/registry/uploads/{'0' * 32}/files/a?offset=0 HTTP/1.1\r\nhost: x\r\n"
+        async with target.connection(target.http_port) as peer:
+            await peer.send(f"{head}content-length: {size}\r\n\r\n".encode(), b"x" * 5)
+            target.count("left")
+    await _call(target, "GET", "models")
+
+
+async def names(target: Target, random: Random) -> None:
+    """Asks for names that climb out of their folder, or are none."""
+    for _ in range(AT_ONCE):
+        path = random.choice(PATHS).format(quote(random.choice(NAMES), safe=""))
+        method = random.choice(("GET", "DELETE", "PATCH", "POST", "PUT"))
+        status, said = await _call(target, method, path, b"{}", "content-type: application/json")
+        if status == "200" and b"root:" in said:
+            target.wrong(f"{path[:80]} gave a file of the system")
+
+
+async def moves(target: Target, random: Random) -> None:
+    """Moves aliases from several connections, to versions that are there and are not."""
+
+    async def move() -> None:
+        body = json.dumps({"version": random.choice((1, 2, 10**8)), "why": "x" * 400}).encode()
+        alias = random.choice(("canary", "a" * 129, "7", quote("../x", safe="")))
+        kind = "content-type: application/json"
+        await _call(target, "POST", f"models/linear/aliases/{alias}", body, kind)
+
+    await asyncio.gather(*(move() for _ in range(AT_ONCE)))
+
+
+async def unread_downloads(target: Target, random: Random) -> None:
+    """Asks for files, many times in one connection, and reads nothing."""
+    path = "/v1/registry/models/linear/versions/1/files/manifest.json"
+    request = f"GET {path} HTTP/1.1\r\nhost: x\r\nrange: bytes={random.randrange(9)}-\r\n\r\n"
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(AT_ONCE):
+            opened = target.connection(target.http_port, receive_bytes=1024)
+            peer = await stack.enter_async_context(opened)
+            await peer.send(request.encode() * random.choice((1, 16)))
+        await asyncio.sleep(HELD_S)
+        target.count("held")
+
+
+ATTACKS = [
+    Attack(f"registry: {run.__name__.replace('_', ' ')}", run, "registry")
+    for run in (declarations, many_uploads, chunks, half_chunks, names, moves, unread_downloads)
+]

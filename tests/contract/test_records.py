@@ -1,0 +1,111 @@
+"""Deletion and annotations, in a folder and in a bucket."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model_store.errors import (
+    AnnotationError,
+    ConflictError,
+    VersionDeletedError,
+    VersionInUseError,
+    VersionNotFoundError,
+)
+from model_store.listing import NewestOfModel, model_names, newest_of
+from model_store.pointers import Pointers
+from model_store.records.annotations import annotate, annotations_of
+from model_store.records.deletion import delete_version
+from model_store.records.tombstone import tombstone_of
+from model_store.storage.storage import Storage
+from model_store.store import ModelStore
+from tests.fixtures.pipelines import READER, publish_graph, publish_parts
+from tests.fixtures.store_versions import publish_in
+
+
+@pytest.fixture
+def two(store: ModelStore, folder: Path) -> ModelStore:
+    """Returns a store with two versions of digits, the second in production."""
+    for artifact in (b"first", b"second"):
+        publish_in(store, folder, artifact=artifact)
+    store.promote("digits", 2)
+    return store
+
+
+def test_a_deleted_version_leaves_a_tombstone_and_its_number(two: ModelStore) -> None:
+    annotate(two.storage, "digits", 1, "ann", "old")
+    found = delete_version(two, "digits", 1, "key:ops", "too old")
+    assert two.versions("digits") == [2]
+    assert tombstone_of(two.storage, "digits", 1) == found
+    assert (found.who, found.why, found.semver) == ("key:ops", "too old", "1.0.0")
+    assert set(two.storage.list("digits/1/")) == {"digits/1/claim.json"}
+    assert annotations_of(two.storage, "digits", 1).description == ""
+    newest = two.history("digits")[-1]
+    assert (newest.aliases, newest.why) == ({"production": 2}, "version 1 deleted: too old")
+    with pytest.raises(VersionDeletedError, match="too old"):
+        delete_version(two, "digits", 1)
+    with pytest.raises(VersionDeletedError, match="too old"):
+        two.promote("digits", 1)
+
+
+def test_a_version_that_an_alias_names_is_kept(two: ModelStore) -> None:
+    with pytest.raises(VersionInUseError, match="the alias 'production' names"):
+        delete_version(two, "digits", 2)
+    assert two.versions("digits") == [1, 2]
+    with pytest.raises(VersionNotFoundError):
+        delete_version(two, "digits", 9)
+
+
+def test_a_promotion_in_the_middle_of_a_deletion_wins(
+    two: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: no alias ever names a deleted version, whoever comes first."""
+    create = Storage.create
+    promoted: list[Pointers] = []
+
+    def promote_first(self: Storage, path: str, data: bytes) -> None:
+        if path == "digits/pointers/00000002.json" and not promoted:
+            promoted.append(Pointers.model_validate_json(data))
+            moved = promoted[0].model_copy(update={"aliases": {"production": 2, "canary": 1}})
+            create(self, path, moved.to_json())
+        create(self, path, data)
+
+    monkeypatch.setattr(Storage, "create", promote_first)
+    with pytest.raises(ConflictError):
+        delete_version(two, "digits", 1)
+    assert two.manifest("digits", 1).version == 1
+    assert tombstone_of(two.storage, "digits", 1) is None
+    two.promote("digits", 1, "beta")
+
+
+def test_a_part_that_a_pipeline_names_by_number_is_kept(store: ModelStore) -> None:
+    publish_parts(store.url)
+    graph = json.loads(json.dumps(READER).replace("@^1", "@1"))
+    publish_graph(store.url, graph=graph)
+    with pytest.raises(VersionInUseError, match="is a part of the pipeline 'reader'"):
+        delete_version(store, "finder", 1)
+    assert store.versions("finder") == [1]
+
+
+def test_annotations_change_and_are_limited(two: ModelStore) -> None:
+    storage = two.storage
+    annotate(storage, "digits", None, "ann", "reads digits", {"team": "vision", "tier": "1"})
+    annotate(storage, "digits", 2, "ann", tags={"dataset": "mnist"})
+    found = annotate(storage, "digits", None, "bob", tags={"tier": None, "owner": "ann"})
+    assert found.tags == {"team": "vision", "owner": "ann"}
+    assert (found.description, found.who) == ("reads digits", "bob")
+    assert annotations_of(storage, "digits", None) == found
+    with pytest.raises(AnnotationError, match="tags"):
+        annotate(storage, "digits", None, "ann", tags={str(n): "x" for n in range(65)})
+    with pytest.raises(AnnotationError, match="description"):
+        annotate(storage, "digits", None, "ann", "x" * 4097)
+    assert annotations_of(storage, "digits", None) == found
+
+
+def test_the_newest_of_a_model_is_that_of_its_listing(two: ModelStore) -> None:
+    assert newest_of(two.storage, "digits") == NewestOfModel(2, 1)
+    two.claim("digits", 10, "a publisher that was killed")
+    two.promote("digits", 1, "canary")
+    assert newest_of(two.storage, "digits") == NewestOfModel(2, 2)
+    assert newest_of(two.storage, "none") is None
+    assert model_names(two.storage) == ["digits"]

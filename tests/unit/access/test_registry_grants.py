@@ -1,0 +1,89 @@
+"""Scopes of the registry: by model, and by alias."""
+
+import pytest
+
+from services.access.caller import Caller, Principal
+from services.access.grants import Grant, parse_grant
+from services.access.tenants import Tenants
+from services.errors import ForbiddenError, ServingError, UnknownModelError
+from services.registry.registry_access import RegistryAccess, RegistryMode
+from services.telemetry.metrics import Metrics
+
+
+def principal(*grants: str) -> Principal:
+    metrics = Metrics("0").access
+    tenant = Tenants(metrics, None).find("key:k", 0, 0)
+    return Principal(Caller("key:k", map(parse_grant, grants), 1e12, tenant, metrics), "::1")
+
+
+def test_a_grant_of_promotion_names_aliases() -> None:
+    found = parse_grant("promote:digits*@canary-?")
+    assert found == Grant("promote", "digits*", "canary-?")
+    assert str(found) == "promote:digits*@canary-?"
+    assert [found.moves(one) for one in ("canary-1", "production", "")] == [True, False, True]
+    assert str(parse_grant("promote:x")) == "promote:x"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("push:digits@canary", "only promote moves"),
+        ("promote:digits@", "names no aliases"),
+        ("promote:digits@a@b", "names no aliases"),
+        ("promote:@canary", "names no models"),
+        ("pull:digits", "does not begin with a scope"),
+    ],
+)
+def test_grants_that_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_grant(text)
+
+
+@pytest.mark.parametrize(
+    ("grants", "call", "refusal"),
+    [
+        (("read:digits",), ("read", "digits"), None),
+        (("read:digits",), ("read", "mnist"), UnknownModelError),
+        (("infer:*", "manage:*", "train:*"), ("read", "digits"), UnknownModelError),
+        (("read:digits",), ("push", "digits"), ForbiddenError),
+        (("push:*",), ("push", "digits"), None),
+        (("push:*",), ("delete", "digits"), ForbiddenError),
+        (("delete:dig*",), ("delete", "digits"), None),
+        (("promote:digits@canary",), ("promote", "digits", "canary"), None),
+        (("promote:digits@canary",), ("promote", "digits", "production"), ForbiddenError),
+        (("promote:digits",), ("promote", "digits", "production"), None),
+    ],
+)
+def test_calls_need_their_scope(
+    grants: tuple[str, ...], call: tuple[str, ...], refusal: type[ServingError] | None
+) -> None:
+    access = RegistryAccess(mode="granted", is_closed=False)
+    if refusal is None:
+        access.require(principal(*grants), *call)  # type: ignore[arg-type]
+        return
+    with pytest.raises(refusal):
+        access.require(principal(*grants), *call)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_closed", "may"),
+    [
+        ("granted", False, {"read"}),
+        ("open", False, {"read", "push", "promote", "delete"}),
+        ("granted", True, set()),
+        ("open", True, set()),
+    ],
+)
+def test_strangers_only_read_unless_the_setting_opens_more(
+    mode: RegistryMode, is_closed: bool, may: set[str]
+) -> None:
+    access = RegistryAccess(mode=mode, is_closed=is_closed)
+    found = set()
+    for scope in ("read", "push", "promote", "delete"):
+        try:
+            access.require(Principal(None, "::1"), scope, "digits")
+        except ForbiddenError:
+            continue
+        found.add(scope)
+    assert found == may
+    assert access.sees(Principal(None, "::1"), "digits") is not is_closed

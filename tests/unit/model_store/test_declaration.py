@@ -1,0 +1,71 @@
+"""Declarations of uploads: what comes from another machine has limits and plain names."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.errors import UploadRefusedError
+from model_store.uploads.declaration import MAX_FILES, parse_declaration
+
+MANIFEST = {"file": "manifest.json", "size_bytes": 2, "sha256": "0" * 64}
+
+
+def declaration(*files: Any, **changes: Any) -> bytes:
+    found = {"model": "digits", "version": 1, "files": [MANIFEST, *files], **changes}
+    return json.dumps(found).encode()
+
+
+def file(name: str, **changes: Any) -> dict[str, Any]:
+    return {"file": name, "size_bytes": 3, "sha256": "1" * 64, **changes}
+
+
+def test_the_id_is_that_of_contents_and_owner() -> None:
+    one, other = parse_declaration(declaration()), parse_declaration(declaration(file("a")))
+    assert one.upload_id("key:a") == other.upload_id("key:a")
+    assert one.upload_id("key:a") != one.upload_id("key:b")
+    assert one.upload_id("key:a").isalnum()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (declaration(file("../up")), "not allowed"),
+        (declaration(file("/etc/passwd")), "not allowed"),
+        (declaration(file("a/b")), "not allowed"),
+        (declaration(file("..")), "not allowed"),
+        (declaration(file("a\0b")), "not allowed"),
+        (declaration(file("x" * 129)), "not allowed"),
+        (declaration(file(".hidden")), "not allowed"),
+        (declaration(file("claim.json")), "the store writes this file itself"),
+        (declaration(file("a"), file("a")), "declared twice"),
+        (declaration(file("a", size_bytes=-1)), "size_bytes"),
+        (declaration(file("a", size_bytes=2**41)), "size_bytes"),
+        (declaration(file("a", size_bytes=2**40), file("b", size_bytes=1)), "the files have"),
+        (declaration(file("a", sha256="x")), "sha256"),
+        (declaration(file("a", mode=1)), "mode"),
+        (declaration(model="../digits"), "not allowed"),
+        (declaration(version=0), "version"),
+        (declaration(version=10**9), "version"),
+        (declaration(files=[file("a")]), "has no manifest.json"),
+        (declaration(files=[{**MANIFEST, "size_bytes": 2**21}]), "over 1,048,576"),
+        (declaration(file("model.sig", size_bytes=2**30)), "model.sig has"),
+        (declaration(*(file(f"f{n}") for n in range(MAX_FILES))), "at most 1024"),
+        (b"{", "not JSON"),
+        (b"[" * 2**20 + b"]", "bytes"),
+        (b"[" * 1000, "nested"),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+    ],
+)
+def test_declarations_that_are_refused(data: bytes, words: str) -> None:
+    with pytest.raises(UploadRefusedError, match=words):
+        parse_declaration(data)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with pytest.raises(UploadRefusedError):
+        parse_declaration(data)
