@@ -21,6 +21,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +42,6 @@ from model_store.errors import (
 )
 from model_store.manifest import MANIFEST, FileEntry, Manifest, parse_manifest
 from model_store.records.tombstone import refuse_deleted
-from model_store.storage.checked_files import digest_of_file
 from model_store.storage.plain_file import read_plain_file
 from model_store.storage.storage import FULL, MissingFileError, append_whole
 from model_store.store import ModelStore, manifest_path
@@ -53,6 +53,7 @@ from model_store.uploads.declaration import (
     check_against_manifest,
     parse_record,
 )
+from model_store.uploads.running_digests import RunningDigests
 
 MAX_OPEN = 64
 """Uploads of one store that are open at once."""
@@ -87,6 +88,7 @@ class Uploads:
         folder: folder of the uploads; in the store's file system, files are linked and not copied.
         check_signature: refuses a version by its signature.
         max_age_s: seconds without activity after which an upload is collected.
+        threads: takes digests while files arrive; None takes them at the end.
     """
 
     def __init__(
@@ -95,11 +97,13 @@ class Uploads:
         folder: Path,
         check_signature: CheckSignature,
         max_age_s: float = MAX_AGE_S,
+        threads: Executor | None = None,
     ) -> None:
         self._store = store
         self._folder = folder
         self._check_signature = check_signature
         self._max_age_s = max_age_s
+        self._digests = RunningDigests(threads)
 
     def begin(self, declaration: Declaration, owner: str) -> UploadState:
         """Begins an upload, or resumes the same owner's upload of the same contents.
@@ -171,8 +175,11 @@ class Uploads:
                 raise UploadRefusedError(
                     f"'{file[:128]}' is no declared file of this upload; begin one that has it"
                 )
+            path = _path(place, declaration, file)
             with self._disk_failures():
-                return _append(_path(place, declaration, file), declared, offset, data)
+                size = _append(path, declared, offset, data)
+            self._digests.advance(path, size)
+            return size
 
     def finish(self, upload_id: str, owner: str) -> tuple[Manifest, CopyReport]:
         """Checks everything, and publishes the version in the store.
@@ -191,7 +198,7 @@ class Uploads:
         with self._held(upload_id, owner, fcntl.LOCK_EX) as (place, declaration):
             _check_complete(place, declaration)
             with self._disk_failures():
-                _check_digests(place, declaration)
+                self._check_digests(place, declaration)
             source = ModelStore(str(place / "store"), must_exist=True)
             where = _path(place, declaration, MANIFEST)
             manifest = parse_manifest(where.read_bytes(), f"{MANIFEST} of the upload")
@@ -212,6 +219,24 @@ class Uploads:
             )
             shutil.rmtree(place, ignore_errors=True)
             return manifest, report
+
+    def _check_digests(self, place: Path, declaration: Declaration) -> None:
+        """Hashes every file, and removes one that differs: its bytes can be sent again.
+
+        Raises:
+            DigestMismatchError: one differs.
+        """
+        for one in declaration.files:
+            path = _path(place, declaration, one.file)
+            if not path.exists():  # an empty file, of which no byte is sent
+                path.touch()
+            found = self._digests.digest(path)
+            if found != one.sha256:
+                path.unlink()
+                raise DigestMismatchError(
+                    f"'{one.file}' arrived with sha256 {found[:12]}…, and {one.sha256[:12]}… is "
+                    "declared: it was changed on the way or before; send it again"
+                )
 
     def abandon(self, upload_id: str, owner: str) -> None:
         """Removes an upload and its files.
@@ -387,25 +412,6 @@ def _check_complete(place: Path, declaration: Declaration) -> None:
             raise UploadIncompleteError(
                 f"'{one.file}' has {sizes[one.file]:,} of {one.size_bytes:,} bytes; send the rest, "
                 "then finish"
-            )
-
-
-def _check_digests(place: Path, declaration: Declaration) -> None:
-    """Hashes every file, and removes one that differs: its bytes can be sent again.
-
-    Raises:
-        DigestMismatchError: one differs.
-    """
-    for one in declaration.files:
-        path = _path(place, declaration, one.file)
-        if not path.exists():  # an empty file, of which no byte is sent
-            path.touch()
-        found = digest_of_file(path)
-        if found != one.sha256:
-            path.unlink()
-            raise DigestMismatchError(
-                f"'{one.file}' arrived with sha256 {found[:12]}…, and {one.sha256[:12]}… is "
-                "declared: it was changed on the way or before; send it again"
             )
 
 

@@ -131,7 +131,9 @@ def version_document(store: ModelStore, model: str, version: int) -> dict[str, A
         StoreError: the store cannot be read.
     """
     manifest = store.manifest(model, version)
-    pointers = store.pointers(model)
+    newest = newest_of(store.storage, model)
+    generation = newest.generation if newest else 0
+    pointers = store.pointers_at(model, generation) if generation else None
     return {
         "model": model,
         "version": version,

@@ -1,11 +1,13 @@
 """Opens the registry of a server's model store, as its settings say."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from model_store.store import ModelStore
 from model_store.uploads.uploads import Uploads
 from services.access.config import is_loopback
 from services.inference.trust import Trust
+from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.directory import Directory
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
@@ -31,7 +33,10 @@ def open_registry(config: ServerConfig, store: ModelStore, directory: Directory)
         folder = Path(config.upload_folder).expanduser().absolute()
     elif store.is_local:
         folder = Path(store.url, UPLOADS)
-    uploads = None if folder is None else Uploads(store, folder, trust.check_arrival)
+    hashing = ThreadPoolExecutor(1, "hashing", lambda: lower_priority(STEPS_BELOW_LOOP))
+    uploads = None
+    if folder is not None:
+        uploads = Uploads(store, folder, trust.check_arrival, threads=hashing)
     is_closed = not config.asks_for_credentials and not is_loopback(config.host)
 
     def is_served(model: str, version: int) -> bool:
