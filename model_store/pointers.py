@@ -5,7 +5,7 @@ moves only one succeeds, and the folder is the audit log. Pure rules, no I/O.
 """
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import Field
@@ -19,6 +19,10 @@ PRODUCTION = "production"
 """The alias that selects the version for requests that name none."""
 
 
+MAX_ALIASES = 100
+"""Aliases of a model: all of them are in one small file."""
+
+
 class Pointers(StrictModel):
     """One generation of a model's pointers."""
 
@@ -29,6 +33,27 @@ class Pointers(StrictModel):
     who: str
     when: datetime
     why: str
+
+    @classmethod
+    def after(
+        cls, before: "Pointers | None", aliases: Mapping[str, int], who: str, why: str
+    ) -> "Pointers":
+        """Returns the next generation.
+
+        Raises:
+            BadNameError: the model would have more than `MAX_ALIASES`, and more than before.
+        """
+        if len(aliases) > max(MAX_ALIASES, len(before.aliases) if before else 0):
+            raise BadNameError(
+                f"the model would have {len(aliases)} aliases, over {MAX_ALIASES}; remove some"
+            )
+        return cls(
+            generation=before.generation + 1 if before else 1,
+            aliases=dict(aliases),
+            who=who,
+            when=datetime.now(UTC),
+            why=why,
+        )
 
     def to_json(self) -> bytes:
         """Returns the file's bytes."""

@@ -433,14 +433,9 @@ class ModelStore:
 
         Raises:
             ConflictError: another writer has done so since.
+            BadNameError: there are too many aliases.
         """
-        following = Pointers(
-            generation=current.generation + 1 if current else 1,
-            aliases=dict(aliases),
-            who=who or this_user(),
-            when=datetime.now(UTC),
-            why=why,
-        )
+        following = Pointers.after(current, aliases, who or this_user(), why)
         try:
             self.storage.create(_pointer_path(model, following.generation), following.to_json())
         except ConflictError as error:

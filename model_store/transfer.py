@@ -52,6 +52,8 @@ def copy_version(
     version: int,
     progress: Progress | None = None,
     send: SendFile | None = None,
+    *,
+    with_parts: bool = True,
 ) -> CopyReport:
     """Copies a version to another store under the same number.
 
@@ -63,6 +65,7 @@ def copy_version(
         progress: called for every file that is in the target, copied or found there.
         send: stores a file, whose digest it has checked; None reads it from the source and writes
             it to the target.
+        with_parts: True to copy the models of a pipeline, too; else the target has them.
 
     Raises:
         VersionDeletedError: the target had the version, and it was deleted there.
@@ -82,7 +85,7 @@ def copy_version(
         return CopyReport(0, len(manifest.all_files()), 0)
     refuse_deleted(target.storage, model, version)
     _check_signature(target, manifest)
-    parts = missing_parts(source, target, manifest)
+    parts = missing_parts(source, target, manifest) if with_parts else ()
     copies = [copy_version(source, target, p.model, p.version, progress) for p in parts]
     check_parts(target, manifest)
     own = _copy_one(source, target, manifest, sealed, signature, progress, send)

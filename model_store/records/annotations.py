@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from flambeau.protocol.strict import StrictModel, explain
 from model_store.document import SMALL, parse_as
-from model_store.errors import AnnotationError
+from model_store.errors import AnnotationError, DocumentError
 from model_store.storage.storage import MissingFileError, Storage
 
 Tags = Annotated[
@@ -71,10 +71,14 @@ def annotate(
         tags: new values of tags; None removes a tag.
 
     Raises:
-        AnnotationError: a text is too long, or there are too many tags.
-        StoreError: the present ones are damaged, or the store failed.
+        AnnotationError: a text is too long, there are too many tags, or they are too large.
+        StoreError: the store failed.
     """
-    before = annotations_of(storage, model, version)
+    path = annotations_path(model, version)
+    try:
+        before = annotations_of(storage, model, version)
+    except DocumentError:  # damaged ones are replaced
+        before = Annotations()
     merged = {**before.tags, **(tags or {})}
     try:
         found = Annotations.model_validate(
@@ -87,5 +91,10 @@ def annotate(
         )
     except ValidationError as error:
         raise AnnotationError(f"annotations: {explain(error, Annotations)}") from error
-    storage.replace(annotations_path(model, version), found.model_dump_json().encode())
+    data = found.model_dump_json().encode()
+    try:
+        parse_as(Annotations, data, path, SMALL)
+    except DocumentError as error:
+        raise AnnotationError(f"annotations: {error}; give shorter ones") from error
+    storage.replace(path, data)
     return found

@@ -10,13 +10,23 @@ import hashlib
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from model_store.errors import ConflictError, StoreError, VersionInUseError
+from model_store.errors import (
+    ConflictError,
+    StoreError,
+    VersionDeletedError,
+    VersionInUseError,
+)
 from model_store.listing import list_models
-from model_store.manifest import SIGNATURE, check_name
+from model_store.manifest import CLAIM, check_name
 from model_store.pipelines.graph import parse_part
 from model_store.pipelines.parts import MAX_LOOKED_AT
 from model_store.records.annotations import annotations_path
-from model_store.records.tombstone import Tombstone, refuse_deleted, tombstone_path
+from model_store.records.tombstone import (
+    Tombstone,
+    refuse_deleted,
+    tombstone_of,
+    tombstone_path,
+)
 from model_store.store import ModelStore, manifest_path
 
 
@@ -40,7 +50,15 @@ def delete_version(
         ConflictError: another writer moved a pointer concurrently; nothing was deleted.
         StorageError: the store failed; delete the version again.
     """
-    refuse_deleted(store.storage, check_name(model), version)
+    try:
+        refuse_deleted(store.storage, check_name(model), version)
+    except VersionDeletedError:
+        tombstone = tombstone_of(store.storage, model, version)
+        left = set(store.storage.list(f"{model}/{version}/"))
+        if tombstone is None or left <= {f"{model}/{version}/{CLAIM}"}:
+            raise
+        _remove_files(store, model, version)  # a deletion was cut off
+        return tombstone
     manifest = store.manifest(model, version)
     sealed = store.sealed(manifest)
     current = store.pointers(model)
@@ -67,11 +85,17 @@ def delete_version(
     except ConflictError:
         store.storage.delete(tombstone_path(model, version))
         raise
-    store.storage.delete(manifest_path(model, version))
-    for file in (*(entry.file for entry in manifest.all_files()), SIGNATURE):
-        store.storage.delete(f"{model}/{version}/{file}")
-    store.storage.delete(annotations_path(model, version))
+    _remove_files(store, model, version)
     return tombstone
+
+
+def _remove_files(store: ModelStore, model: str, version: int) -> None:
+    """Removes the files of a version, its manifest first."""
+    store.storage.delete(manifest_path(model, version))
+    for path in store.storage.list(f"{model}/{version}/"):
+        if not path.endswith(f"/{CLAIM}"):  # the number is never used again
+            store.storage.delete(path)
+    store.storage.delete(annotations_path(model, version))
 
 
 def _refuse_part(store: ModelStore, model: str, version: int) -> None:

@@ -55,6 +55,12 @@ class RunningDigests:
                 self._known.popitem(last=False)
         self._threads.submit(running.advance, size_bytes)
 
+    def forget(self, folder: Path) -> None:
+        """Closes the files below a folder, which is removed."""
+        with self._lock:
+            for path in [path for path in self._known if folder in path.parents]:
+                del self._known[path]
+
     def digest(self, path: Path) -> str:
         """Returns the sha256 of a file that no call appends to any more.
 

@@ -59,6 +59,9 @@ MAX_OPEN = 64
 """Uploads of one store that are open at once."""
 MAX_AGE_S = 24 * 3600.0
 """Time without activity after which an upload is collected."""
+MAX_SKIPPED = 1_000_000
+"""Numbers that may be free between the newest version and an uploaded one: a model has at most nine
+digits of them, and none comes back."""
 VERSIONS_LOOKED_AT = 16
 """Newest versions of the model whose files are looked up by digest."""
 
@@ -110,6 +113,7 @@ class Uploads:
 
         Raises:
             ConflictError: the store has another version under this number.
+            UploadRefusedError: the number is far above the newest.
             VersionDeletedError: it had this one, and it was deleted.
             TooManyUploadsError: `MAX_OPEN` are open.
             UploadBusyError: another call works on the upload.
@@ -120,6 +124,7 @@ class Uploads:
         if self._is_published(declaration):
             sizes = {one.file: one.size_bytes for one in declaration.files}
             return UploadState(upload_id, declaration, sizes, is_published=True)
+        self._check_number(declaration)
         self.collect()
         with self._disk_failures():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -216,8 +221,9 @@ class Uploads:
                 declaration.model,
                 declaration.version,
                 send=link if self._store.is_local else None,
+                with_parts=False,
             )
-            shutil.rmtree(place, ignore_errors=True)
+            self._remove(place)
             return manifest, report
 
     def _check_digests(self, place: Path, declaration: Declaration) -> None:
@@ -246,7 +252,11 @@ class Uploads:
             UploadBusyError: another call works on it.
         """
         with self._held(upload_id, owner, fcntl.LOCK_EX) as (place, _):
-            shutil.rmtree(place, ignore_errors=True)
+            self._remove(place)
+
+    def _remove(self, place: Path) -> None:
+        self._digests.forget(place)
+        shutil.rmtree(place, ignore_errors=True)
 
     def collect(self) -> int:
         """Removes the uploads without activity for `max_age_s`; returns their number."""
@@ -254,10 +264,13 @@ class Uploads:
         with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as found:
             for entry in found:
                 with contextlib.suppress(OSError, StoreError):
-                    age_s = time.time() - os.stat(_lock_of(Path(entry.path))).st_mtime
+                    place = Path(entry.path)
+                    has_lock = _lock_of(place).exists()  # else its removal was cut off
+                    age_s = time.time() - os.stat(_lock_of(place) if has_lock else place).st_mtime
                     if age_s > self._max_age_s:
-                        with self._locked(entry.name, fcntl.LOCK_EX):
-                            shutil.rmtree(entry.path, ignore_errors=True)
+                        lock = self._locked(entry.name, fcntl.LOCK_EX)
+                        with lock if has_lock else contextlib.nullcontext():
+                            self._remove(place)
                         removed += 1
         return removed
 
@@ -278,6 +291,16 @@ class Uploads:
             )
         return True
 
+    def _check_number(self, declaration: Declaration) -> None:
+        """Refuses a number that would leave none, or few, for later versions."""
+        listing = self._store.listing(declaration.model).get(declaration.model)
+        newest = listing.versions[-1] if listing and listing.versions else 0
+        if declaration.version > newest + MAX_SKIPPED:
+            raise UploadRefusedError(
+                f"version {declaration.version} is far above the newest, {newest}; give a number "
+                f"up to {newest + MAX_SKIPPED}"
+            )
+
     def _record(self, place: Path, declaration: Declaration, owner: str) -> None:
         """Writes the record of an upload, and forgets the files of another declaration."""
         path = place / "upload.json"
@@ -285,6 +308,7 @@ class Uploads:
         with contextlib.suppress(OSError, StoreError):
             known = parse_record(read_plain_file(path, LARGE.max_bytes), str(path)).declaration
         if known != declaration:
+            self._digests.forget(place)
             shutil.rmtree(place / "store", ignore_errors=True)
             record = UploadRecord(declaration=declaration, owner=owner, begun_at=datetime.now(UTC))
             beside = path.with_name("upload.json.new")
@@ -295,17 +319,17 @@ class Uploads:
     def _link_known(self, place: Path, declaration: Declaration) -> tuple[str, ...]:
         """Links the declared files that the newest versions of the model have, whole."""
         model = declaration.model
-        wanted: dict[str, list[DeclaredFile]] = {}
+        wanted: dict[tuple[str, int], list[DeclaredFile]] = {}
         for one in declaration.files:
             if one.size_bytes and not _path(place, declaration, one.file).exists():
-                wanted.setdefault(one.sha256, []).append(one)
+                wanted.setdefault((one.sha256, one.size_bytes), []).append(one)
         linked: list[str] = []
         versions = self._store.listing(model).get(model)
         for version in reversed(versions.versions[-VERSIONS_LOOKED_AT:] if versions else ()):
             with contextlib.suppress(StoreError):  # a damaged version lends nothing
                 manifest = self._store.manifest(model, version)
                 for entry in manifest.all_files():
-                    for one in wanted.pop(entry.sha256, ()):
+                    for one in wanted.pop((entry.sha256, entry.size_bytes), ()):
                         target = _path(place, declaration, one.file)
                         if self._fetch(manifest, entry, target, place.name):
                             linked.append(one.file)
@@ -388,7 +412,11 @@ def _append(path: Path, declared: DeclaredFile, offset: int, data: bytes | memor
     file = os.open(path, flags, 0o666)
     try:
         _lock(file, fcntl.LOCK_EX, f"another call appends to '{declared.file}'; try again")
-        size = os.fstat(file).st_size
+        size, links = os.fstat(file).st_size, os.fstat(file).st_nlink
+        if links > 1:  # it is a file of the store, too
+            raise UploadRefusedError(
+                f"'{declared.file}' is here whole, linked from the store; send nothing of it"
+            )
         if offset != size:
             raise UploadOffsetError(
                 f"'{declared.file}' has {size:,} bytes here, and these are for offset {offset:,}; "

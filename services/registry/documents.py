@@ -12,7 +12,7 @@ from model_store.errors import ModelNotFoundError, StoreError
 from model_store.listing import ModelListing, model_names, newest_of
 from model_store.manifest import Manifest, check_name
 from model_store.pointers import Pointers
-from model_store.records.annotations import Annotations, annotations_of
+from model_store.records.annotations import annotations_of
 from model_store.store import ModelStore
 
 REPORT = "report.json"
@@ -81,10 +81,9 @@ def model_document(store: ModelStore, model: str, before: int | None, limit: int
     pointers = _pointers(store, model, listing)
     aliases = dict(pointers.aliases) if pointers else {}
     wanted = [one for one in reversed(listing.versions) if before is None or one < before]
-    noted = annotations_of(store.storage, model, None)
     return {
         "name": model,
-        **_annotated(noted),
+        **_annotations(store, model, None),
         "aliases": aliases,
         "generation": pointers.generation if pointers else 0,
         "versions": [_version_line(store, model, one, aliases) for one in wanted[:limit]],
@@ -98,7 +97,6 @@ def _version_line(
     line: dict[str, Any] = {"version": version, "aliases": _naming(aliases, version)}
     try:
         manifest = store.manifest(model, version)
-        noted = annotations_of(store.storage, model, version)
     except StoreError as error:  # a damaged version hides no other
         return {**line, "error": str(error)}
     return {
@@ -106,7 +104,7 @@ def _version_line(
         "semver": manifest.semver,
         "created_at": manifest.created_at.isoformat(),
         "size_bytes": sum(entry.size_bytes for entry in manifest.all_files()),
-        **_annotated(noted),
+        **_annotations(store, model, version),
     }
 
 
@@ -137,7 +135,7 @@ def version_document(store: ModelStore, model: str, version: int) -> dict[str, A
     return {
         "model": model,
         "version": version,
-        **_annotated(annotations_of(store.storage, model, version)),
+        **_annotations(store, model, version),
         "aliases": _naming(dict(pointers.aliases) if pointers else {}, version),
         "is_signed": store.signature(model, version) is not None,
         "manifest": manifest.model_dump(mode="json"),
@@ -173,5 +171,9 @@ def _naming(aliases: dict[str, int], version: int) -> list[str]:
     return sorted(alias for alias, named in aliases.items() if named == version)
 
 
-def _annotated(noted: Annotations) -> dict[str, Any]:
+def _annotations(store: ModelStore, model: str, version: int | None) -> dict[str, Any]:
+    try:
+        noted = annotations_of(store.storage, model, version)
+    except StoreError as error:  # damaged ones hide nothing else
+        return {"description": "", "tags": {}, "error": str(error)}
     return {"description": noted.description, "tags": dict(noted.tags)}

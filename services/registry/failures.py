@@ -25,7 +25,6 @@ _BY_KIND: dict[type[store.StoreError], type[ServingError]] = {
     store.AnnotationError: InvalidRequestError,
     store.UploadRefusedError: InvalidRequestError,
     store.PipelinePartError: InvalidRequestError,
-    store.ModelNotFoundError: UnknownModelError,
     store.VersionNotFoundError: UnknownVersionError,
     store.UnknownUploadError: NotFoundError,
     store.UploadOffsetError: ConflictError,
@@ -55,6 +54,8 @@ def store_failures(*, of_caller: bool = False) -> Iterator[None]:
     try:
         yield
     except store.StoreError as error:
+        if isinstance(error, store.ModelNotFoundError):  # its hint may name others' models
+            raise UnknownModelError("the registry has no such model") from error
         if of_caller and isinstance(error, _OF_CALLERS):
             raise InvalidRequestError(str(error)) from error
         kind = next((k for k in type(error).__mro__ if k in _BY_KIND), None)

@@ -246,6 +246,8 @@ class Registry:
 
     async def begin(self, principal: Principal, body: bytes) -> dict[str, Any]:
         """Begins or resumes an upload; the body is its declaration in JSON."""
+        if principal.caller is None:  # refused before its body is read
+            self._access.require(principal, "push", "")
         declaration = await self._in_thread(lambda: parse_declaration(body), of_caller=True)
         target = f"{declaration.model}/{declaration.version}"
         with audited("begin push", target, principal.name, principal.peer):
@@ -270,6 +272,7 @@ class Registry:
     ) -> dict[str, Any]:
         """Appends bytes to a file of an upload; see `Uploads.append`."""
         uploads = self._writable()
+        await self._own(principal, upload_id)
         size = await self._in_thread(
             lambda: uploads.append(upload_id, _owner(principal), file, offset, data)
         )
@@ -364,6 +367,7 @@ def _check_why(why: str) -> None:
 
 def _state_document(state: UploadState) -> dict[str, Any]:
     declaration: Declaration = state.declaration
+    linked = frozenset(state.linked)
     return {
         "id": state.id,
         "model": declaration.model,
@@ -374,7 +378,7 @@ def _state_document(state: UploadState) -> dict[str, Any]:
                 "file": one.file,
                 "size_bytes": one.size_bytes,
                 "received": state.received[one.file],
-                "is_linked": one.file in state.linked,
+                "is_linked": one.file in linked,
             }
             for one in declaration.files
         ],

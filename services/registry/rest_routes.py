@@ -19,6 +19,7 @@ A POST or PATCH must say that it is JSON: a page of a browser cannot send that t
 unasked.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -29,10 +30,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from flambeau.protocol.strict import StrictModel, explain
-from model_store.document import SMALL, parse_document
+from model_store.document import LARGE, SMALL, parse_document
 from model_store.errors import DocumentError
 from services.access.caller import Principal
-from services.errors import InvalidRequestError, NotFoundError, UnsupportedError
+from services.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    PayloadTooLargeError,
+    UnsupportedError,
+)
 from services.registry.files import wanted_part
 from services.registry.registry import MAX_PAGE, Registry
 
@@ -220,7 +226,12 @@ async def _json_body(request: Request) -> bytes:
         raise InvalidRequestError(
             f"the Content-Type is '{content_type[:60]}'; send JSON as {_JSON}"
         )
-    return bytes((await request.receive())["body"])
+    body = (await request.receive())["body"]
+    if len(body) > LARGE.max_bytes:
+        raise PayloadTooLargeError(
+            f"the body has {len(body):,} bytes, over the limit {LARGE.max_bytes:,}; send less"
+        )
+    return bytes(body)
 
 
 async def _parsed(model: type[_M], request: Request) -> _M:
@@ -253,4 +264,8 @@ def _number(text: str, name: str) -> int:
 
 
 def _json(document: Any) -> Response:
-    return Response(orjson.dumps(document), media_type=_JSON)
+    try:
+        data = orjson.dumps(document)
+    except TypeError:  # a number of more than 64 bits
+        data = json.dumps(document).encode()
+    return Response(data, media_type=_JSON)

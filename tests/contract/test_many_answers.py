@@ -137,7 +137,7 @@ async def test_deadline_ends_the_run_of_a_reader_that_stopped(ends: Ends) -> Non
 async def test_reader_that_stops_frees_the_instance_of_another_process(
     flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance, "READ_WITHIN_S", 0.3)
+    monkeypatch.setattr(instance, "READ_WITHIN_S", 1.0)
     async with (
         running_redis(flavour, tmp_path) as redis,
         running(CountingBackend(100)) as made,

@@ -7,13 +7,15 @@ import pytest
 
 from model_store.errors import (
     AnnotationError,
+    BadNameError,
     ConflictError,
+    StorageError,
     VersionDeletedError,
     VersionInUseError,
     VersionNotFoundError,
 )
 from model_store.listing import NewestOfModel, model_names, newest_of
-from model_store.pointers import Pointers
+from model_store.pointers import MAX_ALIASES, Pointers
 from model_store.records.annotations import annotate, annotations_of
 from model_store.records.deletion import delete_version
 from model_store.records.tombstone import tombstone_of
@@ -100,6 +102,42 @@ def test_annotations_change_and_are_limited(two: ModelStore) -> None:
     with pytest.raises(AnnotationError, match="description"):
         annotate(storage, "digits", None, "ann", "x" * 4097)
     assert annotations_of(storage, "digits", None) == found
+
+
+def test_annotations_that_could_not_be_read_again_are_refused(two: ModelStore) -> None:
+    storage = two.storage
+    annotate(storage, "digits", None, "ann", "," * 4000)
+    with pytest.raises(AnnotationError, match="give shorter ones"):
+        annotate(storage, "digits", None, "ann", tags={str(n): "," * 200 for n in range(10)})
+    assert annotations_of(storage, "digits", None).description == "," * 4000
+    storage.replace("digits/annotations/model.json", b"damaged")
+    assert annotate(storage, "digits", None, "ann", "new").description == "new"
+
+
+def test_a_deletion_that_was_cut_off_is_completed(
+    two: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Storage, path: str) -> None:
+        raise StorageError(f"cannot delete {path}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "delete", fail)
+        with pytest.raises(StorageError):
+            delete_version(two, "digits", 1, "ann", "old")
+    assert two.versions("digits") == [1, 2]
+    assert delete_version(two, "digits", 1).why == "old"
+    assert two.versions("digits") == [2]
+    with pytest.raises(VersionDeletedError):
+        delete_version(two, "digits", 1)
+
+
+def test_the_number_of_aliases_is_limited(two: ModelStore) -> None:
+    for number in range(MAX_ALIASES - 1):
+        two.promote("digits", 1, f"alias-{number}")
+    with pytest.raises(BadNameError, match="would have 101 aliases, over 100"):
+        two.promote("digits", 1, "one-more")
+    two.promote("digits", 1)
+    assert len(two.history("digits")[-1].aliases) == MAX_ALIASES
 
 
 def test_the_newest_of_a_model_is_that_of_its_listing(two: ModelStore) -> None:

@@ -33,7 +33,7 @@ from model_store.errors import (
 from model_store.manifest import Manifest
 from model_store.records.deletion import delete_version
 from model_store.store import ModelStore
-from model_store.uploads.uploads import MAX_OPEN, Uploads
+from model_store.uploads.uploads import MAX_OPEN, MAX_SKIPPED, Uploads
 from services.inference.trust import Trust
 from tests.fixtures.pipelines import publish_graph, publish_parts
 from tests.fixtures.signing import key_in, signer_in
@@ -97,6 +97,36 @@ def test_a_second_version_sends_only_the_file_that_changed(
     uploads.finish(state.id, OWNER)
     assert version_bytes(store, "digits", 2) == second
     assert version_bytes(store, "digits", 1) == files
+
+
+def test_a_file_of_the_store_is_never_written_to(
+    store: ModelStore, uploads: Uploads, files: dict[str, bytes]
+) -> None:
+    """A known file is linked: bytes behind its end would be in the published version, too."""
+    push(uploads, files)
+    manifest = b"another manifest"
+    longer = declared({**files, "manifest.json": manifest}, version=2)
+    changed = tuple(
+        one.model_copy(update={"size_bytes": one.size_bytes + 4})
+        if one.file == "model.onnx"
+        else one
+        for one in longer.files
+    )
+    state = uploads.begin(longer.model_copy(update={"files": changed}), OWNER)
+    assert "model.onnx" not in state.linked
+    uploads.append(state.id, OWNER, "model.onnx", 0, b"firstEVIL")
+    same = uploads.begin(declared({**files, "manifest.json": b"a third"}, version=3), OWNER)
+    for name in same.linked:
+        with pytest.raises(UploadRefusedError, match=r"linked|declared|declare"):
+            uploads.append(same.id, OWNER, name, len(files[name]), b"EVIL")
+    assert version_bytes(store, "digits", 1) == files
+
+
+def test_a_number_far_above_the_newest_is_refused(
+    uploads: Uploads, files: dict[str, bytes]
+) -> None:
+    with pytest.raises(UploadRefusedError, match="far above the newest, 0; give a number up to"):
+        uploads.begin(declared(files, version=MAX_SKIPPED + 1), OWNER)
 
 
 def test_an_upload_goes_on_where_it_ended(
@@ -287,6 +317,9 @@ def test_a_pipeline_without_its_parts_is_refused(
     with pytest.raises(PipelinePartError, match="publish that first"):
         uploads.finish(state.id, OWNER)
     assert store.models() == []
+    publish_parts(store.url)
+    uploads.finish(state.id, OWNER)
+    assert store.manifest(manifest.model, 1) == manifest
 
 
 def test_abandoned_uploads_are_collected_by_age(
@@ -298,6 +331,11 @@ def test_abandoned_uploads_are_collected_by_age(
     new = uploads.begin(declared(files), "key:new")
     an_hour_ago = os.stat(place / old.id / "lock").st_mtime - 3601
     os.utime(place / old.id / "lock", (an_hour_ago, an_hour_ago))
+    assert uploads.collect() == 1
+    assert os.listdir(place) == [new.id]
+    cut_off = place / ("0" * 32)
+    cut_off.mkdir()  # its removal ended behind that of its lock
+    os.utime(cut_off, (an_hour_ago, an_hour_ago))
     assert uploads.collect() == 1
     assert os.listdir(place) == [new.id]
     uploads.abandon(new.id, "key:new")

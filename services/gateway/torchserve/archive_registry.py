@@ -59,6 +59,7 @@ from services.gateway.torchserve.register_request import (
     Registered,
     RegisterRequest,
     checked_workers,
+    most_sequences,
     run_of,
     version_of,
 )
@@ -186,7 +187,7 @@ class ArchiveRegistry:
                     seen = error.generation
                     await self._look(error.model)
         except BaseException:
-            await _in_thread(partial(shutil.rmtree, opened.folder, ignore_errors=True))
+            await _in_thread(partial(_discard, opened, request))
             raise
 
     def add(self, request: RegisterRequest) -> Registered:
@@ -203,7 +204,7 @@ class ArchiveRegistry:
         try:
             return self._add(opened, request)[0]
         except BaseException:
-            shutil.rmtree(opened.folder, ignore_errors=True)
+            _discard(opened, request)
             raise
 
     def _open(self, request: RegisterRequest) -> ModelArchive:
@@ -397,7 +398,8 @@ class ArchiveRegistry:
         with self._file.changing() as change:
             present = known(change.before, name, version).versions[version]
             one = present.model_copy(update={"min_workers": least, "max_workers": most})
-            if least != present.min_workers or present.number is None:
+            grows = least > 0 and most_sequences(one) != most_sequences(present)
+            if least != present.min_workers or present.number is None or grows:
                 one = self._published(reopened(name, version, one), name, one)
             change.after = change.before.with_version(name, version, one)
             self._point(change.after, name)
@@ -470,6 +472,12 @@ def target(name: str, version: str = "") -> tuple[str, str]:
 def is_ready(served: ServedVersion | None) -> bool:
     """Returns True if a version answers."""
     return served is not None and served.state == "ready"
+
+
+def _discard(opened: ModelArchive, request: RegisterRequest) -> None:
+    """Removes the files of an archive that was unpacked; a folder is its owner's."""
+    if opened.folder != request.archive:
+        shutil.rmtree(opened.folder, ignore_errors=True)
 
 
 async def _in_thread(call: Callable[[], T]) -> T:

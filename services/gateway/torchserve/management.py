@@ -41,7 +41,7 @@ from services.gateway.torchserve.refusals import (
     refusal_of,
     version_not_found,
 )
-from services.gateway.torchserve.register_request import RegisterRequest
+from services.gateway.torchserve.register_request import RegisterRequest, most_sequences
 from services.gateway.torchserve.registered_versions import WorkersError
 
 ALL = "all"
@@ -341,7 +341,7 @@ class Management:
             "stateful": one.sequence_idle_ms > 0,
             "sequenceMaxIdleMSec": one.sequence_idle_ms,
             "sequenceTimeoutMSec": one.sequence_timeout_ms,
-            "maxNumSequence": one.max_sequences,
+            "maxNumSequence": most_sequences(one),
             "maxSequenceJobQueueSize": one.sequence_queue_size,
             "loadedAtStartup": one.at_start,
             "workers": [

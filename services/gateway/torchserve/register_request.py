@@ -92,7 +92,7 @@ def version_of(
         ),
         startup_timeout_s=chosen("startup_timeout_s", request.startup_timeout_s, start_s, 1, DAY_S),
         client_timeout_ms=chosen("client_timeout_ms", None, 0, 0, LARGE),
-        **_sequences_of(own, batch * max(workers, most)),
+        **_sequences_of(own),
         job_queue_size=chosen("job_queue_size", None, properties.job_queue_size, 1, LARGE),
         envelope=properties.service_envelope,
         limit_max_image_pixels=properties.limit_max_image_pixels,
@@ -115,18 +115,24 @@ def run_of(one: RegisteredVersion) -> RunSettings:
         limit_max_image_pixels=one.limit_max_image_pixels,
         decode_input_request=one.decode_input_request,
         sequence_idle_ms=one.sequence_idle_ms,
-        max_sequences=max(1, one.max_sequences),
+        max_sequences=most_sequences(one),
     )
 
 
-def _sequences_of(own: ModelConfig, at_once: int) -> dict[str, int]:
+def most_sequences(one: RegisteredVersion) -> int:
+    """Returns the most open sequences: the archive's number, or else as many as run at once."""
+    at_once = one.batch_size * max(one.min_workers, one.max_workers, 1)
+    return min(MAX_OPEN, one.max_sequences or at_once)
+
+
+def _sequences_of(own: ModelConfig) -> dict[str, int]:
     """Returns the fields of a version's sequences, none if its requests are independent."""
     if not own.sequence_idle_ms:
         return {}
     return {
         "sequence_idle_ms": own.sequence_idle_ms,
         "sequence_timeout_ms": own.sequence_timeout_ms or 0,
-        "max_sequences": min(MAX_OPEN, own.max_sequences or at_once),
+        "max_sequences": own.max_sequences or 0,
         "sequence_queue_size": own.sequence_queue_size or 1,
     }
 

@@ -7,7 +7,6 @@ logged once a process; a model never waits for longer than the error output take
 """
 
 import contextlib
-import io
 import logging
 import os
 import threading
@@ -18,7 +17,7 @@ logger = logging.getLogger("flambeau.isolation")
 MAX_LINE_BYTES = 64 * 1024
 """Bytes of a line that are forwarded; the rest is dropped."""
 CUT = b" [cut]\n"
-_PIECE_BYTES = 64 * 1024
+_PIECE_BYTES = MAX_LINE_BYTES
 _ERROR_OUTPUT = 2
 
 
@@ -75,18 +74,23 @@ class LineLimit:
         self.cuts = 0
 
     def limited(self, piece: bytes) -> bytes:
-        """Returns a piece of output, without what is beyond the limit of a line."""
-        return b"".join(self._pieces(piece))
+        """Returns a piece of output, without what is beyond the limit of a line.
 
-    def _pieces(self, piece: bytes) -> Iterator[bytes]:
-        for line in io.BytesIO(piece):
-            room = MAX_LINE_BYTES - self._length
-            if len(line) <= room:
-                yield line
-            elif not self._is_cut:
-                self._is_cut = True
-                self.cuts += 1
-                yield line[:room] + CUT
-            self._length += len(line)
-            if line.endswith(b"\n"):
-                self._length, self._is_cut = 0, False
+        Only the first line can be too long: a loop over short ones would hold the interpreter lock.
+
+        Args:
+            piece: at most `MAX_LINE_BYTES`.
+        """
+        first, rest = piece[: piece.find(b"\n") + 1] or piece, b""
+        if first.endswith(b"\n"):
+            rest = piece[len(first) :]
+        room = MAX_LINE_BYTES - self._length
+        if len(first) > room:
+            first, was_cut = (b"" if self._is_cut else first[:room] + CUT), self._is_cut
+            self._is_cut = True
+            self.cuts += not was_cut
+        if b"\n" not in piece:
+            self._length += len(piece)
+            return first
+        self._length, self._is_cut = len(piece) - piece.rfind(b"\n") - 1, False
+        return first + rest

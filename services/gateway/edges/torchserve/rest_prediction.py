@@ -293,9 +293,9 @@ def nameless() -> ServingError:
 
 def _model_in(parts: Iterable[Part]) -> str | None:
     """Returns the model that the first part of that name has; None without one."""
-    found = (bytes(part.data) for part in parts if part.name == MODEL_NAME)
+    found = (bytes(part.data[:MAX_NAME_BYTES]) for part in parts if part.name == MODEL_NAME)
     data = next(found, None)
-    return None if data is None else data[:MAX_NAME_BYTES].decode("utf-8", "replace")
+    return None if data is None else data.decode("utf-8", "replace")
 
 
 def _refuse(exchange: InvocationExchange, error: Exception) -> None:

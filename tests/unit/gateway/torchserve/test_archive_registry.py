@@ -55,6 +55,21 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         yield begin
 
 
+async def test_a_folder_that_is_refused_stays(start: Start) -> None:
+    """A folder in place of an archive is its owner's."""
+    running = await start()
+    folder = running.folder / "mine"
+    with zipfile.ZipFile(running.archive("1.0")) as archive:
+        archive.extractall(folder)
+    files = sorted(path.name for path in folder.rglob("*"))
+    assert await running.register(archive=folder) == "1.0"
+    with pytest.raises(ConflictError):
+        await running.register(archive=folder)
+    with pytest.raises(InvalidRequestError):
+        await running.register(archive=folder, model_name="no name")
+    assert sorted(path.name for path in folder.rglob("*")) == files
+
+
 async def test_an_archive_is_registered_answers_and_is_unregistered(start: Start) -> None:
     running = await start()
     assert await running.register() == "1.0"
