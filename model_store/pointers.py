@@ -17,8 +17,6 @@ from model_store.errors import BadNameError, DocumentError, ManifestError, Versi
 
 PRODUCTION = "production"
 """The alias that selects the version for requests that name none."""
-
-
 MAX_ALIASES = 100
 """Aliases of a model: all of them are in one small file."""
 

@@ -412,8 +412,9 @@ def _append(path: Path, declared: DeclaredFile, offset: int, data: bytes | memor
     file = os.open(path, flags, 0o666)
     try:
         _lock(file, fcntl.LOCK_EX, f"another call appends to '{declared.file}'; try again")
-        size, links = os.fstat(file).st_size, os.fstat(file).st_nlink
-        if links > 1:  # it is a file of the store, too
+        found = os.fstat(file)
+        size = found.st_size
+        if found.st_nlink > 1:  # it is a file of the store, too
             raise UploadRefusedError(
                 f"'{declared.file}' is here whole, linked from the store; send nothing of it"
             )

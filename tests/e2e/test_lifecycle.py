@@ -26,7 +26,7 @@ from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub, pb
 
 ROW = [1.0, 2.0, 3.0, 4.0]
-SWITCH_S = 10.0
+SWITCH_S = 2.0
 """Guaranteed time until a moved pointer takes effect."""
 
 

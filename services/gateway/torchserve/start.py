@@ -33,7 +33,7 @@ _NAMED = re.compile(r"([A-Za-z0-9_.-]+)=(.+)")
 
 @dataclass(slots=True)
 class Start:
-    """What became of the settings."""
+    """Result of the settings: the store, and the models that were registered."""
 
     store: Path
     """The server's own store."""

@@ -81,16 +81,15 @@ class LineLimit:
         Args:
             piece: at most `MAX_LINE_BYTES`.
         """
-        first, rest = piece[: piece.find(b"\n") + 1] or piece, b""
-        if first.endswith(b"\n"):
-            rest = piece[len(first) :]
-        room = MAX_LINE_BYTES - self._length
-        if len(first) > room:
-            first, was_cut = (b"" if self._is_cut else first[:room] + CUT), self._is_cut
-            self._is_cut = True
-            self.cuts += not was_cut
-        if b"\n" not in piece:
+        text, newline, rest = piece.partition(b"\n")
+        first, room = text + newline, MAX_LINE_BYTES - self._length
+        if self._is_cut:
+            first = b""
+        elif len(first) > room:
+            first, self._is_cut = first[:room] + CUT, True
+            self.cuts += 1
+        if newline:
+            self._length, self._is_cut = len(rest) - rest.rfind(b"\n") - 1, False
+        else:
             self._length += len(piece)
-            return first
-        self._length, self._is_cut = len(piece) - piece.rfind(b"\n") - 1, False
         return first + rest

@@ -10,7 +10,7 @@ Decision = Literal["roll_back", "promote", "undecided"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What the counts say about one guard."""
+    """Evidence about one guard."""
 
     guard: str
     state: Literal["broken", "kept", "open"]
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to do about a rollout."""
+    """Decision about a rollout."""
 
     decision: Decision
     reason: str
