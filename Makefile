@@ -156,13 +156,15 @@ demo-bring: $(SERVING) ## Models from memory, files, a class and a pipeline: pub
 	@$(BIN)/python -W ignore examples/demo.py
 
 # Training has processes of its own: behind tests of all other kinds, torch's loaders ended a process
-# of pytest's by a segmentation fault in some runs.
+# of pytest's by a segmentation fault in some runs. Every group runs, also behind one that failed.
 .PHONY: test
 test: $(DEVELOPING) ## Every test but the long ones and the slow suites.
-	@$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s --ignore tests/unit/training \
-		$(SIDE_BY_SIDE) $(ARGS)
-	@$(BIN)/pytest tests/unit/training $(SIDE_BY_SIDE) $(ARGS)
-	@$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS)
+	@failed=0; \
+	$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s --ignore tests/unit/training \
+		$(SIDE_BY_SIDE) $(ARGS) || failed=1; \
+	$(BIN)/pytest tests/unit/training $(SIDE_BY_SIDE) $(ARGS) || failed=1; \
+	$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS) || failed=1; \
+	exit $$failed
 
 LONG ?= tests/unit tests/e2e tests/examples/test_demo.py
 .PHONY: test-long

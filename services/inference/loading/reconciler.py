@@ -207,10 +207,10 @@ class Reconciler:
     async def _converge_all(self, tasks: asyncio.TaskGroup) -> None:
         """Converges every model that is not converging already, and waits a while for them."""
         listings = self._listings
-        for name in [one for one in self._converging if one in listings]:
+        for name in self._converging.keys() & listings.keys():
             await self._guarded(name, self._follow(name, listings[name]))
         for name in self._wanted_models(listings):
-            if name in listings and name not in self._converging:
+            if name in listings and self._is_idle(name):
                 work = self._guarded(name, self._converge(name, listings[name], tasks))
                 task = tasks.create_task(work)
                 self._converging[name] = task
@@ -220,8 +220,13 @@ class Reconciler:
             # A model that loads for minutes must not delay the others, nor the next pass.
             await asyncio.wait(self._converging.values(), timeout=self._policy.poll_interval_s)
 
-    def _has_converged(self, model: str, _: asyncio.Task[None]) -> None:
-        del self._converging[model]
+    def _is_idle(self, model: str) -> bool:
+        """Returns True if a model is not converging, or has just converged."""
+        return model not in self._converging or self._converging[model].done()
+
+    def _has_converged(self, model: str, task: asyncio.Task[None]) -> None:
+        if self._converging.get(model) is task:
+            del self._converging[model]
         self._control.nudge()
 
     async def _settle_pipelines(self, tasks: asyncio.TaskGroup) -> None:
@@ -337,8 +342,7 @@ class Reconciler:
 
     def _models_here(self) -> list[str]:
         """Returns the wanted models that the store has."""
-        listings = self._listings
-        return [name for name in self._wanted_models(listings) if name in listings]
+        return [name for name in self._wanted_models(self._listings) if name in self._listings]
 
     def _is_wanted(self, model: str) -> bool:
         is_all = not self._control.is_explicit and not self._policy.models
@@ -355,10 +359,11 @@ class Reconciler:
             self._complaints.settle(_topic(name))
 
     async def _converge(self, name: str, listing: ModelListing, workers: asyncio.TaskGroup) -> None:
-        model = await self._read(name, listing)
-        for version in list(model.wanted):
-            if version in model.wanted:  # it still is: pointers may move while others load
-                await self._load(model, Lane(name, version), workers)
+        model, tried = await self._read(name, listing), set[int]()
+        # The wanted versions may change while some load: pointers move, pipelines need others.
+        while (version := next((v for v in model.wanted if v not in tried), None)) is not None:
+            tried.add(version)
+            await self._load(model, Lane(name, version), workers)
         self._settle(model, name)
 
     async def _follow(self, name: str, listing: ModelListing) -> None:
@@ -366,7 +371,7 @@ class Reconciler:
         self._settle(await self._read(name, listing), name)
 
     async def _read(self, name: str, listing: ModelListing) -> _Model:
-        """Learns the pointers of a model, and the versions that should be served."""
+        """Reads the pointers of a model, and determines the versions that should be served."""
         if listing.unreadable:
             raise StorageError(listing.unreadable)
         model = self._models.setdefault(name, _Model())

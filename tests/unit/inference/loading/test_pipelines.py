@@ -118,16 +118,18 @@ async def test_a_server_of_the_pipeline_alone_loads_its_parts(tmp_path: Path, st
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("poll_interval_s", [0.004, 0.007, 0.01, 0.013, 0.02, 0.2])
 async def test_a_part_in_production_of_another_range_is_loaded_beside_the_one_that_fits(
-    tmp_path: Path, start: Start
+    tmp_path: Path, start: Start, poll_interval_s: float
 ) -> None:
+    # The pipeline is read before, while or after the part in production loads.
     publish_parts(str(tmp_path))
     publish_graph(str(tmp_path))
     store = ModelStore(str(tmp_path))
     second = publish(str(tmp_path), "finder", finder(("items", "found")))
     assert second.semver == "2.0.0"
     store.promote("finder", 2)
-    running = await start(newest_versions=0)
+    running = await start(newest_versions=0, poll_interval_s=poll_interval_s)
     await running.ask()
     assert running.directory.versions("finder") == [1, 2]
     assert running.directory.live_version("finder") == 2
