@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from flambeau.torchserve.handler_context import HandlerContext
 from model_store.archives.handler_calls import HandlerAnswer, HandlerRequest, Part
 
@@ -75,9 +77,14 @@ def answers_of(
             answers.append(HandlerAnswer(status=503, failure=words))
             continue
         status, phrase = context.get_response_status(place)
-        headers = checked_headers(context.get_response_headers(place))
+        headers = context.get_response_headers(place)
         answers.append(
-            HandlerAnswer(body=body, status=_status(status), phrase=str(phrase), headers=headers)
+            HandlerAnswer(
+                body=body,
+                status=_status(status),
+                phrase=str(phrase),
+                headers=checked_headers(headers) if headers else {},
+            )
         )
     return answers
 
@@ -115,7 +122,13 @@ def body_of(value: object) -> bytes:
         buffer = io.BytesIO()
         torch.save(value, buffer)
         return buffer.getvalue()
-    return json.dumps(value, indent=2).encode()
+    text = json.dumps(value)
+    try:
+        return msgspec.json.format(
+            text, indent=2
+        ).encode()  # twice as fast as `dumps` with an indent
+    except msgspec.DecodeError:  # infinite numbers
+        return json.dumps(value, indent=2).encode()
 
 
 def checked_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
@@ -137,15 +150,26 @@ def checked_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _value(part: Part, decodes: bool) -> Any:
-    data = bytearray(part.data)
     try:
         if decodes and part.content_type == "application/json":
-            return json.loads(data)
+            return _json(part.data)
         if decodes and part.content_type.startswith("text"):
-            return data.decode()
+            return str(part.data, "utf-8")
     except (ValueError, RecursionError):
         pass
-    return data
+    return bytearray(part.data)
+
+
+def _json(data: bytes | bytearray | memoryview) -> Any:
+    """Returns the value of a JSON text, as `json.loads` does.
+
+    Raises:
+        ValueError, RecursionError: it is none.
+    """
+    try:
+        return msgspec.json.decode(data)  # five times as fast
+    except (ValueError, RecursionError):
+        return json.loads(bytes(data))  # it takes more: UTF-16, infinite numbers, lone surrogates
 
 
 def _status(code: object) -> int:

@@ -6,6 +6,7 @@ Source: the attributes and methods of `ts.context.Context` of TorchServe 0.12, b
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from flambeau.torchserve.handler_metrics import HandlerMetrics
@@ -20,10 +21,7 @@ class RequestProcessor:
     """One request of the batch, and the status and headers of its answer."""
 
     def __init__(self, request: HandlerRequest) -> None:
-        self._properties: dict[str, Any] = {
-            part.name: {CONTENT_TYPE: part.content_type} for part in request.parts
-        }
-        self._properties |= request.headers
+        self._request = request
         self._status, self._phrase = 200, ""
         self._headers: dict[str, str] = {}
 
@@ -32,11 +30,17 @@ class RequestProcessor:
 
         Names of headers come in lower case, and handlers write them in any.
         """
-        return self._properties.get(key, self._properties.get(key.lower()))
+        properties = self.get_request_properties()
+        return properties.get(key, properties.get(key.lower()))
 
     def get_request_properties(self) -> dict[str, Any]:
         """Returns all headers, and the properties of all parts."""
         return self._properties
+
+    @cached_property
+    def _properties(self) -> dict[str, Any]:
+        parts = {part.name: {CONTENT_TYPE: part.content_type} for part in self._request.parts}
+        return {**parts, **self._request.headers}
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
         """Sets the status of the answer."""

@@ -10,10 +10,12 @@ the process itself, once its handler is initialized, and never reaches the handl
 """
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from flambeau.protocol.sequence_spec import Sequences
 from flambeau.protocol.signature import Signature
@@ -33,8 +35,7 @@ class HandlerCallError(ValueError):
     """An element that is no request, or no answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A part of a request's body; a raw body is one, named `BODY`."""
 
     name: str
@@ -42,17 +43,15 @@ class Part:
     data: bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerRequest:
+class HandlerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to a handler."""
 
     id: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     parts: Sequence[Part] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(msgspec.Struct, frozen=True, array_like=True):
     """A value that a handler measured: a metric of its own."""
 
     name: str
@@ -63,14 +62,13 @@ class Measurement:
     dimensions: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerAnswer:
+class HandlerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer of a handler to one request, or a part of it."""
 
     body: bytes | memoryview = b""
     status: int = 200
     phrase: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers that the handler set; among them `content-type`, if it set one."""
     is_intermediate: bool = False
     """True if the handler sent it before its result."""
@@ -97,17 +95,41 @@ def signature_of(batch_size: int, sequences: Sequences | None = None) -> Signatu
     )
 
 
+class _RequestHead(msgspec.Struct):
+    """The head of a request."""
+
+    id: str
+    headers: dict[str, str]
+    parts: list[tuple[str, str, int]]
+    """Name, content type and number of bytes."""
+
+
+class _AnswerHead(msgspec.Struct, omit_defaults=True):
+    """The head of an answer."""
+
+    status: int
+    phrase: str = ""
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
+    goes_on: bool = False
+    failure: str = ""
+    measurements: list[Measurement] = msgspec.field(default_factory=list)
+    dropped: int = 0
+
+
+_Head = TypeVar("_Head", _RequestHead, _AnswerHead)
+_encoder = msgspec.json.Encoder()
+_request_decoder = msgspec.json.Decoder(_RequestHead)
+_answer_decoder = msgspec.json.Decoder(_AnswerHead)
+
+
 def encode_request(request: HandlerRequest) -> bytes:
     """Returns a request as an element.
 
     Raises:
         HandlerCallError: its head is too large.
     """
-    head = {
-        "id": request.id,
-        "headers": dict(request.headers),
-        "parts": [[part.name, part.content_type, len(part.data)] for part in request.parts],
-    }
+    parts = [(part.name, part.content_type, len(part.data)) for part in request.parts]
+    head = _RequestHead(request.id, dict(request.headers), parts)
     return _encoded(head, [part.data for part in request.parts])
 
 
@@ -117,19 +139,16 @@ def decode_request(element: bytes) -> HandlerRequest:
     Raises:
         HandlerCallError: it is no request.
     """
-    head, rest = _split(element)
-    try:
-        parts, at = [], 0
-        for name, content_type, size in head["parts"]:
-            parts.append(Part(name, content_type, rest[at : at + size]))
-            at += size
-        if at != len(rest) or any(size < 0 for _, _, size in head["parts"]):
-            raise HandlerCallError(f"its parts have {at:,} bytes, and it has {len(rest):,}")
-        return HandlerRequest(id=str(head["id"]), headers=dict(head["headers"]), parts=parts)
-    except HandlerCallError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise HandlerCallError(f"it is no request to a handler: {error!r}") from error
+    head, rest = _split(element, _request_decoder)
+    parts, at = [], 0
+    for name, content_type, size in head.parts:
+        if size < 0:
+            raise HandlerCallError(f"its part '{name[:60]}' has {size} bytes")
+        parts.append(Part(name, content_type, rest[at : at + size]))
+        at += size
+    if at != len(rest):
+        raise HandlerCallError(f"its parts have {at:,} bytes, and it has {len(rest):,}")
+    return HandlerRequest(id=head.id, headers=head.headers, parts=parts)
 
 
 def encode_answer(answer: HandlerAnswer) -> bytes:
@@ -138,22 +157,15 @@ def encode_answer(answer: HandlerAnswer) -> bytes:
     Raises:
         HandlerCallError: its head is too large.
     """
-    head: dict[str, Any] = {"status": answer.status}
-    if answer.phrase:
-        head["phrase"] = answer.phrase
-    if answer.headers:
-        head["headers"] = dict(answer.headers)
-    if answer.is_intermediate:
-        head["goes_on"] = True
-    if answer.failure:
-        head["failure"] = answer.failure
-    if answer.measurements:
-        head["measurements"] = [
-            [one.name, one.kind, one.unit, one.value, dict(one.dimensions)]
-            for one in answer.measurements
-        ]
-    if answer.dropped:
-        head["dropped"] = answer.dropped
+    head = _AnswerHead(
+        answer.status,
+        answer.phrase,
+        dict(answer.headers),
+        answer.is_intermediate,
+        answer.failure,
+        list(answer.measurements),
+        answer.dropped,
+    )
     return _encoded(head, [answer.body])
 
 
@@ -163,24 +175,23 @@ def decode_answer(element: bytes) -> HandlerAnswer:
     Raises:
         HandlerCallError: it is no answer.
     """
-    head, body = _split(element)
-    try:
-        return HandlerAnswer(
-            body=body,
-            status=int(head["status"]),
-            phrase=head.get("phrase", ""),
-            headers=head.get("headers", {}),
-            is_intermediate=head.get("goes_on", False),
-            failure=head.get("failure", ""),
-            measurements=[Measurement(*values) for values in head.get("measurements", ())],
-            dropped=int(head.get("dropped", 0)),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise HandlerCallError(f"it is no answer of a handler: {error!r}") from error
+    if element.startswith(GREETED):  # as most are: a status of 200, and a body
+        return HandlerAnswer(body=memoryview(element)[len(GREETED) :])
+    head, body = _split(element, _answer_decoder)
+    return HandlerAnswer(
+        body=body,
+        status=head.status,
+        phrase=head.phrase,
+        headers=head.headers,
+        is_intermediate=head.goes_on,
+        failure=head.failure,
+        measurements=head.measurements,
+        dropped=head.dropped,
+    )
 
 
-def _encoded(head: Mapping[str, Any], data: Sequence[bytes | bytearray | memoryview]) -> bytes:
-    text = json.dumps(head, separators=(",", ":")).encode()
+def _encoded(head: _Head, data: Sequence[bytes | bytearray | memoryview]) -> bytes:
+    text = _text(head)
     if len(text) > MAX_HEAD_BYTES:
         raise HandlerCallError(
             f"its names and headers have {len(text):,} bytes, and at most {MAX_HEAD_BYTES:,} fit; "
@@ -189,7 +200,18 @@ def _encoded(head: Mapping[str, Any], data: Sequence[bytes | bytearray | memoryv
     return b"".join([_LENGTH.pack(len(text)), text, *data])
 
 
-def _split(element: bytes) -> tuple[dict[str, Any], memoryview]:
+def _text(head: _RequestHead | _AnswerHead) -> bytes:
+    """Returns a head as JSON, with the values that only Python's JSON has, if there are some."""
+    measured = head.measurements if isinstance(head, _AnswerHead) else ()
+    try:
+        if all(math.isfinite(one.value) for one in measured):
+            return _encoder.encode(head)
+    except UnicodeEncodeError:  # lone surrogates, which handlers and callers may choose
+        pass
+    return json.dumps(msgspec.to_builtins(head), separators=(",", ":")).encode()
+
+
+def _split(element: bytes, decoder: "msgspec.json.Decoder[_Head]") -> tuple[_Head, memoryview]:
     """Returns the head of an element, and what follows it."""
     if len(element) < _LENGTH.size:
         raise HandlerCallError(f"it has {len(element)} bytes, too few for the length of a head")
@@ -197,16 +219,21 @@ def _split(element: bytes) -> tuple[dict[str, Any], memoryview]:
     end = _LENGTH.size + size
     if size > MAX_HEAD_BYTES or end > len(element):
         raise HandlerCallError(f"its head has {size:,} bytes, and it has {len(element):,}")
+    rest = memoryview(element)
+    text = rest[_LENGTH.size : end]
     try:
-        head = json.loads(element[_LENGTH.size : end])
+        return decoder.decode(text), rest[end:]
+    except msgspec.ValidationError as error:
+        raise HandlerCallError(f"its head is none: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return msgspec.convert(json.loads(bytes(text)), decoder.type), rest[end:]
     except (ValueError, RecursionError) as error:
-        raise HandlerCallError(f"its head is no JSON: {error}") from error
-    if not isinstance(head, dict):
-        raise HandlerCallError(f"its head is a {type(head).__name__}, and must be an object")
-    return head, memoryview(element)[end:]
+        raise HandlerCallError(f"its head is no JSON, or none: {error}") from error
 
 
 GREETING = encode_request(HandlerRequest(id="ready"))
 """The request that asks whether the handler is initialized: it has no parts and no headers."""
 GREETED = encode_answer(HandlerAnswer())
-"""The answer to it: the golden row of every archive."""
+"""The answer to it, the golden row of every archive; an answer with a status of 200 begins so."""

@@ -10,8 +10,10 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from model_store.archives.handler_calls import HandlerRequest
 from model_store.archives.registrations import (

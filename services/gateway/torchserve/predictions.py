@@ -16,8 +16,9 @@ import math
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from flambeau.protocol.tensors import object_array
 from model_store.archives.handler_calls import (

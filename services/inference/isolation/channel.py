@@ -33,6 +33,11 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
 
+    @property
+    def is_closed(self) -> bool:
+        """True once this end is closed in this process."""
+        return self._socket.fileno() < 0
+
     def fileno(self) -> int:
         """Returns the socket's descriptor, to poll."""
         return self._socket.fileno()

@@ -17,7 +17,7 @@ import os
 import numpy as np
 
 from flambeau.protocol.tensors import Array, decode_bytes_elements, encode_bytes_elements
-from services.inference.isolation.channel import Channel
+from services.inference.isolation.channel import Channel, ChannelClosedError
 
 TensorEntry = tuple[str, str, tuple[int, ...]]
 """Name, type as in `numpy.dtype.str`, and shape; for strings the number of bytes and the shape."""
@@ -46,7 +46,14 @@ class TensorWriter:
         return array
 
     def write(self, name: str, array: Array) -> TensorEntry:
-        """Copies a tensor to its place, unless it is the array that `place` returned."""
+        """Copies a tensor to its place, unless it is the array that `place` returned.
+
+        Raises:
+            ChannelClosedError: the channel is closed, so that the place is another process's: this
+                one is a fork.
+        """
+        if self._channel.is_closed:
+            raise ChannelClosedError
         if array.dtype.hasobject:
             octets = np.frombuffer(encode_bytes_elements(array), np.uint8)
             np.copyto(self.place(name, octets.shape, octets.dtype), octets)
