@@ -115,12 +115,17 @@ def run_of(one: RegisteredVersion) -> RunSettings:
         limit_max_image_pixels=one.limit_max_image_pixels,
         decode_input_request=one.decode_input_request,
         sequence_idle_ms=one.sequence_idle_ms,
-        max_sequences=most_sequences(one),
+        max_sequences=most_sequences(one) or 1,
     )
 
 
 def most_sequences(one: RegisteredVersion) -> int:
-    """Returns the most open sequences: the archive's number, or else as many as run at once."""
+    """Returns the most open sequences: the archive's number, or else as many as run at once.
+
+    A version whose requests are independent has 0.
+    """
+    if not one.sequence_idle_ms:
+        return 0
     at_once = one.batch_size * max(one.min_workers, one.max_workers, 1)
     return min(MAX_OPEN, one.max_sequences or at_once)
 

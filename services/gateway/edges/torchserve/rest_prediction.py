@@ -243,7 +243,7 @@ class InvocationExchange(PredictionExchange):
         has_place: True if the path has a place for the model, which is empty: no part names it.
     """
 
-    __slots__ = ("_has_place",)
+    __slots__ = ("_has_place", "_parts")
 
     def __init__(
         self,
@@ -255,6 +255,7 @@ class InvocationExchange(PredictionExchange):
     ) -> None:
         PredictionExchange.__init__(self, route, connection, head)
         self._has_place = has_place
+        self._parts: list[Part] | None = None
 
     def begin_in_turn(self, body: Body, received_at: float) -> None:
         """Finds the model, and starts the prediction."""
@@ -266,17 +267,29 @@ class InvocationExchange(PredictionExchange):
             elif not route.is_form:
                 self._begin_of(_model_in(route.given), body, received_at)
             else:
+                if len(body) > LARGE_BYTES:
+                    self.reserve(len(body))  # the parts are copies
                 self._path.admission.work.begin(
                     read_parts(body, route.content_type),
-                    lambda parts: self._begin_of(
-                        _model_in((*route.given, *parts)), body, received_at
-                    ),
+                    lambda parts: self._begin_of_parts(parts, body, received_at),
                     partial(_refuse, self),
                     lambda: self.is_over,
                     len(body),
                 )
         except ServingError as error:
             self.refuse(error)
+
+    def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
+        """Decodes the parts of the body, unless they are known."""
+        if self._parts is None:
+            return PredictionExchange.decode(self, body, caller)
+        if len(body) > LARGE_BYTES:
+            self.reserve(len(body))  # the request to the handler is a copy
+        return self._call(self._parts)
+
+    def _begin_of_parts(self, parts: list[Part], body: Body, received_at: float) -> None:
+        self._parts = parts
+        self._begin_of(_model_in((*self._route.given, *parts)), body, received_at)
 
     def _begin_of(self, model: str | None, body: Body, received_at: float) -> None:
         if model is None:

@@ -227,6 +227,7 @@ async def test_a_handler_describes_itself(make: Make) -> None:
     place = make()
     await place.register(initial_workers=1)
     (plain,) = (await place.management.describe("m")).document
+    assert (plain["stateful"], plain["maxNumSequence"]) == (False, 0)
     assert "customizedMetadata" not in plain
     (custom,) = (await place.management.describe("m", is_customized=True)).document
     assert custom["customizedMetadata"] == {"describe": "True"}
