@@ -23,6 +23,9 @@ MISMATCHED = ("number of batch response mismatched", 503)
 UNSUPPORTED = ("Unsupported model output data type.", 503)
 OUT_OF_RESOURCES = ("Out of resources", 507)
 """Words and codes of a batch that failed."""
+MAX_CONTAINERS = 250_000
+"""Arrays and objects of a JSON body, each of which takes some 70 bytes: 6 MB of empty ones would
+take 140 MB, times the requests of a batch."""
 MAX_HEADERS = 64
 MAX_HEADER_CHARACTERS = 8192
 PARTS_HEADER = "ts_stream_next"
@@ -164,8 +167,12 @@ def _json(data: bytes | bytearray | memoryview) -> Any:
     """Returns the value of a JSON text, as `json.loads` does.
 
     Raises:
-        ValueError, RecursionError: it is none.
+        ValueError, RecursionError: it is none, or has too many arrays and objects.
     """
+    if len(data) > MAX_CONTAINERS:
+        text = bytes(data)
+        if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
+            raise ValueError(f"it has over {MAX_CONTAINERS:,} arrays and objects")
     try:
         return msgspec.json.decode(data)  # five times as fast
     except (ValueError, RecursionError):

@@ -61,7 +61,8 @@ class Version:
             try:
                 rows[place] = self._row(request)
             except RefusedError as error:
-                found[place] = error
+                # Without the traceback, whose frames keep all that the body was parsed into.
+                found[place] = RefusedError(str(error))
             else:
                 groups.setdefault(self._key(place, rows[place]), []).append(place)
         most = int(self._signature["max_batch_size"])

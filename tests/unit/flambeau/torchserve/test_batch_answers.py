@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flambeau.torchserve.batch_answers import body_of, rows_of
+from flambeau.torchserve.batch_answers import MAX_CONTAINERS, body_of, rows_of
 from model_store.archives.handler_calls import HandlerRequest, Part
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=10)  # lone surrogates, too
@@ -51,6 +51,12 @@ def test_what_is_no_json_is_passed_on_as_bytes(body: bytes) -> None:
     found = given_to_handler(body)
     assert isinstance(found, bytearray)
     assert found == body
+
+
+def test_too_many_arrays_and_objects_are_passed_on_as_bytes() -> None:
+    most = b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"{}]"
+    assert len(given_to_handler(most)) == MAX_CONTAINERS - 1
+    assert isinstance(given_to_handler(most.replace(b"{}", b"[{}]")), bytearray)
 
 
 def test_text_that_is_none_is_passed_on_as_bytes() -> None:

@@ -154,6 +154,30 @@ def test_the_first_run_teaches_where_nothing_is_known() -> None:
     assert curve.runs == 1
 
 
+@pytest.mark.parametrize("first_rows", [1, 3, 32])
+def test_the_best_size_is_found_within_ten_full_batches_where_nothing_is_known(
+    first_rows: int,
+) -> None:
+    each_s = {1: 0.017, 2: 0.0165, 4: 0.013, 8: 0.0112, 16: 0.0132, 32: 0.015}
+    curve, ran = LatencyCurve(32, {}), list[int]()
+    for place in range(30):
+        rows = first_rows if place == 0 else curve.rows_to_run(waiting=32)
+        ran.append(rows)
+        interrupted = 5 if place in (0, 4) else 1
+        curve.observe(rows, rows * each_s.get(rows, 0.02) * interrupted)
+    assert curve.best_rows == 8
+    assert set(ran[11:]) == {8}
+    assert curve.expected_s(8) == pytest.approx(8 * 0.0112, rel=0.01)
+
+
+def test_a_size_that_never_waits_is_not_surveyed() -> None:
+    curve = LatencyCurve(32, {})
+    for _ in range(20):
+        assert curve.rows_to_run(waiting=4) == 32  # four of them run
+        curve.observe(4, 0.04)
+    assert curve.expected_s(4) == pytest.approx(0.04)
+
+
 @given(seeds, st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.floats(1e-3, 1.0))
 def test_many_runs_teach_the_truth(given_s: dict[int, float], rows: int, truth_s: float) -> None:
     curve = LatencyCurve(64, given_s)

@@ -269,7 +269,8 @@ async def test_work_that_has_become_hopeless_never_reaches_the_backend() -> None
     async with running(backend) as made:
         first = await made.busy_with(0.0)
         hopeless = made.infer(1.0, timeout_s=5)
-        made.latency.curve((), 1).observe(1, 100.0)  # only now it turns out how slow the model is
+        for _ in range(2):  # only now it turns out how slow the model is
+            made.latency.curve((), 1).observe(1, 100.0)
         backend.gate.set()
         await first.values()
         assert isinstance(await hopeless.error(), DeadlineExceededError)
