@@ -134,6 +134,39 @@ def test_what_the_registry_shows(source: ModelStore, server: ServerProcess) -> N
     assert (gone.status, "is no file of linear 1" in gone.error()) == (404, True)
 
 
+def test_the_history_and_the_aliases_at_a_time(source: ModelStore, tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path))
+    for scale in (2.0, 3.0):
+        onnx_models.publish(store.url, "linear", onnx_models.linear(scale))
+    for version, alias in ((1, "production"), (2, "canary"), (2, "production")):
+        store.promote("linear", version, alias, why=f"{alias} {version}", who="ann")
+    first, second, third = (one.when.isoformat() for one in store.history("linear"))
+    with running_server(tmp_path, registry="open") as server:
+        url = f"http://{server.http}"
+        arguments = ("models", "history", "linear", "--server", url)
+        there = flambeau(*arguments)
+        here = flambeau("models", "history", "linear", "--store", store.url)
+        assert there.returncode == 0, there.stderr
+        assert there.stdout == here.stdout
+        page = at(server, "models/linear/history?limit=2").json()
+        assert [one["generation"] for one in page["moves"]] == [3, 2]
+        assert page["moves"][0]["changes"] == [{"alias": "production", "from": 1, "to": 2}]
+        rest = at(server, f"models/linear/history?before={page['next']}").json()
+        assert ([one["generation"] for one in rest["moves"]], rest["next"]) == ([1], None)
+        for when, aliases in (
+            (first, {"production": 1}),
+            (second, {"production": 1, "canary": 2}),
+            (third, {"production": 2, "canary": 2}),
+            ("2020-01-01T00:00", {}),
+        ):
+            done = flambeau(*arguments, "--at", when, "--json")
+            assert json.loads(done.stdout)["aliases"] == aliases
+        shown = flambeau(*arguments, "--at", second)
+        assert "by ann: canary 2\n" in shown.stdout
+        bad = at(server, "models/linear/history?at=2026-11-01T12:00+01:00")
+        assert (bad.status, "in a URL %2B01:00" in bad.error()) == (400, True)
+
+
 class SlowLine:
     """A proxy that closes all connections after some bytes to the server; then it stops."""
 

@@ -1,6 +1,7 @@
 """`flambeau models`, `push` and `pull`, run as the shell runs them."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -350,20 +351,88 @@ def test_promote_rollback_and_history(run: Run, store: ModelStore, folder: Path)
         "digits production → 1 (generation 4)"
     ]
     header, *moves = lines(run("models", "history", "digits"))
-    assert header.split() == ["GENERATION", "WHEN", "WHO", "ALIASES", "WHY"]
-    assert [move.split("  ")[0].strip() for move in moves] == ["1", "2", "3", "4"]
-    assert "  canary=2, production=2" in moves[2]
-    assert moves[1].endswith("  better on ones")
-    assert moves[3].endswith("  canary=2, production=1  worse on sevens")
+    assert header.split() == ["GENERATION", "WHEN", "ALIAS", "FROM", "TO", "WHO", "WHY"]
     who = store.history("digits")[0].who
-    assert all(f" UTC  {who}  " in move for move in moves)
+    cells = [re.split(r"  +", move) for move in moves]
+    assert all(cell[1].endswith(" UTC") for cell in cells)
+    assert [[cell[0], *cell[2:]] for cell in cells] == [
+        ["4", "production", "2", "1", who, "worse on sevens"],
+        ["3", "canary", "-", "2", who],
+        ["2", "production", "1", "2", who, "better on ones"],
+        ["1", "production", "-", "1", who],
+    ]
+    assert lines(run("models", "history", "digits", "--limit", 2)) == [header, *moves[:2]]
 
 
 def test_history_as_json(run: Run, store: ModelStore, folder: Path) -> None:
     publish_in(store, folder)
     moved = store.promote("digits", 1, why="the first")
     (shown,) = document(run("models", "history", "digits", "--json"))
-    assert shown == json.loads(moved.to_json())
+    changes = [{"alias": "production", "from": None, "to": 1}]
+    assert shown == {**json.loads(moved.to_json()), "changes": changes}
+
+
+def moved_at(store: ModelStore, *moves: tuple[str, dict[str, int]]) -> None:
+    """Writes generations with these times and aliases."""
+    for number, (when, aliases) in enumerate(moves, 1):
+        document = {"generation": number, "aliases": aliases, "who": "ann", "why": "", "when": when}
+        store.storage.create(f"digits/pointers/{number:08d}.json", json.dumps(document).encode())
+
+
+def test_the_aliases_at_a_time(run: Run, store: ModelStore, folder: Path) -> None:
+    publish_in(store, folder)
+    moved_at(
+        store,
+        ("2026-11-01T11:00:00Z", {"production": 1}),
+        ("2026-11-01T13:00:00+01:00", {"production": 2, "canary": 3}),
+        ("2026-11-02T00:00:00Z", {"production": 3}),
+    )
+    assert lines(run("models", "history", "digits", "--at", "2026-11-01T12:00")) == [
+        "digits at 2026-11-01 12:00:00 UTC, by generation 2 of 2026-11-01 12:00:00 UTC by ann",
+        "ALIAS       VERSION",
+        "canary      3",
+        "production  2",
+    ]
+    for text, expected in (
+        ("2026-11-01T11:59:59Z", {"production": 1}),
+        ("2026-11-01T12:30+01:00", {"production": 1}),
+        ("2027-01-01", {"production": 3}),
+        ("2026-11-01T10:59:59.9", {}),
+    ):
+        shown = document(run("models", "history", "digits", "--at", text, "--json"))
+        assert shown["aliases"] == expected, text
+    assert lines(run("models", "history", "digits", "--at", "2026-10-31")) == [
+        "no alias of digits named a version at 2026-10-31 00:00:00 UTC: its first move came later"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("yesterday", "is no time"),
+        ("2026-13-01", "is no time"),
+        ("0001-01-01T00:00+14:00", "is no time"),
+        ("1" * 100, "is no time"),
+        ("https://models.example:8000", "name the server by --server"),
+    ],
+)
+def test_what_is_no_time_is_refused(
+    run: Run, store: ModelStore, folder: Path, text: str, message: str
+) -> None:
+    publish_in(store, folder)
+    done = run("models", "history", "digits", "--at", text)
+    assert done.exit_code == 2
+    assert message in re.sub(r"\s*│?\n│?\s*", " ", done.stderr)
+
+
+def test_control_characters_of_callers_do_not_reach_the_terminal(
+    run: Run, store: ModelStore, folder: Path
+) -> None:
+    publish_in(store, folder)
+    store.promote("digits", 1, why="\x1b[2Jgone\n", who="key:\x07")
+    shown = run("models", "history", "digits").stdout
+    assert "key:?" in shown
+    assert shown.endswith("?[2Jgone?\n")
 
 
 @pytest.mark.parametrize(
