@@ -71,7 +71,8 @@ class Registry:
         store: the store.
         uploads: uploads into it; None where it takes none.
         access: permissions.
-        is_served: tells if this server serves a version, or is loading it.
+        is_served: tells if this server holds a version: it serves it, is loading it, or unloaded it
+            to make room.
     """
 
     def __init__(

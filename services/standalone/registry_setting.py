@@ -41,7 +41,7 @@ def open_registry(config: ServerConfig, store: ModelStore, directory: Directory)
         return any(
             (one.lane.model, one.lane.version) == (model, version)
             for one in directory.all_versions()
-            if one.state in ("loading", "ready")
+            if one.state != "failed"  # an unloaded one is loaded again when it is requested
         )
 
     return Registry(
