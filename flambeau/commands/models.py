@@ -36,6 +36,7 @@ from flambeau.commands.text.model import (
 )
 from flambeau.commands.text.tables import columns
 from flambeau.commands.versions.history import history
+from flambeau.commands.versions.prune import prune
 from model_store.errors import SignatureMismatchError, StoreError
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ def rollback(
 
 
 models_app.command()(history)
+models_app.command()(prune)
 
 
 def open_version(url: str, model: str, version: int | None) -> tuple["ModelStore", "Manifest"]:

@@ -29,6 +29,8 @@ def held_versions(connections: Iterable[RegistryConnection]) -> dict[tuple[str, 
                 "than this one; try again, or give another key"
             )
         try:
+            if not isinstance(entries, list):
+                raise TypeError("no list")
             keys = {_key(entry) for entry in entries if entry.get("version")}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RegistryError(

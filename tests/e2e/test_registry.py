@@ -323,6 +323,51 @@ def test_a_served_or_live_version_is_not_deleted(source: ModelStore, tmp_path: P
         assert (promoted.status, "was deleted" in promoted.error()) == (409, True)
 
 
+def test_pruning_keeps_what_a_server_holds(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path))
+    for scale in (2.0, 3.0, 4.0, 5.0):
+        onnx_models.publish(store.url, "linear", onnx_models.linear(scale))
+    store.promote("linear", 4)
+    arguments = ("models", "prune", "--store", store.url, "--keep-newest", "1", "--keep-days", "0")
+    with running_server(tmp_path, registry="open", newest_versions="2") as server:
+        for version in (3, 4):
+            server.wait_for_log(message="version ready", model="linear", version=version)
+        url = f"http://{server.http}"
+        plan = flambeau(*arguments, "--server", url, "--json")
+        assert plan.returncode == 0, plan.stderr
+        assert [one["reasons"] for one in json.loads(plan.stdout)["versions"]] == [
+            [], [], [f"held by {url}"],
+            ["alias production", f"held by {url}", "among the newest 1"],
+        ]  # fmt: skip
+        done = flambeau(*arguments, "--server", url, "--yes")
+        assert done.returncode == 0, done.stderr
+        assert [line.split(" (")[0] for line in done.stdout.splitlines()] == [
+            "deleted linear 1", "deleted linear 2"
+        ]  # fmt: skip
+    assert store.versions("linear") == [3, 4]
+    away = flambeau(*arguments, "--server", url, "--yes")
+    assert (away.returncode, away.stdout) == (1, "")
+    assert f"no answer from {url}" in away.stderr
+    assert store.versions("linear") == [3, 4]
+
+
+def test_a_key_that_does_not_see_all_models_prunes_none(tmp_path: Path) -> None:
+    store, keys = ModelStore(str(tmp_path / "store")), tmp_path / "keys.yaml"
+    for scale in (2.0, 3.0):
+        onnx_models.publish(store.url, "linear", onnx_models.linear(scale))
+    for name, grants in (("some", ["infer:lin*", "infer:?"]), ("all", ["manage:*"])):
+        (tmp_path / name).write_text(key_for(keys, name, *grants))
+    with running_server(tmp_path / "store", api_keys_file=str(keys)) as server:
+        arguments = (
+            "models", "prune", "--store", store.url, "--server", f"http://{server.http}"
+        )  # fmt: skip
+        some = flambeau(*arguments, "--token-file", str(tmp_path / "some"))
+        assert some.returncode == 1
+        assert "your key does not have infer or manage on all models" in some.stderr
+        whole = flambeau(*arguments, "--token-file", str(tmp_path / "all"))
+        assert (whole.returncode, whole.stderr) == (0, "")
+
+
 def key_for(file: Path, name: str, *grants: str) -> str:
     secret = new_key()
     fields = {"name": name, "sha256": digest_of(secret).hex(), "grants": grants}
