@@ -27,9 +27,13 @@ def plan_lines(plan: "PrunePlan") -> list[str]:
     if not gone and not plan.leftovers:
         return [*lines, "nothing would be deleted"]
     freed = size_text(plan.freed_bytes)
-    versions = f"{gone} {'version' if gone == 1 else 'versions'}"
-    left = f" and {len(plan.leftovers)} leftovers" if plan.leftovers else ""
-    return [*lines, f"{versions}{left} would be deleted, which frees {freed}; add --yes to do it"]
+    left = f" and {_counted(len(plan.leftovers), 'leftover')}" if plan.leftovers else ""
+    whole = f"{_counted(gone, 'version')}{left} would be deleted, which frees {freed}"
+    return [*lines, f"{whole}; add --yes to do it"]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def plan_document(plan: "PrunePlan") -> dict[str, Any]:
