@@ -95,6 +95,13 @@ def test_the_newest_part_of_each_pipeline_that_stays_is_kept(store: ModelStore) 
     assert "part of the pipeline reader 1" in reasons["scorer", 3]
 
 
+def test_pipelines_go_before_their_parts(store: ModelStore) -> None:
+    for scale in (10.0, 11.0):
+        publish_parts(store.url, scale)
+        publish_graph(store.url)
+    assert pruned(store) == [("reader", 1), ("finder", 1), ("scorer", 1)]
+
+
 def test_an_alias_that_is_set_while_versions_are_deleted_wins(five: ModelStore) -> None:
     five.promote("digits", 3, "canary")
     told: list[Pruned] = []
