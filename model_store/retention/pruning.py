@@ -14,7 +14,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from model_store.errors import ConflictError, ModelNotFoundError, VersionInUseError
+from model_store.errors import (
+    ConflictError,
+    ModelNotFoundError,
+    VersionDeletedError,
+    VersionInUseError,
+)
 from model_store.records.deletion import delete_version
 from model_store.retention.leftovers import (
     Leftover,
@@ -176,6 +181,8 @@ class Pruner:
         )
         try:
             delete_version(self._store, *key, why=why)
+        except VersionDeletedError:  # another command was faster
+            return Pruned(key, "")
         except (VersionInUseError, ConflictError) as error:
             return Pruned(key, str(error))
         return Pruned(key, "")

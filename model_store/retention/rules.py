@@ -102,10 +102,10 @@ def decide(
 def _newest(
     versions: Iterable[VersionFacts], rule: RetentionRule
 ) -> Iterable[tuple[VersionKey, str]]:
-    """Yields the newest versions of each model, without those whose deletion began."""
+    """Yields the newest versions of each model, of those that can be served."""
     numbers: dict[str, list[int]] = {}
     for one in versions:
-        if not one.is_cut_off:
+        if not one.is_cut_off and one.created_at is not None:
             numbers.setdefault(one.model, []).append(one.version)
     reason = f"among the newest {rule.keep_newest}"
     for model, found in numbers.items():

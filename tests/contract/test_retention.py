@@ -116,6 +116,19 @@ def test_an_alias_that_is_set_while_versions_are_deleted_wins(five: ModelStore) 
     assert five.versions("digits") == [2, 3, 5]
 
 
+def test_two_commands_at_once_delete_each_version_once(five: ModelStore) -> None:
+    told: list[Pruned] = []
+
+    def overtaken(one: Pruned) -> None:
+        told.append(one)
+        if len(told) == 1:
+            assert pruned(five) == [("digits", 4)]
+
+    pruner(five).delete(overtaken)
+    assert [(one.key[1], one.refusal) for one in told] == [(2, ""), (4, "")]
+    assert five.versions("digits") == [1, 3, 5]
+
+
 def test_a_server_is_asked_again_before_each_deletion_of_an_old_plan(five: ModelStore) -> None:
     asked: list[int] = []
 

@@ -81,7 +81,8 @@ def test_nothing_that_is_protected_is_deleted_and_everything_else_is(
     protected = {key for key in uses if key in {one.key for one in versions}}
     for model in {one.model for one in versions}:
         whole = [one for one in versions if one.model == model and not one.is_cut_off]
-        protected |= {one.key for one in whole[-rule.keep_newest :]}
+        readable = [one for one in whole if one.created_at is not None]
+        protected |= {one.key for one in readable[-rule.keep_newest :]}
         protected |= {
             one.key
             for one in whole
@@ -139,6 +140,12 @@ def test_a_pipeline_that_is_deleted_keeps_no_part() -> None:
     assert [key for key, one in found.items() if not one.is_kept] == [("finder", 1), ("flow", 1)]
     of_one = decide(versions, {}, RetentionRule(keep_newest=1, keep_days=7), {"finder"}, NOW)
     assert of_one[0].reasons == ("part of the pipeline flow 1",)
+
+
+def test_a_damaged_version_is_none_of_the_newest() -> None:
+    damaged = VersionFacts(model="digits", version=3)
+    found = decided(old("digits", 1), old("digits", 2), damaged)
+    assert [one.is_kept for one in found.values()] == [False, True, True]
 
 
 def test_the_limits_of_age() -> None:
