@@ -26,6 +26,7 @@ StoreError
 ├── ArchiveError               a torch file that inflates to many times its size
 ├── ModelArchiveError          a TorchServe archive that is damaged, unsafe or incomplete
 ├── ServerPropertiesError      a TorchServe configuration that cannot be followed
+├── HistoryTooLongError        a time before the moves that a call reads
 ├── VersionInUseError          a version that may not be deleted: an alias or a pipeline names it
 ├── UploadError                an upload of a version
 │   ├── UploadRefusedError         its declaration, a file or its manifest breaks a rule
@@ -145,6 +146,10 @@ class ModelArchiveError(StoreError):
 
 class ServerPropertiesError(StoreError):
     """A configuration of TorchServe with a value that cannot be followed."""
+
+
+class HistoryTooLongError(StoreError):
+    """A time that lies before the newest moves of a model, as many as a call reads."""
 
 
 class VersionInUseError(StoreError):

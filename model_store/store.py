@@ -56,7 +56,7 @@ from model_store.semver.compatibility import identity_of
 from model_store.semver.semver import Bump
 from model_store.signatures.key_folder import TrustedKey
 from model_store.signatures.signing import MAX_SIGNATURE_BYTES, Digests, verify
-from model_store.storage.checked_files import checked, read_drafted
+from model_store.storage.checked_files import check_all_there, checked, read_drafted
 from model_store.storage.storage import MissingFileError, Storage
 
 MAX_CLAIM_ATTEMPTS = 100
@@ -298,6 +298,7 @@ class ModelStore:
                     progress(entry.file, entry.size_bytes)
             if sign:
                 self.storage.replace(signature_path(model, version), sign(manifest.digests(sealed)))
+            check_all_there(self.storage, manifest)
         except StoreError:
             self.discard(manifest)
             raise

@@ -26,6 +26,7 @@ from model_store.records.tombstone import refuse_deleted
 from model_store.semver import semver_index
 from model_store.semver.compatibility import identity_of, needed_bump
 from model_store.semver.semver import parse_range, parse_semver
+from model_store.storage.checked_files import check_all_there
 from model_store.storage.storage import MissingFileError
 from model_store.store import ModelStore, Progress, manifest_path, signature_path
 
@@ -125,6 +126,7 @@ def _copy_one(
         target.storage.replace(signature_path(model, version), signature)
     semver_index.note(target.storage, manifest)
     try:
+        check_all_there(target.storage, manifest)
         target.storage.create(manifest_path(model, version), sealed)
     except ConflictError:
         if not _is_published(source, target, manifest, sealed):  # else a concurrent copy of it

@@ -29,13 +29,14 @@ from flambeau.commands.text.model import (
     METRIC,
     PRODUCTION,
     ModelSummary,
-    history_lines,
     list_lines,
     own_steps,
     show_lines,
     without_steps,
 )
 from flambeau.commands.text.tables import columns
+from flambeau.commands.versions.history import history
+from flambeau.commands.versions.prune import prune
 from model_store.errors import SignatureMismatchError, StoreError
 
 if TYPE_CHECKING:
@@ -196,17 +197,8 @@ def rollback(
     _print_move(existing_store(store).rollback(model, alias, why), model, alias, as_json)
 
 
-@models_app.command()
-@failing_with(STORE_FAILURES)
-def history(model: ModelName, store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False) -> None:
-    """Show every move of a model's pointers: time, user, target, reason."""
-    generations = existing_store(store).history(model)
-    if as_json:
-        print_json([pointers.model_dump(mode="json") for pointers in generations])
-    elif generations:
-        _print_lines(history_lines(generations))
-    else:
-        typer.echo(f"no pointer of {model} was ever moved; use: flambeau models promote {model} 1")
+models_app.command()(history)
+models_app.command()(prune)
 
 
 def open_version(url: str, model: str, version: int | None) -> tuple["ModelStore", "Manifest"]:

@@ -11,6 +11,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable
+from email.message import Message
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -28,6 +29,8 @@ TIMEOUT_S = 60.0
 """Time without a byte after which a connection counts as broken."""
 FINISH_TIMEOUT_S = 3600.0
 """Time of the last call of a push, in which the registry reads all files once: some GB a second."""
+INDEX_HEADER = "flambeau-index"
+"""Header of a repository index: `whole` if no version is missing in it."""
 TRIES = 6
 """Tries of one call; the waits between them double from half a second, 15 s together."""
 FIRST_WAIT_S = 0.5
@@ -69,7 +72,8 @@ class RegistryConnection:
             )
         self.url = url.rstrip("/")
         self._host, self._port = parts.hostname, port
-        self._path = parts.path.rstrip("/") + "/v1/registry/"
+        self._root = parts.path.rstrip("/")
+        self._path = self._root + "/v1/registry/"
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._tls = _context(tls) if parts.scheme == "https" else None
         self._sleep = sleep
@@ -113,6 +117,30 @@ class RegistryConnection:
         if document is not None:
             headers["content-type"], body = "application/json", json.dumps(document).encode()
         target = self._path + path + (f"?{urlencode(query)}" if query else "")
+        return self._repeated(method, target, body, headers, timeout_s)[0]
+
+    def index(self) -> tuple[Any, bool]:
+        """Returns the repository index of the server, and if it is whole.
+
+        It is partial while the server starts, and for callers who do not see all models.
+
+        Raises:
+            RegistryError: as `call`.
+        """
+        headers = {**self._headers, "content-type": "application/json"}
+        target = f"{self._root}/v2/repository/index"
+        found, answered = self._repeated("POST", target, b"{}", headers, TIMEOUT_S)
+        return found, answered.get(INDEX_HEADER) == "whole"
+
+    def _repeated(
+        self,
+        method: str,
+        target: str,
+        body: bytes | memoryview,
+        headers: dict[str, str],
+        timeout_s: float,
+    ) -> tuple[Any, Message]:
+        """Makes a call, up to `TRIES` times; returns JSON and headers of the answer."""
         for number in range(TRIES):
             try:
                 return self._try(method, target, body, headers, timeout_s)
@@ -130,7 +158,7 @@ class RegistryConnection:
         body: bytes | memoryview,
         headers: dict[str, str],
         timeout_s: float,
-    ) -> Any:
+    ) -> tuple[Any, Message]:
         with self._answer(method, target, body, headers, timeout_s) as answer:
             try:
                 data = answer.read(MAX_ANSWER_BYTES + 1)
@@ -141,8 +169,8 @@ class RegistryConnection:
         if answer.status >= 400:
             raise _refusal(answer.status, data, self.url)
         try:
-            return json.loads(data) if data else None
-        except ValueError as error:
+            return json.loads(data) if data else None, answer.headers
+        except (ValueError, RecursionError) as error:
             raise RegistryError(f"{self.url} is no registry: its answer is not JSON") from error
 
     def get_part(self, path: str, start: int, sink: Callable[[bytes], None]) -> None:

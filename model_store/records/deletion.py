@@ -16,10 +16,12 @@ from model_store.errors import (
     VersionDeletedError,
     VersionInUseError,
 )
+from model_store.host.this_user import this_user
 from model_store.listing import list_models
 from model_store.manifest import CLAIM, check_name
 from model_store.pipelines.graph import parse_part
 from model_store.pipelines.parts import MAX_LOOKED_AT
+from model_store.pointers import Pointers
 from model_store.records.annotations import annotations_path
 from model_store.records.tombstone import (
     Tombstone,
@@ -57,31 +59,27 @@ def delete_version(
         left = set(store.storage.list(f"{model}/{version}/"))
         if tombstone is None or left <= {f"{model}/{version}/{CLAIM}"}:
             raise
+        _refuse_named(store.pointers(model), model, version)
         _remove_files(store, model, version)  # a deletion was cut off
         return tombstone
     manifest = store.manifest(model, version)
     sealed = store.sealed(manifest)
     current = store.pointers(model)
-    aliases = dict(current.aliases) if current else {}
-    if naming := sorted(alias for alias, named in aliases.items() if named == version):
-        raise VersionInUseError(
-            f"version {version} of '{model}' is what the alias '{naming[0]}' names; move the "
-            "alias to another version first"
-        )
+    _refuse_named(current, model, version)
     _refuse_part(store, model, version)
     tombstone = Tombstone(
         model=model,
         version=version,
         semver=manifest.semver,
         manifest_sha256=hashlib.sha256(sealed).hexdigest(),
-        who=who,
+        who=who or this_user(),
         when=datetime.now(UTC),
         why=why,
     )
     store.storage.create(tombstone_path(model, version), tombstone.to_json())
     try:
         reason = f"version {version} deleted" + (f": {why}" if why else "")
-        store.following(model, aliases, reason, current, who)
+        store.following(model, current.aliases if current else {}, reason, current, who)
     except ConflictError:
         store.storage.delete(tombstone_path(model, version))
         raise
@@ -96,6 +94,22 @@ def _remove_files(store: ModelStore, model: str, version: int) -> None:
         if not path.endswith(f"/{CLAIM}"):  # the number is never used again
             store.storage.delete(path)
     store.storage.delete(annotations_path(model, version))
+
+
+def _refuse_named(current: Pointers | None, model: str, version: int) -> None:
+    """Refuses a version that an alias names.
+
+    Also of a version whose deletion was cut off: a promotion may have won over it.
+
+    Raises:
+        VersionInUseError: one does.
+    """
+    aliases = current.aliases if current else {}
+    if naming := sorted(alias for alias, named in aliases.items() if named == version):
+        raise VersionInUseError(
+            f"version {version} of '{model}' is what the alias '{naming[0]}' names; move the "
+            "alias to another version first"
+        )
 
 
 def _refuse_part(store: ModelStore, model: str, version: int) -> None:

@@ -3,9 +3,10 @@
 import hashlib
 from pathlib import Path
 
-from model_store.errors import DigestMismatchError, StorageError
-from model_store.manifest import FileEntry
+from model_store.errors import ConflictError, DigestMismatchError, StorageError
+from model_store.manifest import FileEntry, Manifest
 from model_store.storage.plain_file import open_plain_file
+from model_store.storage.storage import Storage
 
 
 def checked(data: bytes, entry: FileEntry, where: str) -> bytes:
@@ -47,3 +48,22 @@ def digest_of_file(path: Path) -> str:
     """
     with open_plain_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_all_there(storage: Storage, manifest: Manifest) -> None:
+    """Checks that the files of a version are in its store, before its manifest makes it visible.
+
+    They are not if the publisher slept for a day, so that retention took it for killed.
+
+    Raises:
+        ConflictError: one is gone.
+    """
+    folder = f"{manifest.model}/{manifest.version}/"
+    there = storage.list(folder)
+    for entry in manifest.all_files():
+        if there.get(f"{folder}{entry.file}") != entry.size_bytes:
+            raise ConflictError(
+                f"'{entry.file}' of version {manifest.version} of '{manifest.model}' is gone from "
+                f"{storage.url}: what is not published within a day may be removed (flambeau "
+                "models prune); publish it again"
+            )

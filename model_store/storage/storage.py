@@ -10,6 +10,7 @@ import errno
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,19 @@ FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 class MissingFileError(StorageError):
     """The path does not exist; callers convert it to an error that names the missing object."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """What is known of a file without reading it."""
+
+    size_bytes: int
+    changed_s: float
+    """Unix time of its last change."""
+    content: tuple[int, int] | None = None
+    """Device and inode, which hard links share; None in a bucket."""
+    links: int = 1
+    """Names of the content, whatever their folder."""
 
 
 class Storage:
@@ -118,6 +132,40 @@ class Storage:
                 for page in obstore.list(self._store, prefix or None)
                 for meta in page
             }
+
+    def details(self, prefix: str) -> dict[str, StoredFile]:
+        """Returns the facts of every file below a folder, by path.
+
+        Args:
+            prefix: path of the folder, with a slash at its end. In a local one, files that a
+                killed writer left unfinished are found, too, which `list` leaves out.
+        """
+        with self._failures(f"list '{prefix}'"):
+            if self.is_local:
+                return dict(self._local_details(prefix))
+            import obstore
+
+            return {
+                meta["path"]: StoredFile(meta["size"], meta["last_modified"].timestamp())
+                for page in obstore.list(self._store, prefix)
+                for meta in page
+            }
+
+    def _local_details(self, prefix: str) -> Iterator[tuple[str, StoredFile]]:
+        for folder, _, files in os.walk(os.path.join(self.url, prefix)):
+            for name in files:
+                place = os.path.join(folder, name)
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.lstat(place)
+                    yield (
+                        Path(place).relative_to(self.url).as_posix(),
+                        StoredFile(
+                            found.st_size,
+                            found.st_mtime,
+                            (found.st_dev, found.st_ino),
+                            found.st_nlink,
+                        ),
+                    )
 
     def some_paths(self, max_depth: int, max_paths: int) -> Sequence[str]:
         """Returns a sample of the files at the URL, to recognise their layout.
@@ -260,9 +308,12 @@ class Storage:
 
         Never called for a file of a published version: versions are immutable.
         """
-        import obstore
-
         with contextlib.suppress(MissingFileError), self._failures(f"delete '{path}'"):
+            if self.is_local:  # obstore refuses the names of unfinished files
+                os.unlink(os.path.join(self.url, path))
+                return
+            import obstore
+
             obstore.delete(self._store, path)
 
     @contextlib.contextmanager

@@ -19,7 +19,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -34,8 +33,6 @@ from model_store.errors import (
     StorageFullError,
     StoreError,
     TooManyUploadsError,
-    UnknownUploadError,
-    UploadBusyError,
     UploadIncompleteError,
     UploadOffsetError,
     UploadRefusedError,
@@ -46,6 +43,7 @@ from model_store.storage.plain_file import read_plain_file
 from model_store.storage.storage import FULL, MissingFileError, append_whole
 from model_store.store import ModelStore, manifest_path
 from model_store.transfer import CopyReport, copy_version
+from model_store.uploads.abandoned import MAX_AGE_S, remove_abandoned
 from model_store.uploads.declaration import (
     Declaration,
     DeclaredFile,
@@ -54,11 +52,10 @@ from model_store.uploads.declaration import (
     parse_record,
 )
 from model_store.uploads.running_digests import RunningDigests
+from model_store.uploads.upload_lock import lock_file, lock_of, locked, unknown_upload
 
 MAX_OPEN = 64
 """Uploads of one store that are open at once."""
-MAX_AGE_S = 24 * 3600.0
-"""Time without activity after which an upload is collected."""
 MAX_SKIPPED = 1_000_000
 """Numbers that may be free between the newest version and an uploaded one: a model has at most nine
 digits of them, and none comes back."""
@@ -136,7 +133,7 @@ class Uploads:
                 )
             place.mkdir(mode=0o700, exist_ok=True)
             (place / "lock").touch()
-            with self._locked(upload_id, fcntl.LOCK_EX):
+            with locked(place, fcntl.LOCK_EX):
                 self._record(place, declaration, owner)
                 linked = self._link_known(place, declaration)
                 state = UploadState(upload_id, declaration, _sizes(place, declaration), linked)
@@ -260,19 +257,7 @@ class Uploads:
 
     def collect(self) -> int:
         """Removes the uploads without activity for `max_age_s`; returns their number."""
-        removed = 0
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as found:
-            for entry in found:
-                with contextlib.suppress(OSError, StoreError):
-                    place = Path(entry.path)
-                    has_lock = _lock_of(place).exists()  # else its removal was cut off
-                    age_s = time.time() - os.stat(_lock_of(place) if has_lock else place).st_mtime
-                    if age_s > self._max_age_s:
-                        lock = self._locked(entry.name, fcntl.LOCK_EX)
-                        with lock if has_lock else contextlib.nullcontext():
-                            self._remove(place)
-                        removed += 1
-        return removed
+        return remove_abandoned(self._folder, self._max_age_s, self._digests.forget)
 
     def _is_published(self, declaration: Declaration) -> bool:
         """Returns True if the store has the version, with this manifest."""
@@ -362,39 +347,17 @@ class Uploads:
     @contextlib.contextmanager
     def _held(self, upload_id: str, owner: str, mode: int) -> Iterator[tuple[Path, Declaration]]:
         """Locks an upload of this owner, and yields its folder and declaration."""
-        with self._locked(upload_id, mode):
-            place = self._folder / upload_id
+        place = self._folder / upload_id
+        with locked(place, mode):
             try:
                 data = read_plain_file(place / "upload.json", LARGE.max_bytes)
                 record = parse_record(data, "upload.json")
             except (OSError, StoreError) as error:
-                raise _unknown(upload_id) from error
+                raise unknown_upload(upload_id) from error
             if record.owner != owner:
-                raise _unknown(upload_id)
-            os.utime(_lock_of(place))
+                raise unknown_upload(upload_id)
+            os.utime(lock_of(place))
             yield place, record.declaration
-
-    @contextlib.contextmanager
-    def _locked(self, upload_id: str, mode: int) -> Iterator[None]:
-        """Locks an upload against other calls, of all processes.
-
-        Raises:
-            UnknownUploadError: there is none.
-            UploadBusyError: another call holds the lock.
-        """
-        if not upload_id.isalnum():
-            raise _unknown(upload_id)
-        try:
-            lock = os.open(_lock_of(self._folder / upload_id), os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise _unknown(upload_id) from error
-        try:
-            _lock(lock, mode, "another call works on this upload; try again")
-            if os.fstat(lock).st_nlink == 0:  # removed while this call opened it
-                raise _unknown(upload_id)
-            yield
-        finally:
-            os.close(lock)
 
     @contextlib.contextmanager
     def _disk_failures(self) -> Iterator[None]:
@@ -411,7 +374,7 @@ def _append(path: Path, declared: DeclaredFile, offset: int, data: bytes | memor
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(path, flags, 0o666)
     try:
-        _lock(file, fcntl.LOCK_EX, f"another call appends to '{declared.file}'; try again")
+        lock_file(file, fcntl.LOCK_EX, f"another call appends to '{declared.file}'; try again")
         found = os.fstat(file)
         size = found.st_size
         if found.st_nlink > 1:  # it is a file of the store, too
@@ -469,21 +432,3 @@ def _sizes(place: Path, declaration: Declaration) -> dict[str, int]:
 
 def _path(place: Path, declaration: Declaration, file: str) -> Path:
     return place / "store" / declaration.model / str(declaration.version) / file
-
-
-def _lock_of(place: Path) -> Path:
-    return place / "lock"
-
-
-def _lock(file: int, mode: int, busy: str) -> None:
-    try:
-        fcntl.flock(file, mode | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UploadBusyError(busy) from error
-
-
-def _unknown(upload_id: str) -> UnknownUploadError:
-    return UnknownUploadError(
-        f"there is no upload '{upload_id[:64]}' of yours: it was finished, abandoned, or collected "
-        "after a day without activity; begin it again"
-    )

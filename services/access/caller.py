@@ -70,6 +70,13 @@ class Caller:
         """Returns True if the model is visible to this caller."""
         return self.may("infer", model) or self.may("manage", model)
 
+    def sees_all(self) -> bool:
+        """Returns True if every model is visible to this caller, whatever its name."""
+        return any(
+            grant.scope in ("infer", "manage") and grant.models.strip("*") == ""
+            for grant in self._grants
+        )
+
     def require_registered(self, scope: Scope, model: str, alias: str = "") -> None:
         """Refuses a scope of the registry that is not granted.
 
@@ -142,6 +149,10 @@ class Principal(NamedTuple):
     def sees(self, model: str) -> bool:
         """Returns True if the model is visible, as `Caller.sees`."""
         return self.caller is None or self.caller.sees(model)
+
+    def sees_all(self) -> bool:
+        """Returns True if every model is visible, as `Caller.sees_all`."""
+        return self.caller is None or self.caller.sees_all()
 
     def require_seen(self, model: str) -> None:
         """Checks as `Caller.require_seen`."""

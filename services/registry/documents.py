@@ -13,6 +13,7 @@ from model_store.listing import ModelListing, model_names, newest_of
 from model_store.manifest import Manifest, check_name
 from model_store.pointers import Pointers
 from model_store.records.annotations import annotations_of
+from model_store.records.moves import moves_page
 from model_store.store import ModelStore
 
 REPORT = "report.json"
@@ -153,18 +154,27 @@ def _report(store: ModelStore, manifest: Manifest) -> Any:
     return None
 
 
-def history_document(store: ModelStore, model: str, limit: int) -> dict[str, Any]:
-    """Lists the newest moves of a model's aliases, the newest first.
+def history_document(
+    store: ModelStore, model: str, before: int | None, limit: int
+) -> dict[str, Any]:
+    """Describes a page of the moves of a model's aliases, the newest first.
+
+    Args:
+        store: the store.
+        model: the model's name.
+        before: the generation before which the page begins; None for the newest.
+        limit: number of moves.
 
     Raises:
         ModelNotFoundError: it has no version.
         StoreError: the store cannot be read.
     """
-    store.versions(model)
-    generations = store.listing(model).get(model, ModelListing()).generations
-    newest = generations[::-1][:limit]
-    moves = [store.pointers_at(model, one).model_dump(mode="json") for one in newest]
-    return {"name": model, "moves": moves}
+    page = moves_page(store, model, limit, before)
+    return {
+        "name": model,
+        "moves": [move.document() for move in page.moves],
+        "next": page.next,
+    }
 
 
 def _naming(aliases: dict[str, int], version: int) -> list[str]:

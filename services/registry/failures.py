@@ -23,6 +23,7 @@ from services.errors import (
 _BY_KIND: dict[type[store.StoreError], type[ServingError]] = {
     store.BadNameError: InvalidRequestError,
     store.AnnotationError: InvalidRequestError,
+    store.HistoryTooLongError: InvalidRequestError,
     store.UploadRefusedError: InvalidRequestError,
     store.PipelinePartError: InvalidRequestError,
     store.VersionNotFoundError: UnknownVersionError,

@@ -19,6 +19,7 @@ from model_store.manifest import MANIFEST, SIGNATURE
 from model_store.pointers import Pointers
 from model_store.records.annotations import annotate
 from model_store.records.deletion import delete_version
+from model_store.records.moves import parse_time, pointers_when, state_document
 from model_store.store import ModelStore
 from model_store.transfer import CopyReport
 from model_store.uploads.declaration import Declaration, parse_declaration
@@ -53,6 +54,8 @@ PIECE_BYTES = 2**20
 """Bytes of a file that are read at once."""
 MAX_PAGE = 100
 MAX_WHY = 500
+MAX_MOVES_READ = 1000
+"""Moves that a call reads to find those of a time: up to half a minute of a bucket."""
 NO_UPLOADS = (
     "this registry takes no uploads: its store is a bucket, and no upload_folder is set, where the "
     "files of an upload are collected and checked"
@@ -68,7 +71,8 @@ class Registry:
         store: the store.
         uploads: uploads into it; None where it takes none.
         access: permissions.
-        is_served: tells if this server serves a version, or is loading it.
+        is_served: tells if this server holds a version: it serves it, is loading it, or unloaded it
+            to make room.
     """
 
     def __init__(
@@ -127,10 +131,32 @@ class Registry:
 
         return await self._in_thread(read)
 
-    async def history(self, principal: Principal, model: str, limit: int) -> dict[str, Any]:
+    async def history(
+        self, principal: Principal, model: str, before: int | None, limit: int
+    ) -> dict[str, Any]:
         """Lists the moves of a model's aliases; see `documents.history_document`."""
         self._require(principal, "read", model)
-        return await self._in_thread(lambda: documents.history_document(self._store, model, limit))
+        return await self._in_thread(
+            lambda: documents.history_document(self._store, model, before, limit)
+        )
+
+    async def aliases_at(self, principal: Principal, model: str, at: str) -> dict[str, Any]:
+        """Describes the aliases of a model at a time in ISO 8601; see `moves.state_document`.
+
+        Raises:
+            InvalidRequestError: it is no time, or lies before the newest `MAX_MOVES_READ` moves.
+        """
+        self._require(principal, "read", model)
+        try:
+            when = parse_time(at)
+        except ValueError as error:
+            raise InvalidRequestError(f"'at': {error}") from error
+
+        def read() -> dict[str, Any]:
+            pointers = pointers_when(self._store, model, when, MAX_MOVES_READ)
+            return state_document(model, when, pointers)
+
+        return await self._in_thread(read)
 
     async def open_file(
         self, principal: Principal, model: str, version: str, file: str

@@ -3,7 +3,8 @@
 GET    /v1/registry/models[?after=NAME&limit=N]                  models, by name
 GET    /v1/registry/models/M[?before=V&limit=N]                  a model, its newest versions first
 PATCH  /v1/registry/models/M[/versions/V]                        its description and tags
-GET    /v1/registry/models/M/history[?limit=N]                   the moves of its aliases
+GET    /v1/registry/models/M/history[?before=G&limit=N]          the moves of its aliases
+GET    /v1/registry/models/M/history?at=TIME                     its aliases at that time
 GET    /v1/registry/models/M/versions/V                          a version, by number or alias
 DELETE /v1/registry/models/M/versions/V[?why=TEXT]               deletes it
 GET    /v1/registry/models/M/versions/V/files/F                  a file of it; Range is honoured
@@ -125,15 +126,16 @@ async def _models(registry: Registry, request: Request, principal: Principal) ->
 
 
 async def _model(registry: Registry, request: Request, principal: Principal) -> Response:
-    before = request.query_params.get("before")
-    number = None if before is None else _number(before, "before")
     model = request.path_params["model"]
-    return _json(await registry.model(principal, model, number, _page_size(request)))
+    return _json(await registry.model(principal, model, _before(request), _page_size(request)))
 
 
 async def _history(registry: Registry, request: Request, principal: Principal) -> Response:
-    model = request.path_params["model"]
-    return _json(await registry.history(principal, model, _page_size(request)))
+    model, at = request.path_params["model"], request.query_params.get("at")
+    if at is not None:
+        return _json(await registry.aliases_at(principal, model, at))
+    before = _before(request)
+    return _json(await registry.history(principal, model, before, _page_size(request)))
 
 
 async def _version(registry: Registry, request: Request, principal: Principal) -> Response:
@@ -247,6 +249,11 @@ async def _parsed(model: type[_M], request: Request) -> _M:
         raise InvalidRequestError(str(error)) from error
     except ValidationError as error:
         raise InvalidRequestError(f"the body: {explain(error, model)}") from error
+
+
+def _before(request: Request) -> int | None:
+    before = request.query_params.get("before")
+    return None if before is None else _number(before, "before")
 
 
 def _page_size(request: Request) -> int:

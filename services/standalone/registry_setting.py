@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from model_store.store import ModelStore
+from model_store.uploads.abandoned import UPLOADS
 from model_store.uploads.uploads import Uploads
 from services.access.config import is_loopback
 from services.inference.trust import Trust
@@ -12,9 +13,6 @@ from services.queueing.directory import Directory
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
 from services.standalone.config import ServerConfig
-
-UPLOADS = ".uploads"
-"""Folder within a local store; no model's name begins with a dot."""
 
 
 def open_registry(config: ServerConfig, store: ModelStore, directory: Directory) -> Registry | None:
@@ -43,7 +41,7 @@ def open_registry(config: ServerConfig, store: ModelStore, directory: Directory)
         return any(
             (one.lane.model, one.lane.version) == (model, version)
             for one in directory.all_versions()
-            if one.state in ("loading", "ready")
+            if one.state != "failed"  # an unloaded one is loaded again when it is requested
         )
 
     return Registry(

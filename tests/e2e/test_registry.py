@@ -134,6 +134,39 @@ def test_what_the_registry_shows(source: ModelStore, server: ServerProcess) -> N
     assert (gone.status, "is no file of linear 1" in gone.error()) == (404, True)
 
 
+def test_the_history_and_the_aliases_at_a_time(source: ModelStore, tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path))
+    for scale in (2.0, 3.0):
+        onnx_models.publish(store.url, "linear", onnx_models.linear(scale))
+    for version, alias in ((1, "production"), (2, "canary"), (2, "production")):
+        store.promote("linear", version, alias, why=f"{alias} {version}", who="ann")
+    first, second, third = (one.when.isoformat() for one in store.history("linear"))
+    with running_server(tmp_path, registry="open") as server:
+        url = f"http://{server.http}"
+        arguments = ("models", "history", "linear", "--server", url)
+        there = flambeau(*arguments)
+        here = flambeau("models", "history", "linear", "--store", store.url)
+        assert there.returncode == 0, there.stderr
+        assert there.stdout == here.stdout
+        page = at(server, "models/linear/history?limit=2").json()
+        assert [one["generation"] for one in page["moves"]] == [3, 2]
+        assert page["moves"][0]["changes"] == [{"alias": "production", "from": 1, "to": 2}]
+        rest = at(server, f"models/linear/history?before={page['next']}").json()
+        assert ([one["generation"] for one in rest["moves"]], rest["next"]) == ([1], None)
+        for when, aliases in (
+            (first, {"production": 1}),
+            (second, {"production": 1, "canary": 2}),
+            (third, {"production": 2, "canary": 2}),
+            ("2020-01-01T00:00", {}),
+        ):
+            done = flambeau(*arguments, "--at", when, "--json")
+            assert json.loads(done.stdout)["aliases"] == aliases
+        shown = flambeau(*arguments, "--at", second)
+        assert "by ann: canary 2\n" in shown.stdout
+        bad = at(server, "models/linear/history?at=2026-11-01T12:00+01:00")
+        assert (bad.status, "in a URL %2B01:00" in bad.error()) == (400, True)
+
+
 class SlowLine:
     """A proxy that closes all connections after some bytes to the server; then it stops."""
 
@@ -288,6 +321,51 @@ def test_a_served_or_live_version_is_not_deleted(source: ModelStore, tmp_path: P
             json.dumps({"version": other}).encode(), AS_JSON,
         )  # fmt: skip
         assert (promoted.status, "was deleted" in promoted.error()) == (409, True)
+
+
+def test_pruning_keeps_what_a_server_holds(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path))
+    for scale in (2.0, 3.0, 4.0, 5.0):
+        onnx_models.publish(store.url, "linear", onnx_models.linear(scale))
+    store.promote("linear", 4)
+    arguments = ("models", "prune", "--store", store.url, "--keep-newest", "1", "--keep-days", "0")
+    with running_server(tmp_path, registry="open", newest_versions="2") as server:
+        for version in (3, 4):
+            server.wait_for_log(message="version ready", model="linear", version=version)
+        url = f"http://{server.http}"
+        plan = flambeau(*arguments, "--server", url, "--json")
+        assert plan.returncode == 0, plan.stderr
+        assert [one["reasons"] for one in json.loads(plan.stdout)["versions"]] == [
+            [], [], [f"held by {url}"],
+            ["alias production", f"held by {url}", "among the newest 1"],
+        ]  # fmt: skip
+        done = flambeau(*arguments, "--server", url, "--yes")
+        assert done.returncode == 0, done.stderr
+        assert [line.split(" (")[0] for line in done.stdout.splitlines()] == [
+            "deleted linear 1", "deleted linear 2"
+        ]  # fmt: skip
+    assert store.versions("linear") == [3, 4]
+    away = flambeau(*arguments, "--server", url, "--yes")
+    assert (away.returncode, away.stdout) == (1, "")
+    assert f"no answer from {url}" in away.stderr
+    assert store.versions("linear") == [3, 4]
+
+
+def test_a_key_that_does_not_see_all_models_prunes_none(tmp_path: Path) -> None:
+    store, keys = ModelStore(str(tmp_path / "store")), tmp_path / "keys.yaml"
+    for scale in (2.0, 3.0):
+        onnx_models.publish(store.url, "linear", onnx_models.linear(scale))
+    for name, grants in (("some", ["infer:lin*", "infer:?"]), ("all", ["manage:*"])):
+        (tmp_path / name).write_text(key_for(keys, name, *grants))
+    with running_server(tmp_path / "store", api_keys_file=str(keys)) as server:
+        arguments = (
+            "models", "prune", "--store", store.url, "--server", f"http://{server.http}"
+        )  # fmt: skip
+        some = flambeau(*arguments, "--token-file", str(tmp_path / "some"))
+        assert some.returncode == 1
+        assert "your key does not have infer or manage on all models" in some.stderr
+        whole = flambeau(*arguments, "--token-file", str(tmp_path / "all"))
+        assert (whole.returncode, whole.stderr) == (0, "")
 
 
 def key_for(file: Path, name: str, *grants: str) -> str:

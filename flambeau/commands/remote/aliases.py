@@ -12,7 +12,10 @@ from flambeau.commands.remote.connecting import registry_at
 At = Annotated[
     str,
     typer.Option(
-        metavar="URL", help="Move it at the server http(s)://HOST:PORT, not in a store here."
+        "--at",
+        "--server",
+        metavar="URL",
+        help="Move it at the server http(s)://HOST:PORT, not in a store here.",
     ),
 ]
 

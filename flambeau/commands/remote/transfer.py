@@ -124,8 +124,10 @@ def _missing_parts(
 
 
 def _pull(pull: "Pull", target: "ModelStore") -> "PushReport":
+    from model_store.uploads.abandoned import UPLOADS
+
     manifest = pull.manifest
-    folder = Path(target.url, ".uploads") if target.is_local else Path(PULLS).expanduser()
+    folder = Path(target.url, UPLOADS) if target.is_local else Path(PULLS).expanduser()
     with _bar(f"{manifest.model} {manifest.version}", pull.size_bytes) as sent:
         return pull.into(target, folder, sent)
 

@@ -1,6 +1,6 @@
-"""Formats models, versions and pointers for `flambeau models`.
+"""Formats models and versions for `flambeau models`.
 
-In: manifests and pointers. Out: lines, and for `list` the same facts as plain data.
+In: manifests. Out: lines, and for `list` the same facts as plain data.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from flambeau.commands.text.tables import (
 if TYPE_CHECKING:
     from flambeau.protocol.signature import Signature, TensorSpec
     from model_store.manifest import Artifact, Manifest
-    from model_store.pointers import Pointers
 
 PRODUCTION = "production"
 METRIC = "accuracy"
@@ -128,16 +127,6 @@ def _step_lines(manifest: "Manifest") -> list[str]:
         for s in manifest.pipeline.graph.in_order()
     ]
     return ["", "steps", *columns(rows, indent="  ")]
-
-
-def history_lines(history: Sequence["Pointers"]) -> list[str]:
-    """Returns one line per generation, the oldest first."""
-    rows = [["GENERATION", "WHEN", "WHO", "ALIASES", "WHY"]]
-    for pointers in history:
-        aliases = ", ".join(f"{alias}={v}" for alias, v in sorted(pointers.aliases.items()))
-        when = pointers.when.strftime("%Y-%m-%d %H:%M:%S %Z")
-        rows.append([str(pointers.generation), when, pointers.who, aliases, pointers.why])
-    return columns(rows)
 
 
 def _judged_text(summary: ModelSummary, named: bool) -> str:

@@ -78,7 +78,7 @@ def test_a_verb_of_a_group_is_told_its_place() -> None:
         "models show digts", "models show digts/2", "models verify digts", "models promote digts 1",
         "models rollback digts", "models history digts", "report digts", "verify digts",
         "push digts/1 --to TO", "pull digts 1 --from STORE", "samples list digts",
-        "samples show digts some-id",
+        "samples show digts some-id", "models prune digts",
     ],
 )  # fmt: skip
 def test_a_misspelt_model_is_told_the_nearest(words: str, tmp_path: Path) -> None:
@@ -98,6 +98,7 @@ def test_a_misspelt_model_is_told_the_nearest(words: str, tmp_path: Path) -> Non
         "models rollback digits", "models history digits", "report digits", "verify digits",
         "push digits/1 --to TO", "pull digits/1 --from TYPO", "samples list digits",
         "samples show digits some-id", "samples delete digits", "alerts",
+        "models prune digits --yes --no-server",
     ],
 )  # fmt: skip
 def test_a_verb_that_reads_makes_no_store(words: str, tmp_path: Path) -> None:

@@ -118,6 +118,10 @@ class Repository:
                 response = pb.RepositoryIndexResponse()
         yield response
 
+    def is_whole(self, principal: Principal) -> bool:
+        """Returns True if the index has all versions: none is hidden, or not announced yet."""
+        return self._directory.complete and principal.sees_all()
+
     async def load(
         self, request: pb.RepositoryModelLoadRequest, principal: Principal
     ) -> AsyncIterator[pb.RepositoryModelLoadResponse]:

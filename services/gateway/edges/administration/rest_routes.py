@@ -36,6 +36,9 @@ from services.gateway.edges.administration.json_bodies import (
 from services.gateway.edges.administration.message_document import document_of
 from services.gateway.edges.administration.shared_memory import CUDA, SYSTEM
 
+INDEX_HEADER = "flambeau-index"
+"""Header of the index: `whole`, or `partial` while the server starts and for callers who do not see
+all models."""
 Endpoint = Callable[[Request, Principal], Awaitable[Response]]
 
 
@@ -125,11 +128,14 @@ class AdministrationRoutes:
     async def _index(self, request: Request, principal: Principal) -> Response:
         ready = boolean_of(members(await _body(request)), "ready")
         found: list[bytes] = []
+        is_whole = self._calls.repository.is_whole(principal)
         asked = pb.RepositoryIndexRequest(ready=ready)
         async for said in self._calls.repository.index(asked, principal):
             found += [_entry(one) for one in said.models]
             await asyncio.sleep(0)
-        return _json(b"[%b]" % b",".join(found))
+        response = _json(b"[%b]" % b",".join(found))
+        response.headers[INDEX_HEADER] = "whole" if is_whole else "partial"
+        return response
 
     async def _load(self, request: Request, principal: Principal) -> Response:
         parameters = repository_parameters(members(await _body(request)))

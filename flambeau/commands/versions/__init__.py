@@ -1,0 +1,1 @@
+"""Commands on many versions of a model: their history, and their retention."""

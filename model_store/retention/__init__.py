@@ -1,0 +1,1 @@
+"""Retention: which versions are kept, and the deletion of all others."""

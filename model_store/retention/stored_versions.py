@@ -1,0 +1,111 @@
+"""Reads what retention needs to know of a store: its versions, and what names them.
+
+In: a store. Out: `VersionFacts` and the aliases of each model.
+
+Rules: manifests never change, so each is read once; a store that cannot be read ends the reading,
+as unknown versions may use others; a damaged version or damaged pointers keep what they may name.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from model_store.errors import (
+    DocumentError,
+    ManifestError,
+    ManifestFromFutureError,
+    ModelNotFoundError,
+    StorageError,
+    VersionNotFoundError,
+)
+from model_store.listing import ModelListing
+from model_store.pipelines.graph import parse_part
+from model_store.records.moves import zoned
+from model_store.retention.rules import VersionFacts, VersionKey
+from model_store.store import ModelStore
+
+_TOMBSTONE = re.compile(r"[0-9]{8}\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersions:
+    """The versions of a store at one moment."""
+
+    versions: tuple[VersionFacts, ...]
+    """By model and number."""
+    uses: dict[VersionKey, list[str]]
+    """What of the store names a version."""
+
+
+class VersionsReader:
+    """Reads the versions of a store, again and again.
+
+    Args:
+        store: the store.
+    """
+
+    def __init__(self, store: ModelStore) -> None:
+        self._store = store
+        self._known: dict[VersionKey, VersionFacts] = {}
+
+    def read(self) -> StoredVersions:
+        """Lists the store, and reads the manifests of versions that are new to it.
+
+        Raises:
+            StorageError: the store, or a model in it, cannot be read.
+            ManifestFromFutureError: a newer flambeau wrote a version, which may be a pipeline.
+        """
+        versions: list[VersionFacts] = []
+        uses: dict[VersionKey, list[str]] = {}
+        for model, listing in self._store.listing().items():
+            if listing.unreadable:
+                raise StorageError(listing.unreadable)
+            deleted = deleted_numbers(self._store, model)
+            for number in listing.versions:
+                facts = self._facts(model, number)
+                if facts is not None:
+                    versions.append(replace(facts, is_cut_off=number in deleted))
+            for key, reason in self._named(model, listing):
+                uses.setdefault(key, []).append(reason)
+        return StoredVersions(tuple(versions), uses)
+
+    def _facts(self, model: str, number: int) -> VersionFacts | None:
+        """Returns the facts of a version; None if it was deleted meanwhile."""
+        if (model, number) not in self._known:
+            try:
+                manifest = self._store.manifest(model, number)
+            except ManifestFromFutureError:
+                raise
+            except ManifestError:
+                return VersionFacts(model=model, version=number)
+            except (ModelNotFoundError, VersionNotFoundError):
+                return None
+            texts = manifest.pipeline.graph.models() if manifest.pipeline else ()
+            self._known[model, number] = VersionFacts(
+                model=model,
+                version=number,
+                created_at=zoned(manifest.created_at),
+                semver=manifest.semver or "",
+                parts=tuple(parse_part(text) for text in sorted(set(texts))),
+            )
+        return self._known[model, number]
+
+    def _named(self, model: str, listing: ModelListing) -> list[tuple[VersionKey, str]]:
+        """Returns the versions that aliases name, with these; all if the pointers are damaged."""
+        if not listing.generations:
+            return []
+        try:
+            pointers = self._store.pointers_at(model, listing.generations[-1])
+        except (DocumentError, ManifestError):
+            reason = "the pointers of its model are damaged, and may name it"
+            return [((model, number), reason) for number in listing.versions]
+        return [((model, n), f"alias {alias}") for alias, n in sorted(pointers.aliases.items())]
+
+
+def deleted_numbers(store: ModelStore, model: str) -> set[int]:
+    """Returns the numbers of a model that have a tombstone.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    names = (path.rpartition("/")[2] for path in store.storage.list(f"{model}/tombstones/"))
+    return {int(name[:8]) for name in names if _TOMBSTONE.fullmatch(name)}
