@@ -35,6 +35,7 @@ from services.errors import (
     UnknownModelError,
     UnsupportedError,
 )
+from services.interpreter_lock import lend_lock
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
 from services.registry.failures import store_failures
@@ -248,7 +249,9 @@ class Registry:
         """Begins or resumes an upload; the body is its declaration in JSON."""
         if principal.caller is None:  # refused before its body is read
             self._access.require(principal, "push", "")
-        declaration = await self._in_thread(lambda: parse_declaration(body), of_caller=True)
+        declaration = await self._in_thread(
+            lambda: parse_declaration(body, lend_lock), of_caller=True
+        )
         target = f"{declaration.model}/{declaration.version}"
         with audited("begin push", target, principal.name, principal.peer):
             self._require(principal, "push", declaration.model)
