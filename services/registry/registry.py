@@ -1,7 +1,7 @@
 """The registry: reads the store, takes uploads, and moves, describes and deletes versions.
 
-In: calls of a `Principal`. Out: plain values for JSON, or bytes of files; every failure is a
-`ServingError`.
+In: calls of a `Principal`. Out: plain values for JSON, documents that are JSON, or bytes of files;
+every failure is a `ServingError`.
 
 Rules: each call needs a scope on its model; each act is audited, with who, why and from where;
 reading and writing the store happens in threads of lower priority, and a limited number of calls
@@ -38,6 +38,7 @@ from services.errors import (
 from services.interpreter_lock import lend_lock
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
+from services.registry.encoding import encoded
 from services.registry.failures import store_failures
 from services.registry.files import StoredFile, find_file
 from services.registry.registry_access import RegistryAccess
@@ -101,37 +102,41 @@ class Registry:
         """Ends the threads, once their present work is done."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def models(self, principal: Principal, after: str, limit: int) -> dict[str, Any]:
-        """Lists models; see `documents.models_page`."""
+    async def models(self, principal: Principal, after: str, limit: int) -> bytes:
+        """Lists models, in JSON; see `documents.models_page`."""
 
         def sees(model: str) -> bool:
             return self._access.sees(principal, model)
 
-        return await self._in_thread(lambda: documents.models_page(self._store, sees, after, limit))
+        return await self._in_thread(
+            lambda: encoded(documents.models_page(self._store, sees, after, limit))
+        )
 
     async def model(
         self, principal: Principal, model: str, before: int | None, limit: int
-    ) -> dict[str, Any]:
-        """Describes a model and a page of its versions; see `documents.model_document`."""
+    ) -> bytes:
+        """Describes a model and a page of its versions, in JSON; see `documents.model_document`."""
         self._require(principal, "read", model)
         return await self._in_thread(
-            lambda: documents.model_document(self._store, model, before, limit)
+            lambda: encoded(documents.model_document(self._store, model, before, limit))
         )
 
-    async def version(self, principal: Principal, model: str, version: str) -> dict[str, Any]:
-        """Describes a version, by its number or an alias; see `documents.version_document`."""
+    async def version(self, principal: Principal, model: str, version: str) -> bytes:
+        """Describes a version, by its number or an alias, in JSON; see `version_document`."""
         self._require(principal, "read", model)
 
-        def read() -> dict[str, Any]:
+        def read() -> bytes:
             number = documents.version_number(self._store, model, version)
-            return documents.version_document(self._store, model, number)
+            return encoded(documents.version_document(self._store, model, number))
 
         return await self._in_thread(read)
 
-    async def history(self, principal: Principal, model: str, limit: int) -> dict[str, Any]:
-        """Lists the moves of a model's aliases; see `documents.history_document`."""
+    async def history(self, principal: Principal, model: str, limit: int) -> bytes:
+        """Lists the moves of a model's aliases, in JSON; see `documents.history_document`."""
         self._require(principal, "read", model)
-        return await self._in_thread(lambda: documents.history_document(self._store, model, limit))
+        return await self._in_thread(
+            lambda: encoded(documents.history_document(self._store, model, limit))
+        )
 
     async def open_file(
         self, principal: Principal, model: str, version: str, file: str
