@@ -92,6 +92,9 @@ class Uploads:
         check_signature: refuses a version by its signature.
         max_age_s: seconds without activity after which an upload is collected.
         threads: takes digests while files arrive; None takes them at the end.
+
+    Attributes:
+        folder: the folder of the uploads.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class Uploads:
         threads: Executor | None = None,
     ) -> None:
         self._store = store
-        self._folder = folder
+        self.folder = folder
         self._check_signature = check_signature
         self._max_age_s = max_age_s
         self._digests = RunningDigests(threads)
@@ -125,11 +128,11 @@ class Uploads:
             sizes = {one.file: one.size_bytes for one in declaration.files}
             return UploadState(upload_id, declaration, sizes, is_published=True)
         self._check_number(declaration)
-        self.collect()
         with self._disk_failures():
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            place = self._folder / upload_id
-            if not place.exists() and len(os.listdir(self._folder)) >= MAX_OPEN:
+            self.collect()
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place = self.folder / upload_id
+            if not place.exists() and len(os.listdir(self.folder)) >= MAX_OPEN:
                 raise TooManyUploadsError(
                     f"{MAX_OPEN} uploads are open, as many as a store takes at once; finish or "
                     "abandon one"
@@ -261,7 +264,7 @@ class Uploads:
     def collect(self) -> int:
         """Removes the uploads without activity for `max_age_s`; returns their number."""
         removed = 0
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as found:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.folder) as found:
             for entry in found:
                 with contextlib.suppress(OSError, StoreError):
                     place = Path(entry.path)
@@ -352,10 +355,10 @@ class Uploads:
 
     def _check_space(self, state: UploadState) -> None:
         missing = state.declaration.size_bytes - sum(state.received.values())
-        free = shutil.disk_usage(self._folder).free
+        free = shutil.disk_usage(self.folder).free
         if missing > free:
             raise StorageFullError(
-                f"the upload needs {missing:,} bytes, and {self._folder} has {free:,} free; make "
+                f"the upload needs {missing:,} bytes, and {self.folder} has {free:,} free; make "
                 "room there, and push again"
             )
 
@@ -363,7 +366,7 @@ class Uploads:
     def _held(self, upload_id: str, owner: str, mode: int) -> Iterator[tuple[Path, Declaration]]:
         """Locks an upload of this owner, and yields its folder and declaration."""
         with self._locked(upload_id, mode):
-            place = self._folder / upload_id
+            place = self.folder / upload_id
             try:
                 data = read_plain_file(place / "upload.json", LARGE.max_bytes)
                 record = parse_record(data, "upload.json")
@@ -385,7 +388,7 @@ class Uploads:
         if not upload_id.isalnum():
             raise _unknown(upload_id)
         try:
-            lock = os.open(_lock_of(self._folder / upload_id), os.O_RDWR | os.O_CLOEXEC)
+            lock = os.open(_lock_of(self.folder / upload_id), os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise _unknown(upload_id) from error
         try:
@@ -401,7 +404,7 @@ class Uploads:
         try:
             yield
         except OSError as error:
-            where = f"cannot write the upload in {self._folder}: {error.strerror}"
+            where = f"cannot write the upload in {self.folder}: {error.strerror}"
             if error.errno in FULL:
                 raise StorageFullError(f"{where}; make room there, and push again") from error
             raise StorageError(f"{where}; check its permissions, then push again") from error

@@ -39,7 +39,7 @@ from services.interpreter_lock import lend_lock
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
 from services.registry.encoding import encoded
-from services.registry.failures import store_failures
+from services.registry.failures import Places, store_failures
 from services.registry.files import StoredFile, find_file
 from services.registry.registry_access import RegistryAccess
 
@@ -84,6 +84,10 @@ class Registry:
         self._uploads = uploads
         self._access = access
         self._is_served = is_served
+        places = {store.url: "the store"}
+        if uploads is not None:
+            places[str(uploads.folder)] = "the folder of the uploads"
+        self._places = Places(places)
         self._waiting = 0
         self._threads = ThreadPoolExecutor(
             THREADS, "registry", lambda: lower_priority(STEPS_BELOW_LOOP)
@@ -350,7 +354,7 @@ class Registry:
             )
         self._waiting += 1
         try:
-            with store_failures(of_caller=of_caller):
+            with store_failures(self._places, of_caller=of_caller):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._waiting -= 1

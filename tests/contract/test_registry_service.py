@@ -1,6 +1,8 @@
 """The registry over a store in a folder: what its calls cost the event loop, and what they say."""
 
+import contextlib
 import json
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +13,12 @@ from model_store.records.annotations import annotate
 from model_store.store import ModelStore
 from model_store.uploads.uploads import Uploads
 from services.access.caller import Principal
+from services.errors import NoSpaceError, StoreUnavailableError
+from services.registry.failures import Places
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
 from tests.fixtures.store_versions import draft_in, entry_in, publish_in
-from tests.fixtures.uploads import uploads_into
+from tests.fixtures.uploads import declared, uploads_into, version_bytes
 
 CALLER = Principal(None, "::1")
 LOOP_S = 0.002
@@ -72,3 +76,76 @@ async def test_a_report_of_long_numbers_is_shown_as_it_is(
     assert report in found
     shown = json.loads(found)
     assert shown["manifest"] == place.manifest("digits", 1).model_dump(mode="json")
+
+
+@contextlib.contextmanager
+def file_sizes_up_to(size_bytes: int) -> Iterator[None]:
+    """Limits the size of files that are written, which stands for the end of a disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def begin(registry: Registry, files: dict[str, bytes], principal: Principal = CALLER) -> str:
+    body = declared(files).model_dump_json().encode()
+    return str((await registry.begin(principal, body))["id"])
+
+
+async def send(registry: Registry, upload: str, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        await registry.append(CALLER, upload, name, 0, data)
+
+
+async def test_a_full_disk_is_told_without_paths_of_the_server(
+    registry: Registry, tmp_path: Path, folder: Path, place: ModelStore
+) -> None:
+    source = ModelStore(str(tmp_path / "source"))
+    publish_in(source, folder, artifact=bytes(5000))
+    files = version_bytes(source, "digits", 1)
+    upload = await begin(registry, files)
+    with file_sizes_up_to(4000), pytest.raises(NoSpaceError) as arriving:
+        await send(registry, upload, files)
+    assert "the folder of the uploads: File too large; make room" in str(arriving.value)
+    state = await registry.upload(CALLER, upload)
+    missing = {one["file"] for one in state["files"] if one["received"] < one["size_bytes"]}
+    await send(registry, upload, {name: files[name] for name in missing})
+    with file_sizes_up_to(10), pytest.raises(NoSpaceError) as publishing:
+        await registry.finish(CALLER, upload, "")
+    assert "in the store: " in str(publishing.value)
+    publish_in(place, folder, "other")
+    with file_sizes_up_to(10), pytest.raises(NoSpaceError) as noted:
+        await registry.annotate(CALLER, "other", None, "x" * 100, None)
+    for error in (arriving, publishing, noted):
+        assert str(tmp_path) not in str(error.value)
+
+
+async def test_a_failure_of_the_system_is_told_in_the_log_alone(
+    registry: Registry, uploads: Uploads, caplog: pytest.LogCaptureFixture
+) -> None:
+    uploads.folder.write_text("this is no folder")
+    with pytest.raises(StoreUnavailableError, match="the server's log has the reason") as caught:
+        await begin(registry, {"manifest.json": b"{}"})
+    assert "/" not in str(caught.value)
+    assert str(uploads.folder) in next(vars(one)["reason"] for one in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("in /srv/store: no", "in the store: no"),
+        ("'/srv/store/digits/1/a' of file:///srv/store.", "'the store' of the store."),
+        ("/srv/store/.uploads/0f/store/a", "uploads"),
+        ("/srv/stores and /srv/store-2", "/srv/stores and /srv/store-2"),
+        ("s3://bucket/a/b: gone", "the bucket: gone"),
+    ],
+)
+def test_places_are_called_by_words(text: str, said: str) -> None:
+    words = {
+        "/srv/store": "the store",
+        "/srv/store/.uploads": "uploads",
+        "s3://bucket/a": "the bucket",
+    }
+    assert Places(words).hidden_in(text) == said
