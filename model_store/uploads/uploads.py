@@ -156,7 +156,13 @@ class Uploads:
             return UploadState(upload_id, declaration, _sizes(place, declaration))
 
     def append(
-        self, upload_id: str, owner: str, file: str, offset: int, data: bytes | memoryview
+        self,
+        upload_id: str,
+        owner: str,
+        file: str,
+        offset: int,
+        data: bytes | memoryview,
+        check_model: Callable[[str], None] = lambda _: None,
     ) -> int:
         """Appends bytes to a file; all of them are kept, or none.
 
@@ -166,6 +172,7 @@ class Uploads:
             file: the declared file.
             offset: bytes of the file that have arrived before, by the caller's knowledge.
             data: the bytes.
+            check_model: refuses the model of the upload, by an error of its own, before any byte.
 
         Returns:
             The bytes of the file that are here now.
@@ -178,6 +185,7 @@ class Uploads:
             StorageFullError: the disk is full.
         """
         with self._held(upload_id, owner, fcntl.LOCK_SH) as (place, declaration):
+            check_model(declaration.model)
             declared = declaration.file(file)
             if declared is None:
                 raise UploadRefusedError(

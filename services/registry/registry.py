@@ -284,9 +284,12 @@ class Registry:
     ) -> dict[str, Any]:
         """Appends bytes to a file of an upload; see `Uploads.append`."""
         uploads = self._writable()
-        await self._own(principal, upload_id)
+
+        def check(model: str) -> None:
+            self._require(principal, "push", model)
+
         size = await self._in_thread(
-            lambda: uploads.append(upload_id, _owner(principal), file, offset, data)
+            lambda: uploads.append(upload_id, _owner(principal), file, offset, data, check)
         )
         return {"file": file, "received": size}
 

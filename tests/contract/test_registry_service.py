@@ -10,13 +10,18 @@ from pathlib import Path
 import pytest
 
 from model_store.records.annotations import annotate
+from model_store.storage.plain_file import read_plain_file
 from model_store.store import ModelStore
+from model_store.uploads import uploads as uploads_module
 from model_store.uploads.uploads import Uploads
-from services.access.caller import Principal
-from services.errors import NoSpaceError, StoreUnavailableError
+from services.access.caller import Caller, Principal
+from services.access.grants import parse_grant
+from services.access.tenants import Tenants
+from services.errors import ForbiddenError, NoSpaceError, StoreUnavailableError, UnknownModelError
 from services.registry.failures import Places
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
+from services.telemetry.metrics import Metrics
 from tests.fixtures.store_versions import draft_in, entry_in, publish_in
 from tests.fixtures.uploads import declared, uploads_into, version_bytes
 
@@ -44,6 +49,13 @@ def registry(place: ModelStore, uploads: Uploads) -> Iterator[Registry]:
     found = Registry(place, uploads, access, lambda *_: False)
     yield found
     found.close()
+
+
+def principal(*grants: str, name: str = "key:k") -> Principal:
+    """Returns a caller with a credential."""
+    metrics = Metrics("0").access
+    tenant = Tenants(metrics, None).find(name, 0, 0)
+    return Principal(Caller(name, map(parse_grant, grants), 1e12, tenant, metrics), "::1")
 
 
 async def test_a_page_of_long_annotations_is_encoded_beside_the_event_loop(
@@ -149,3 +161,32 @@ def test_places_are_called_by_words(text: str, said: str) -> None:
         "s3://bucket/a": "the bucket",
     }
     assert Places(words).hidden_in(text) == said
+
+
+async def test_a_caller_that_may_no_longer_push_appends_nothing(
+    registry: Registry, uploads: Uploads
+) -> None:
+    files = {"manifest.json": b"{}", "weights.bin": b"12345"}
+    upload = await begin(registry, files, principal("push:digits"))
+    other, stranger = principal("push:linear", "read:digits"), principal("push:linear")
+    for caller, refusal in ((other, ForbiddenError), (stranger, UnknownModelError)):
+        with pytest.raises(refusal):
+            await registry.append(caller, upload, "weights.bin", 0, b"123")
+    assert uploads.state(upload, "key:k").received["weights.bin"] == 0
+    await registry.append(principal("push:digits"), upload, "weights.bin", 0, b"123")
+    assert uploads.state(upload, "key:k").received["weights.bin"] == 3
+
+
+async def test_a_chunk_reads_the_state_of_its_upload_once(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def reading(path: str | Path, max_bytes: int) -> bytes:
+        read.append(Path(path).name)
+        return read_plain_file(path, max_bytes)
+
+    upload = await begin(registry, {"manifest.json": b"{}"})
+    monkeypatch.setattr(uploads_module, "read_plain_file", reading)
+    await registry.append(CALLER, upload, "manifest.json", 0, b"{}")
+    assert read == ["upload.json"]
