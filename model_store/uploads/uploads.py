@@ -1,7 +1,8 @@
 """Uploads of versions: begun, appended to, and finished, from any process that sees their folder.
 
     <folder>/<id>/lock          held by each call; its time of change is the last activity
-    <folder>/<id>/upload.json   the declaration
+    <folder>/<id>/claim.json    its share of places and disk (`shares.py`)
+    <folder>/<id>/upload.json   the declaration; without it, no call but `begin` knows the upload
     <folder>/<id>/store/...     the files as they arrive, at their paths in a store
 
 In: a declaration, then bytes at offsets. Out: a version in the store.
@@ -33,7 +34,6 @@ from model_store.errors import (
     StorageError,
     StorageFullError,
     StoreError,
-    TooManyUploadsError,
     UnknownUploadError,
     UploadBusyError,
     UploadIncompleteError,
@@ -54,9 +54,8 @@ from model_store.uploads.declaration import (
     parse_record,
 )
 from model_store.uploads.running_digests import RunningDigests
+from model_store.uploads.shares import MAX_PER_OWNER, Shares
 
-MAX_OPEN = 64
-"""Uploads of one store that are open at once."""
 MAX_AGE_S = 24 * 3600.0
 """Time without activity after which an upload is collected."""
 MAX_SKIPPED = 1_000_000
@@ -92,6 +91,7 @@ class Uploads:
         check_signature: refuses a version by its signature.
         max_age_s: seconds without activity after which an upload is collected.
         threads: takes digests while files arrive; None takes them at the end.
+        max_per_owner: open uploads of one owner.
 
     Attributes:
         folder: the folder of the uploads.
@@ -104,12 +104,14 @@ class Uploads:
         check_signature: CheckSignature,
         max_age_s: float = MAX_AGE_S,
         threads: Executor | None = None,
+        max_per_owner: int = MAX_PER_OWNER,
     ) -> None:
         self._store = store
         self.folder = folder
         self._check_signature = check_signature
         self._max_age_s = max_age_s
         self._digests = RunningDigests(threads)
+        self._shares = Shares(folder, max_per_owner)
 
     def begin(self, declaration: Declaration, owner: str) -> UploadState:
         """Begins an upload, or resumes the same owner's upload of the same contents.
@@ -118,9 +120,9 @@ class Uploads:
             ConflictError: the store has another version under this number.
             UploadRefusedError: the number is far above the newest.
             VersionDeletedError: it had this one, and it was deleted.
-            TooManyUploadsError: `MAX_OPEN` are open.
+            TooManyUploadsError: `MAX_OPEN` are open, or those that one owner may have.
             UploadBusyError: another call works on the upload.
-            StorageFullError: the disk has less space than the files need.
+            StorageFullError: the disk has less space than this and the other uploads need.
             StorageError: the folder of the uploads cannot be written to.
         """
         upload_id = declaration.upload_id(owner)
@@ -130,21 +132,21 @@ class Uploads:
         self._check_number(declaration)
         with self._disk_failures():
             self.collect()
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            place = self.folder / upload_id
-            if not place.exists() and len(os.listdir(self.folder)) >= MAX_OPEN:
-                raise TooManyUploadsError(
-                    f"{MAX_OPEN} uploads are open, as many as a store takes at once; finish or "
-                    "abandon one"
-                )
-            place.mkdir(mode=0o700, exist_ok=True)
-            (place / "lock").touch()
+            place = self._shares.take_place(upload_id, owner)
             with self._locked(upload_id, fcntl.LOCK_EX):
-                self._record(place, declaration, owner)
+                is_known = self._is_recorded(place, declaration)
                 linked = self._link_known(place, declaration)
-                state = UploadState(upload_id, declaration, _sizes(place, declaration), linked)
-                self._check_space(state)
-                return state
+                sizes = _sizes(place, declaration)
+                missing = declaration.size_bytes - sum(sizes.values())
+                try:
+                    self._shares.reserve(upload_id, owner, declaration.size_bytes, missing)
+                except StorageFullError:
+                    if not is_known:  # nothing has arrived
+                        self._remove(place)
+                    raise
+                if not is_known:
+                    self._record(place, declaration, owner)
+                return UploadState(upload_id, declaration, sizes, linked)
 
     def state(self, upload_id: str, owner: str) -> UploadState:
         """Returns the state of an upload.
@@ -272,17 +274,16 @@ class Uploads:
     def collect(self) -> int:
         """Removes the uploads without activity for `max_age_s`; returns their number."""
         removed = 0
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.folder) as found:
-            for entry in found:
-                with contextlib.suppress(OSError, StoreError):
-                    place = Path(entry.path)
-                    has_lock = _lock_of(place).exists()  # else its removal was cut off
-                    age_s = time.time() - os.stat(_lock_of(place) if has_lock else place).st_mtime
-                    if age_s > self._max_age_s:
-                        lock = self._locked(entry.name, fcntl.LOCK_EX)
-                        with lock if has_lock else contextlib.nullcontext():
-                            self._remove(place)
-                        removed += 1
+        for name in self._shares.open_ids():
+            with contextlib.suppress(OSError, StoreError):
+                place = self.folder / name
+                has_lock = _lock_of(place).exists()  # else its removal was cut off
+                age_s = time.time() - os.stat(_lock_of(place) if has_lock else place).st_mtime
+                if age_s > self._max_age_s:
+                    lock = self._locked(name, fcntl.LOCK_EX)
+                    with lock if has_lock else contextlib.nullcontext():
+                        self._remove(place)
+                    removed += 1
         return removed
 
     def _is_published(self, declaration: Declaration) -> bool:
@@ -312,20 +313,23 @@ class Uploads:
                 f"up to {newest + MAX_SKIPPED}"
             )
 
-    def _record(self, place: Path, declaration: Declaration, owner: str) -> None:
-        """Writes the record of an upload, and forgets the files of another declaration."""
-        path = place / "upload.json"
-        known = None
+    def _is_recorded(self, place: Path, declaration: Declaration) -> bool:
+        """Returns True for a known upload; forgets the files and the record of another one."""
+        path, known = place / "upload.json", None
         with contextlib.suppress(OSError, StoreError):
             known = parse_record(read_plain_file(path, LARGE.max_bytes), str(path)).declaration
         if known != declaration:
+            path.unlink(missing_ok=True)
             self._digests.forget(place)
             shutil.rmtree(place / "store", ignore_errors=True)
-            record = UploadRecord(declaration=declaration, owner=owner, begun_at=datetime.now(UTC))
-            beside = path.with_name("upload.json.new")
-            beside.write_text(record.model_dump_json())
-            os.replace(beside, path)
         _path(place, declaration, MANIFEST).parent.mkdir(parents=True, exist_ok=True)
+        return known == declaration
+
+    def _record(self, place: Path, declaration: Declaration, owner: str) -> None:
+        record = UploadRecord(declaration=declaration, owner=owner, begun_at=datetime.now(UTC))
+        beside = place / "upload.json.new"
+        beside.write_text(record.model_dump_json())
+        os.replace(beside, place / "upload.json")
 
     def _link_known(self, place: Path, declaration: Declaration) -> tuple[str, ...]:
         """Links the declared files that the newest versions of the model have, whole."""
@@ -360,15 +364,6 @@ class Uploads:
         except OSError:
             return False
         return True
-
-    def _check_space(self, state: UploadState) -> None:
-        missing = state.declaration.size_bytes - sum(state.received.values())
-        free = shutil.disk_usage(self.folder).free
-        if missing > free:
-            raise StorageFullError(
-                f"the upload needs {missing:,} bytes, and {self.folder} has {free:,} free; make "
-                "room there, and push again"
-            )
 
     @contextlib.contextmanager
     def _held(self, upload_id: str, owner: str, mode: int) -> Iterator[tuple[Path, Declaration]]:

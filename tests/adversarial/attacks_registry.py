@@ -88,6 +88,25 @@ async def many_uploads(target: Target, random: Random) -> None:
             await _call(target, "DELETE", f"uploads/{json.loads(said)['id']}")
 
 
+async def reservations(target: Target, random: Random) -> None:
+    """Declares more bytes than the disk has, in several uploads at once, and abandons them."""
+
+    async def reserve() -> None:
+        manifest = {
+            "file": "manifest.json",
+            "size_bytes": 2,
+            "sha256": f"{random.getrandbits(256):064x}",
+        }
+        sizes = [_file(f"f{n}", 2 ** random.randrange(20, 38)) for n in range(4)]
+        status, said = await _begin(target, _declared(files=[manifest, *sizes]))
+        if status == "200":
+            await _call(target, "DELETE", f"uploads/{json.loads(said)['id']}")
+        elif status not in ("503", "507", "closed"):
+            target.wrong(f"a reservation: {status} {said[:200]!r}")
+
+    await asyncio.gather(*(reserve() for _ in range(2 * AT_ONCE)))
+
+
 async def chunks(target: Target, random: Random) -> None:
     """Appends to one upload from several connections: wrong places, sizes and names."""
     status, said = await _begin(target, _declared(_file("weights", 2**24)))
@@ -161,5 +180,14 @@ async def unread_downloads(target: Target, random: Random) -> None:
 
 ATTACKS = [
     Attack(f"registry: {run.__name__.replace('_', ' ')}", run, "registry")
-    for run in (declarations, many_uploads, chunks, half_chunks, names, moves, unread_downloads)
+    for run in (
+        declarations,
+        many_uploads,
+        reservations,
+        chunks,
+        half_chunks,
+        names,
+        moves,
+        unread_downloads,
+    )
 ]

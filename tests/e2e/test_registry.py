@@ -208,7 +208,7 @@ def test_a_killed_push_and_a_killed_server_go_on(source: ModelStore, tmp_path: P
         assert json.loads(done.stdout)["bytes_copied"] <= size + 2**15 - before
     copy = ModelStore(str(tmp_path))
     assert version_bytes_of(copy) == version_bytes_of(source)
-    assert os.listdir(tmp_path / ".uploads") == []
+    assert os.listdir(tmp_path / ".uploads") == [".lock"]
 
 
 def arrived(store: Path, at_least: int) -> int:
