@@ -50,6 +50,22 @@ def parse_document(data: bytes, where: str, limits: DocumentLimits) -> Any:
     Raises:
         DocumentError: it exceeds the limits, or is not JSON.
     """
+    check_size(data, where, limits)
+    try:
+        return from_json(data)
+    except ValueError as error:
+        reason = str(error)
+        if reason.startswith("recursion limit exceeded"):
+            reason = f"more than {MAX_DEPTH} lists and objects are nested"
+        raise DocumentError(f"{where} is not JSON that can be read: {reason}") from error
+
+
+def check_size(data: bytes, where: str, limits: DocumentLimits) -> None:
+    """Checks the size of a JSON file and an upper bound of the number of its values.
+
+    Raises:
+        DocumentError: it exceeds the limits.
+    """
     if len(data) > limits.max_bytes:
         raise DocumentError(
             f"{where} has {len(data):,} bytes, and at most {limits.max_bytes:,} are read"
@@ -60,13 +76,6 @@ def parse_document(data: bytes, where: str, limits: DocumentLimits) -> Any:
         raise DocumentError(
             f"{where} has up to {values:,} values, and at most {limits.max_values:,} are read"
         )
-    try:
-        return from_json(data)
-    except ValueError as error:
-        reason = str(error)
-        if reason.startswith("recursion limit exceeded"):
-            reason = f"more than {MAX_DEPTH} lists and objects are nested"
-        raise DocumentError(f"{where} is not JSON that can be read: {reason}") from error
 
 
 def parse_as(model: type[M], data: bytes, where: str, limits: DocumentLimits) -> M:

@@ -17,6 +17,7 @@ from model_store.pointers import PRODUCTION
 from model_store.signatures.signing import MAX_SIGNATURE_BYTES
 from model_store.store import ModelStore
 from model_store.uploads.declaration import Declaration, DeclaredFile
+from model_store.uploads.shares import MAX_OPEN
 from model_store.uploads.uploads import Uploads, UploadState
 
 
@@ -92,7 +93,7 @@ class Pull:
             RegistryError: the registry does not answer; pull again to go on.
             StoreError: the store or the folder failed.
         """
-        uploads = Uploads(store, folder, lambda *_: None)
+        uploads = Uploads(store, folder, lambda *_: None, max_per_owner=MAX_OPEN)
         state = uploads.begin(self._declaration, "")
         for file, size in state.received.items():
             one = self._declaration.file(file)

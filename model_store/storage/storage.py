@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from model_store.errors import (
     ConflictError,
     StorageError,
+    StorageFullError,
     StoreError,
     StoreNotFoundError,
     TooLargeError,
@@ -333,15 +334,16 @@ class Storage:
                     raise ConflictError(message) from error
                 if not isinstance(error, BaseError):
                     raise
+            reason = f"cannot {action} in {self.url}: {_first_line(error)}"
+            if self.is_local and _is_full(error):
+                raise StorageFullError(f"{reason}; make room there, then try again") from error
             check = (
                 "check free space and permissions"
                 if self.is_local
                 else "check the bucket's name and region, the credentials' rights, and that this "
                 "machine reaches it"
             )
-            raise StorageError(
-                f"cannot {action} in {self.url}: {_first_line(error)}; {check}, then try again"
-            ) from error
+            raise StorageError(f"{reason}; {check}, then try again") from error
 
 
 def _bucket(url: str) -> "ObjectStore":
@@ -376,6 +378,13 @@ def append_whole(file: int, data: bytes | memoryview) -> None:
     except OSError:
         os.ftruncate(file, before)
         raise
+
+
+def _is_full(error: Exception) -> bool:
+    """Returns True for a full disk; obstore has the system's error in its words alone."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return any(f"(os error {number})" in str(error) for number in FULL)
 
 
 def _first_line(error: BaseException) -> str:

@@ -25,6 +25,8 @@ def abandoned_uploads(folder: Path, max_age_s: float = MAX_AGE_S) -> Iterator[Pa
     """Yields the folders of uploads without activity for `max_age_s`."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
         for entry in found:
+            if entry.name.startswith("."):  # of the folder, not an upload's
+                continue
             with contextlib.suppress(OSError):
                 place = Path(entry.path)
                 lock = lock_of(place)  # without one, its removal was cut off

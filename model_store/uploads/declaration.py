@@ -1,17 +1,21 @@
 """The declaration of an upload: the files of a version, before their bytes arrive. Pure rules.
 
-A declaration comes from another machine, so every value in it has a limit.
+A declaration comes from another machine, so every value in it has a limit. It is read in slices,
+and no further than its first fault: neither its length nor the number of its faults occupies the
+interpreter.
 """
 
 import hashlib
 import json
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
+import orjson
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from flambeau.protocol.strict import StrictModel, explain
-from model_store.document import LARGE, parse_as, parse_document
+from model_store.document import LARGE, DocumentLimits, check_size, parse_as
 from model_store.errors import BadNameError, DocumentError, UploadRefusedError
 from model_store.manifest import CLAIM, MANIFEST, SIGNATURE, Manifest, Sha256, check_name
 from model_store.signatures.signing import MAX_SIGNATURE_BYTES
@@ -20,6 +24,13 @@ MAX_FILES = 1024
 """Files of one version; a manifest names 256 side files of each artifact at most."""
 MAX_VERSION_BYTES = 2**40
 """Bytes of one version: 1 TiB."""
+MAX_KEYS = 16
+"""Keys of one object, of which four at most are known: each unknown one costs a microsecond."""
+DECLARED = DocumentLimits(512 * 1024, 5_000)
+"""A declaration of `MAX_FILES` files with the longest names has 270 kB, and four values a file."""
+_A_SLICE = 64
+"""Files that are read at once: half a millisecond."""
+_WHAT = "the declaration of the upload"
 
 
 class DeclaredFile(StrictModel):
@@ -100,21 +111,58 @@ class UploadRecord(StrictModel):
     begun_at: datetime
 
 
-def parse_declaration(data: bytes) -> Declaration:
-    """Reads a declaration.
+def parse_declaration(data: bytes, between: Callable[[], None] = lambda: None) -> Declaration:
+    """Reads a declaration up to its first fault.
+
+    Args:
+        data: JSON.
+        between: called after each slice of the work, to lend the interpreter lock to other threads.
 
     Raises:
-        UploadRefusedError: it is not JSON, exceeds the limits `LARGE`, or violates the schema.
+        UploadRefusedError: it is not JSON, exceeds the limits `DECLARED`, or violates the schema.
     """
     try:
-        document = parse_document(data, "the declaration of the upload", LARGE)
-        return Declaration.model_validate(document)
+        check_size(data, _WHAT, DECLARED)
+        document = orjson.loads(data)  # linear in its bytes, also for numbers of many digits
     except DocumentError as error:
         raise UploadRefusedError(str(error)) from error
+    except orjson.JSONDecodeError as error:
+        raise UploadRefusedError(f"{_WHAT} is not JSON that can be read: {error}") from error
+    between()
+    _check_keys(document, _WHAT)
+    if isinstance(document, dict) and isinstance(document.get("files"), list):
+        document["files"] = _parsed_files(document["files"], between)
+    try:
+        return Declaration.model_validate(document)
     except ValidationError as error:
+        raise UploadRefusedError(f"{_WHAT}: {explain(error, Declaration)}") from error
+
+
+def _parsed_files(entries: list[Any], between: Callable[[], None]) -> tuple[DeclaredFile, ...]:
+    if len(entries) > MAX_FILES:
         raise UploadRefusedError(
-            f"the declaration of the upload: {explain(error, Declaration)}"
-        ) from error
+            f"{_WHAT}: 'files' has {len(entries):,} entries; give at most {MAX_FILES:,} of them"
+        )
+    found = []
+    for number, entry in enumerate(entries):
+        _check_keys(entry, f"'files.{number}' of {_WHAT}")
+        try:
+            found.append(DeclaredFile.model_validate(entry))
+        except ValidationError as error:
+            raise UploadRefusedError(
+                f"{_WHAT}: in 'files.{number}', {explain(error, DeclaredFile)}"
+            ) from error
+        if number % _A_SLICE == _A_SLICE - 1:
+            between()
+    return tuple(found)
+
+
+def _check_keys(value: Any, where: str) -> None:
+    if isinstance(value, dict) and len(value) > MAX_KEYS:
+        raise UploadRefusedError(
+            f"{where} has {len(value):,} keys, over {MAX_KEYS}, so it is a different kind of "
+            "document; give the declared ones alone"
+        )
 
 
 def parse_record(data: bytes, where: str) -> UploadRecord:

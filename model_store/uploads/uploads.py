@@ -1,7 +1,8 @@
 """Uploads of versions: begun, appended to, and finished, from any process that sees their folder.
 
     <folder>/<id>/lock          held by each call; its time of change is the last activity
-    <folder>/<id>/upload.json   the declaration
+    <folder>/<id>/claim.json    its share of places and disk (`shares.py`)
+    <folder>/<id>/upload.json   the declaration; without it, no call but `begin` knows the upload
     <folder>/<id>/store/...     the files as they arrive, at their paths in a store
 
 In: a declaration, then bytes at offsets. Out: a version in the store.
@@ -32,7 +33,6 @@ from model_store.errors import (
     StorageError,
     StorageFullError,
     StoreError,
-    TooManyUploadsError,
     UploadIncompleteError,
     UploadOffsetError,
     UploadRefusedError,
@@ -52,10 +52,9 @@ from model_store.uploads.declaration import (
     parse_record,
 )
 from model_store.uploads.running_digests import RunningDigests
+from model_store.uploads.shares import MAX_PER_OWNER, Shares
 from model_store.uploads.upload_lock import lock_file, lock_of, locked, unknown_upload
 
-MAX_OPEN = 64
-"""Uploads of one store that are open at once."""
 MAX_SKIPPED = 1_000_000
 """Numbers that may be free between the newest version and an uploaded one: a model has at most nine
 digits of them, and none comes back."""
@@ -89,6 +88,10 @@ class Uploads:
         check_signature: refuses a version by its signature.
         max_age_s: seconds without activity after which an upload is collected.
         threads: takes digests while files arrive; None takes them at the end.
+        max_per_owner: open uploads of one owner.
+
+    Attributes:
+        folder: the folder of the uploads.
     """
 
     def __init__(
@@ -98,12 +101,14 @@ class Uploads:
         check_signature: CheckSignature,
         max_age_s: float = MAX_AGE_S,
         threads: Executor | None = None,
+        max_per_owner: int = MAX_PER_OWNER,
     ) -> None:
         self._store = store
-        self._folder = folder
+        self.folder = folder
         self._check_signature = check_signature
         self._max_age_s = max_age_s
         self._digests = RunningDigests(threads)
+        self._shares = Shares(folder, max_per_owner)
 
     def begin(self, declaration: Declaration, owner: str) -> UploadState:
         """Begins an upload, or resumes the same owner's upload of the same contents.
@@ -112,9 +117,9 @@ class Uploads:
             ConflictError: the store has another version under this number.
             UploadRefusedError: the number is far above the newest.
             VersionDeletedError: it had this one, and it was deleted.
-            TooManyUploadsError: `MAX_OPEN` are open.
+            TooManyUploadsError: `MAX_OPEN` are open, or those that one owner may have.
             UploadBusyError: another call works on the upload.
-            StorageFullError: the disk has less space than the files need.
+            StorageFullError: the disk has less space than this and the other uploads need.
             StorageError: the folder of the uploads cannot be written to.
         """
         upload_id = declaration.upload_id(owner)
@@ -122,23 +127,23 @@ class Uploads:
             sizes = {one.file: one.size_bytes for one in declaration.files}
             return UploadState(upload_id, declaration, sizes, is_published=True)
         self._check_number(declaration)
-        self.collect()
         with self._disk_failures():
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            place = self._folder / upload_id
-            if not place.exists() and len(os.listdir(self._folder)) >= MAX_OPEN:
-                raise TooManyUploadsError(
-                    f"{MAX_OPEN} uploads are open, as many as a store takes at once; finish or "
-                    "abandon one"
-                )
-            place.mkdir(mode=0o700, exist_ok=True)
-            (place / "lock").touch()
+            self.collect()
+            place = self._shares.take_place(upload_id, owner)
             with locked(place, fcntl.LOCK_EX):
-                self._record(place, declaration, owner)
+                is_known = self._is_recorded(place, declaration)
                 linked = self._link_known(place, declaration)
-                state = UploadState(upload_id, declaration, _sizes(place, declaration), linked)
-                self._check_space(state)
-                return state
+                sizes = _sizes(place, declaration)
+                missing = declaration.size_bytes - sum(sizes.values())
+                try:
+                    self._shares.reserve(upload_id, owner, declaration.size_bytes, missing)
+                except StorageFullError:
+                    if not is_known:  # nothing has arrived
+                        self._remove(place)
+                    raise
+                if not is_known:
+                    self._record(place, declaration, owner)
+                return UploadState(upload_id, declaration, sizes, linked)
 
     def state(self, upload_id: str, owner: str) -> UploadState:
         """Returns the state of an upload.
@@ -150,7 +155,13 @@ class Uploads:
             return UploadState(upload_id, declaration, _sizes(place, declaration))
 
     def append(
-        self, upload_id: str, owner: str, file: str, offset: int, data: bytes | memoryview
+        self,
+        upload_id: str,
+        owner: str,
+        file: str,
+        offset: int,
+        data: bytes | memoryview,
+        check_model: Callable[[str], None] = lambda _: None,
     ) -> int:
         """Appends bytes to a file; all of them are kept, or none.
 
@@ -160,6 +171,7 @@ class Uploads:
             file: the declared file.
             offset: bytes of the file that have arrived before, by the caller's knowledge.
             data: the bytes.
+            check_model: refuses the model of the upload, by an error of its own, before any byte.
 
         Returns:
             The bytes of the file that are here now.
@@ -172,6 +184,7 @@ class Uploads:
             StorageFullError: the disk is full.
         """
         with self._held(upload_id, owner, fcntl.LOCK_SH) as (place, declaration):
+            check_model(declaration.model)
             declared = declaration.file(file)
             if declared is None:
                 raise UploadRefusedError(
@@ -257,7 +270,7 @@ class Uploads:
 
     def collect(self) -> int:
         """Removes the uploads without activity for `max_age_s`; returns their number."""
-        return remove_abandoned(self._folder, self._max_age_s, self._digests.forget)
+        return remove_abandoned(self.folder, self._max_age_s, self._digests.forget)
 
     def _is_published(self, declaration: Declaration) -> bool:
         """Returns True if the store has the version, with this manifest."""
@@ -286,20 +299,23 @@ class Uploads:
                 f"up to {newest + MAX_SKIPPED}"
             )
 
-    def _record(self, place: Path, declaration: Declaration, owner: str) -> None:
-        """Writes the record of an upload, and forgets the files of another declaration."""
-        path = place / "upload.json"
-        known = None
+    def _is_recorded(self, place: Path, declaration: Declaration) -> bool:
+        """Returns True for a known upload; forgets the files and the record of another one."""
+        path, known = place / "upload.json", None
         with contextlib.suppress(OSError, StoreError):
             known = parse_record(read_plain_file(path, LARGE.max_bytes), str(path)).declaration
         if known != declaration:
+            path.unlink(missing_ok=True)
             self._digests.forget(place)
             shutil.rmtree(place / "store", ignore_errors=True)
-            record = UploadRecord(declaration=declaration, owner=owner, begun_at=datetime.now(UTC))
-            beside = path.with_name("upload.json.new")
-            beside.write_text(record.model_dump_json())
-            os.replace(beside, path)
         _path(place, declaration, MANIFEST).parent.mkdir(parents=True, exist_ok=True)
+        return known == declaration
+
+    def _record(self, place: Path, declaration: Declaration, owner: str) -> None:
+        record = UploadRecord(declaration=declaration, owner=owner, begun_at=datetime.now(UTC))
+        beside = place / "upload.json.new"
+        beside.write_text(record.model_dump_json())
+        os.replace(beside, place / "upload.json")
 
     def _link_known(self, place: Path, declaration: Declaration) -> tuple[str, ...]:
         """Links the declared files that the newest versions of the model have, whole."""
@@ -335,19 +351,10 @@ class Uploads:
             return False
         return True
 
-    def _check_space(self, state: UploadState) -> None:
-        missing = state.declaration.size_bytes - sum(state.received.values())
-        free = shutil.disk_usage(self._folder).free
-        if missing > free:
-            raise StorageFullError(
-                f"the upload needs {missing:,} bytes, and {self._folder} has {free:,} free; make "
-                "room there, and push again"
-            )
-
     @contextlib.contextmanager
     def _held(self, upload_id: str, owner: str, mode: int) -> Iterator[tuple[Path, Declaration]]:
         """Locks an upload of this owner, and yields its folder and declaration."""
-        place = self._folder / upload_id
+        place = self.folder / upload_id
         with locked(place, mode):
             try:
                 data = read_plain_file(place / "upload.json", LARGE.max_bytes)
@@ -364,7 +371,7 @@ class Uploads:
         try:
             yield
         except OSError as error:
-            where = f"cannot write the upload in {self._folder}: {error.strerror}"
+            where = f"cannot write the upload in {self.folder}: {error.strerror}"
             if error.errno in FULL:
                 raise StorageFullError(f"{where}; make room there, and push again") from error
             raise StorageError(f"{where}; check its permissions, then push again") from error

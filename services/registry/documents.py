@@ -1,13 +1,16 @@
 """The documents of the registry's answers. Every function here reads the store, and blocks.
 
-In: a store and names. Out: plain values for JSON.
+In: a store and names. Out: plain values, and `orjson.Fragment` for the parts that are JSON already:
+these are not parsed, whose numbers may have thousands of digits.
 """
 
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from model_store.document import LARGE, parse_document
+import orjson
+
+from model_store.document import LARGE, check_size
 from model_store.errors import ModelNotFoundError, StoreError
 from model_store.listing import ModelListing, model_names, newest_of
 from model_store.manifest import Manifest, check_name
@@ -139,18 +142,21 @@ def version_document(store: ModelStore, model: str, version: int) -> dict[str, A
         **_annotations(store, model, version),
         "aliases": _naming(dict(pointers.aliases) if pointers else {}, version),
         "is_signed": store.signature(model, version) is not None,
-        "manifest": manifest.model_dump(mode="json"),
+        "manifest": orjson.Fragment(manifest.model_dump_json()),
         "report": _report(store, manifest),
     }
 
 
-def _report(store: ModelStore, manifest: Manifest) -> Any:
+def _report(store: ModelStore, manifest: Manifest) -> orjson.Fragment | None:
     """Returns the report; None if there is none, or it cannot be read."""
     entry = manifest.file(REPORT)
     if entry is None:
         return None
-    with suppress(StoreError):
-        return parse_document(store.read_file(manifest, entry, LARGE.max_bytes), REPORT, LARGE)
+    with suppress(StoreError, orjson.JSONDecodeError):
+        data = store.read_file(manifest, entry, LARGE.max_bytes)
+        check_size(data, REPORT, LARGE)
+        orjson.loads(data)
+        return orjson.Fragment(data)
     return None
 
 

@@ -1,7 +1,7 @@
 """The registry: reads the store, takes uploads, and moves, describes and deletes versions.
 
-In: calls of a `Principal`. Out: plain values for JSON, or bytes of files; every failure is a
-`ServingError`.
+In: calls of a `Principal`. Out: plain values for JSON, documents that are JSON, or bytes of files;
+every failure is a `ServingError`.
 
 Rules: each call needs a scope on its model; each act is audited, with who, why and from where;
 reading and writing the store happens in threads of lower priority, and a limited number of calls
@@ -36,9 +36,11 @@ from services.errors import (
     UnknownModelError,
     UnsupportedError,
 )
+from services.interpreter_lock import lend_lock
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
-from services.registry.failures import store_failures
+from services.registry.encoding import encoded
+from services.registry.failures import Places, store_failures
 from services.registry.files import StoredFile, find_file
 from services.registry.registry_access import RegistryAccess
 
@@ -86,6 +88,10 @@ class Registry:
         self._uploads = uploads
         self._access = access
         self._is_served = is_served
+        places = {store.url: "the store"}
+        if uploads is not None:
+            places[str(uploads.folder)] = "the folder of the uploads"
+        self._places = Places(places)
         self._waiting = 0
         self._threads = ThreadPoolExecutor(
             THREADS, "registry", lambda: lower_priority(STEPS_BELOW_LOOP)
@@ -104,44 +110,46 @@ class Registry:
         """Ends the threads, once their present work is done."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def models(self, principal: Principal, after: str, limit: int) -> dict[str, Any]:
-        """Lists models; see `documents.models_page`."""
+    async def models(self, principal: Principal, after: str, limit: int) -> bytes:
+        """Lists models, in JSON; see `documents.models_page`."""
 
         def sees(model: str) -> bool:
             return self._access.sees(principal, model)
 
-        return await self._in_thread(lambda: documents.models_page(self._store, sees, after, limit))
+        return await self._in_thread(
+            lambda: encoded(documents.models_page(self._store, sees, after, limit))
+        )
 
     async def model(
         self, principal: Principal, model: str, before: int | None, limit: int
-    ) -> dict[str, Any]:
-        """Describes a model and a page of its versions; see `documents.model_document`."""
+    ) -> bytes:
+        """Describes a model and a page of its versions, in JSON; see `documents.model_document`."""
         self._require(principal, "read", model)
         return await self._in_thread(
-            lambda: documents.model_document(self._store, model, before, limit)
+            lambda: encoded(documents.model_document(self._store, model, before, limit))
         )
 
-    async def version(self, principal: Principal, model: str, version: str) -> dict[str, Any]:
-        """Describes a version, by its number or an alias; see `documents.version_document`."""
+    async def version(self, principal: Principal, model: str, version: str) -> bytes:
+        """Describes a version, by its number or an alias, in JSON; see `version_document`."""
         self._require(principal, "read", model)
 
-        def read() -> dict[str, Any]:
+        def read() -> bytes:
             number = documents.version_number(self._store, model, version)
-            return documents.version_document(self._store, model, number)
+            return encoded(documents.version_document(self._store, model, number))
 
         return await self._in_thread(read)
 
     async def history(
         self, principal: Principal, model: str, before: int | None, limit: int
-    ) -> dict[str, Any]:
-        """Lists the moves of a model's aliases; see `documents.history_document`."""
+    ) -> bytes:
+        """Lists the moves of a model's aliases, in JSON; see `documents.history_document`."""
         self._require(principal, "read", model)
         return await self._in_thread(
-            lambda: documents.history_document(self._store, model, before, limit)
+            lambda: encoded(documents.history_document(self._store, model, before, limit))
         )
 
-    async def aliases_at(self, principal: Principal, model: str, at: str) -> dict[str, Any]:
-        """Describes the aliases of a model at a time in ISO 8601; see `moves.state_document`.
+    async def aliases_at(self, principal: Principal, model: str, at: str) -> bytes:
+        """Describes the aliases of a model at a time (ISO 8601), in JSON; see `state_document`.
 
         Raises:
             InvalidRequestError: it is no time, or lies before the newest `MAX_MOVES_READ` moves.
@@ -152,9 +160,9 @@ class Registry:
         except ValueError as error:
             raise InvalidRequestError(f"'at': {error}") from error
 
-        def read() -> dict[str, Any]:
+        def read() -> bytes:
             pointers = pointers_when(self._store, model, when, MAX_MOVES_READ)
-            return state_document(model, when, pointers)
+            return encoded(state_document(model, when, pointers))
 
         return await self._in_thread(read)
 
@@ -274,7 +282,9 @@ class Registry:
         """Begins or resumes an upload; the body is its declaration in JSON."""
         if principal.caller is None:  # refused before its body is read
             self._access.require(principal, "push", "")
-        declaration = await self._in_thread(lambda: parse_declaration(body), of_caller=True)
+        declaration = await self._in_thread(
+            lambda: parse_declaration(body, lend_lock), of_caller=True
+        )
         target = f"{declaration.model}/{declaration.version}"
         with audited("begin push", target, principal.name, principal.peer):
             self._require(principal, "push", declaration.model)
@@ -298,9 +308,12 @@ class Registry:
     ) -> dict[str, Any]:
         """Appends bytes to a file of an upload; see `Uploads.append`."""
         uploads = self._writable()
-        await self._own(principal, upload_id)
+
+        def check(model: str) -> None:
+            self._require(principal, "push", model)
+
         size = await self._in_thread(
-            lambda: uploads.append(upload_id, _owner(principal), file, offset, data)
+            lambda: uploads.append(upload_id, _owner(principal), file, offset, data, check)
         )
         return {"file": file, "received": size}
 
@@ -368,7 +381,7 @@ class Registry:
             )
         self._waiting += 1
         try:
-            with store_failures(of_caller=of_caller):
+            with store_failures(self._places, of_caller=of_caller):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._waiting -= 1

@@ -20,11 +20,9 @@ A POST or PATCH must say that it is JSON: a page of a browser cannot send that t
 unasked.
 """
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-import orjson
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -40,8 +38,10 @@ from services.errors import (
     PayloadTooLargeError,
     UnsupportedError,
 )
+from services.registry.encoding import encoded
 from services.registry.files import wanted_part
 from services.registry.registry import MAX_PAGE, Registry
+from services.wire.http1.asgi import RESERVE
 
 PREFIX = "/v1/registry/"
 CHUNK_BYTES = 8 * 2**20
@@ -122,25 +122,26 @@ class RegistryRoutes:
 
 async def _models(registry: Registry, request: Request, principal: Principal) -> Response:
     after = request.query_params.get("after", "")[:128]
-    return _json(await registry.models(principal, after, _page_size(request)))
+    return _document(request, await registry.models(principal, after, _page_size(request)))
 
 
 async def _model(registry: Registry, request: Request, principal: Principal) -> Response:
     model = request.path_params["model"]
-    return _json(await registry.model(principal, model, _before(request), _page_size(request)))
+    number = _before(request)
+    return _document(request, await registry.model(principal, model, number, _page_size(request)))
 
 
 async def _history(registry: Registry, request: Request, principal: Principal) -> Response:
     model, at = request.path_params["model"], request.query_params.get("at")
     if at is not None:
-        return _json(await registry.aliases_at(principal, model, at))
+        return _document(request, await registry.aliases_at(principal, model, at))
     before = _before(request)
-    return _json(await registry.history(principal, model, before, _page_size(request)))
+    return _document(request, await registry.history(principal, model, before, _page_size(request)))
 
 
 async def _version(registry: Registry, request: Request, principal: Principal) -> Response:
     model, version = request.path_params["model"], request.path_params["version"]
-    return _json(await registry.version(principal, model, version))
+    return _document(request, await registry.version(principal, model, version))
 
 
 async def _download(registry: Registry, request: Request, principal: Principal) -> Response:
@@ -270,9 +271,16 @@ def _number(text: str, name: str) -> int:
     return int(text)
 
 
-def _json(document: Any) -> Response:
-    try:
-        data = orjson.dumps(document)
-    except TypeError:  # a number of more than 64 bits
-        data = json.dumps(document).encode()
+def _document(request: Request, data: bytes) -> Response:
+    """Returns a document, which counts against the memory of large responses.
+
+    Raises:
+        BufferFullError: there is no room for it.
+    """
+    request.scope[RESERVE](len(data))
     return Response(data, media_type=_JSON)
+
+
+def _json(document: dict[str, Any]) -> Response:
+    """Returns a small answer: at most the state of an upload, or a page of annotations."""
+    return Response(encoded(document), media_type=_JSON)

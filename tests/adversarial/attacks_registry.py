@@ -64,7 +64,8 @@ def _documents() -> tuple[bytes, ...]:
         b"[" * 2**20, b'{"a":' * 10_000, b'"' + b"x" * (CHUNK_BYTES - 2) + b'"',
         b"[" + b"0," * 2**21 + b"0]", b"1" * CHUNK_BYTES, b"\xff" * 1000, b"", b"null", b"[]",
         _declared(*many), _declared(*many[:5000]), _declared(_file("a"), _file("a")),
-        *(_declared(_file(name)) for name in NAMES), *(_declared(model=name) for name in NAMES),
+        *(_declared(_file(name)) for name in NAMES),
+        *(_declared(model=name) for name in NAMES if name != "claim.json"),
         *(_declared(_file("a", size)) for size in (-1, 2**63, 10**400, 2**40)),
         *(_declared(version=version) for version in (0, -1, 10**30, "x", None, 1.5)),
     )  # fmt: skip
@@ -86,6 +87,25 @@ async def many_uploads(target: Target, random: Random) -> None:
         status, said = await _begin(target, _declared(files=[manifest]))
         if status == "200" and random.random() < 0.9:
             await _call(target, "DELETE", f"uploads/{json.loads(said)['id']}")
+
+
+async def reservations(target: Target, random: Random) -> None:
+    """Declares more bytes than the disk has, in several uploads at once, and abandons them."""
+
+    async def reserve() -> None:
+        manifest = {
+            "file": "manifest.json",
+            "size_bytes": 2,
+            "sha256": f"{random.getrandbits(256):064x}",
+        }
+        sizes = [_file(f"f{n}", 2 ** random.randrange(20, 38)) for n in range(4)]
+        status, said = await _begin(target, _declared(files=[manifest, *sizes]))
+        if status == "200":
+            await _call(target, "DELETE", f"uploads/{json.loads(said)['id']}")
+        elif status not in ("503", "507", "closed"):
+            target.wrong(f"a reservation: {status} {said[:200]!r}")
+
+    await asyncio.gather(*(reserve() for _ in range(2 * AT_ONCE)))
 
 
 async def chunks(target: Target, random: Random) -> None:
@@ -161,5 +181,14 @@ async def unread_downloads(target: Target, random: Random) -> None:
 
 ATTACKS = [
     Attack(f"registry: {run.__name__.replace('_', ' ')}", run, "registry")
-    for run in (declarations, many_uploads, chunks, half_chunks, names, moves, unread_downloads)
+    for run in (
+        declarations,
+        many_uploads,
+        reservations,
+        chunks,
+        half_chunks,
+        names,
+        moves,
+        unread_downloads,
+    )
 ]

@@ -8,6 +8,7 @@ from openapi_spec_validator import validate
 
 from tests.e2e.rest_calls import call, linear_input
 from tests.fixtures.servers import ServerProcess
+from tests.fixtures.split_servers import SplitServer
 
 INFER = json.dumps({"inputs": [linear_input([1, 2, 3, 4])]}).encode()
 BODIES = {
@@ -23,7 +24,7 @@ def test_openapi_names_only_what_there_is(server: ServerProcess) -> None:
     assert document["openapi"].startswith("3.")
     operations = [
         (method, path) for path, item in document["paths"].items() for method in METHODS
-        if method in item and "x-model" not in item[method]
+        if method in item and "x-model" not in item[method] and "/registry/" not in path
     ]  # fmt: skip
     submitted = call(server, "POST", "/v2/models/linear/jobs", INFER)
     keeps_jobs = submitted.status != 501
@@ -41,6 +42,20 @@ def test_openapi_names_only_what_there_is(server: ServerProcess) -> None:
             expected = {404}
         assert reply.status in expected, (path, reply.body)
         assert str(reply.status) in document["paths"][path][method]["responses"]
+
+
+def test_the_registry_is_described_where_the_store_is(server: ServerProcess) -> None:
+    """A gateway of the split form has no store, and says where the registry is."""
+    paths = call(server, "GET", "/openapi.json").json()["paths"]
+    reply = call(server, "GET", "/v1/registry/models")
+    push = call(server, "POST", "/v1/registry/uploads", b"{}", {"content-type": "application/json"})
+    is_split = isinstance(server, SplitServer)
+    assert any("/registry/" in path for path in paths) is not is_split
+    assert (reply.status, push.status) == ((501, 501) if is_split else (200, 403))
+    if is_split:
+        for refused in (reply, push):
+            assert "a gateway of a split server has no model store" in refused.error()
+            assert "ask the server that has the store" in refused.error()
 
 
 def test_openapi_references_resolve(server: ServerProcess) -> None:

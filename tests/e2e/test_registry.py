@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from model_store.manifest import Manifest
@@ -167,6 +168,33 @@ def test_the_history_and_the_aliases_at_a_time(source: ModelStore, tmp_path: Pat
         assert (bad.status, "in a URL %2B01:00" in bad.error()) == (400, True)
 
 
+def test_the_openapi_document_describes_the_answers(
+    source: ModelStore, server: ServerProcess
+) -> None:
+    push(server, source, "linear/1")
+    document = call(server, "GET", "/openapi.json").json()
+    promoted = call(
+        server, "POST", "/v1/registry/models/linear/aliases/described", b'{"version": 1}', AS_JSON
+    )
+    assert promoted.status == 200
+    begun = begin(server, {"manifest.json": b"another version of linear"}, version=9)
+    upload = begun.json()["id"]
+    call(server, "PUT", f"/v1/registry/uploads/{upload}/files/manifest.json?offset=0", b"another")
+    shown = {
+        "RegistryModels": at(server, "models"),
+        "RegistryModel": at(server, "models/linear"),
+        "RegistryVersion": at(server, "models/linear/versions/1"),
+        "RegistryHistory": at(server, "models/linear/history"),
+        "RegistryMove": promoted,
+        "RegistryUpload": at(server, f"uploads/{upload}"),
+    }
+    for name, reply in shown.items():
+        schema = {**document["components"]["schemas"][name], "components": document["components"]}
+        jsonschema.Draft202012Validator(schema).validate(reply.json())
+        known = set(schema["properties"])
+        assert set(reply.json()) - {"schema_version"} <= known, name
+
+
 class SlowLine:
     """A proxy that closes all connections after some bytes to the server; then it stops."""
 
@@ -241,7 +269,7 @@ def test_a_killed_push_and_a_killed_server_go_on(source: ModelStore, tmp_path: P
         assert json.loads(done.stdout)["bytes_copied"] <= size + 2**15 - before
     copy = ModelStore(str(tmp_path))
     assert version_bytes_of(copy) == version_bytes_of(source)
-    assert os.listdir(tmp_path / ".uploads") == []
+    assert os.listdir(tmp_path / ".uploads") == [".lock"]
 
 
 def arrived(store: Path, at_least: int) -> int:
@@ -259,9 +287,9 @@ def version_bytes_of(store: ModelStore) -> dict[str, str]:
     return {entry.file: entry.sha256 for entry in store.manifest("digits", 1).all_files()}
 
 
-def begin(server: ServerProcess, files: dict[str, bytes], key: str = "") -> Reply:
+def begin(server: ServerProcess, files: dict[str, bytes], key: str = "", version: int = 1) -> Reply:
     document = {
-        "model": "linear", "version": 1,
+        "model": "linear", "version": version,
         "files": [
             {"file": name, "size_bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()}
             for name, b in files.items()

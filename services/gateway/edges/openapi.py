@@ -26,11 +26,12 @@ from services.gateway.edges.documentation.openapi_parts import (
 )
 from services.gateway.edges.documentation.predict_paths import predict_paths, predict_schemas
 from services.gateway.edges.documentation.region_paths import region_paths, region_schemas
+from services.gateway.edges.documentation.registry_paths import registry_paths, registry_schemas
 from services.queueing.records import LOWEST_PRIORITY
 
 
 def openapi_document(
-    version: str, *, with_jobs: bool, with_regions: bool = False
+    version: str, *, with_jobs: bool, with_regions: bool = False, with_registry: bool = False
 ) -> dict[str, Any]:
     """Builds the document.
 
@@ -38,6 +39,7 @@ def openapi_document(
         version: version of the server.
         with_jobs: True if the server keeps jobs; without them, their calls only answer 501.
         with_regions: True if callers may register shared memory; likewise.
+        with_registry: True if the server has a registry; likewise.
     """
     return {
         "openapi": "3.1.0",
@@ -53,6 +55,7 @@ def openapi_document(
             **_versioned_paths(),
             **(_job_paths() if with_jobs else {}),
             **(region_paths() if with_regions else {}),
+            **(registry_paths() if with_registry else {}),
             **administration_paths(),
             **predict_paths(_INFER_ERRORS),
         },
@@ -60,6 +63,7 @@ def openapi_document(
             "schemas": _schemas()
             | (_job_schemas() if with_jobs else {})
             | (region_schemas() if with_regions else {})
+            | (registry_schemas() if with_registry else {})
             | administration_schemas()
             | predict_schemas(),
             "parameters": _HEADERS,

@@ -96,6 +96,7 @@ class RestEdge:
             facts.version,
             with_jobs=service is not None,
             with_regions=regions is not None,
+            with_registry=registry is not None,
         )
         live = orjson.dumps({"live": True})
         # Open endpoints, which reveal nothing about the models.

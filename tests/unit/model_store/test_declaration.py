@@ -1,6 +1,9 @@
 """Declarations of uploads: what comes from another machine has limits and plain names."""
 
+import contextlib
+import itertools
 import json
+import time
 from typing import Any
 
 import pytest
@@ -52,10 +55,17 @@ def test_the_id_is_that_of_contents_and_owner() -> None:
         (declaration(files=[file("a")]), "has no manifest.json"),
         (declaration(files=[{**MANIFEST, "size_bytes": 2**21}]), "over 1,048,576"),
         (declaration(file("model.sig", size_bytes=2**30)), "model.sig has"),
-        (declaration(*(file(f"f{n}") for n in range(MAX_FILES))), "at most 1024"),
+        (declaration(*(file(f"f{n}") for n in range(MAX_FILES))), "at most 1,024"),
         (b"{", "not JSON"),
         (b"[" * 2**20 + b"]", "bytes"),
-        (b"[" * 1000, "nested"),
+        (b"[" * 4000, "not JSON"),
+        (b"9" * 5000, "not JSON"),
+        (b'{"a": NaN}', "not JSON"),
+        (declaration("a"), "in 'files.1', '.whole.' is 'a': write a mapping"),
+        (declaration(files={"a": 1}), "write a list"),
+        (declaration(file("a", **{f"k{n}": n for n in range(20)})), "'files.1' of .* 23 keys"),
+        (declaration(**{f"k{n}": n for n in range(4000)}), "4,003 keys, over 16"),
+        (declaration(*[None] * 5000), "at most 5,000 are read"),
         (b"", "not JSON"),
         (b"\xff\xfe", "not JSON"),
     ],
@@ -69,3 +79,31 @@ def test_declarations_that_are_refused(data: bytes, words: str) -> None:
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with pytest.raises(UploadRefusedError):
         parse_declaration(data)
+
+
+COSTLY = {
+    "wrong values": declaration(*[file("../up", size_bytes=-1, sha256="x")] * 1000),
+    "no files": declaration(*[None] * 4900),
+    "values": declaration(*[{}] * 11_000),
+    "keys": declaration(**{f"k{n}": n for n in range(4900)}),
+    "keys of a file": declaration({f"k{n}": n for n in range(4900)}),
+    "escapes": declaration(file("\x01" * 80_000)),
+    "digits": b"[" + b",".join([b"9" * 300] * 1700) + b"]",
+    "long digits": b"[" + b",".join([b"9" * 4300] * 120) + b"]",
+    "none": declaration(*(file(f"f{n:0>120}") for n in range(MAX_FILES - 1))),
+}
+SLICE_S = 0.003
+
+
+def longest_slice_s(data: bytes) -> float:
+    """Returns the most processor time between two releases of the interpreter lock."""
+    ends = [time.thread_time()]
+    with contextlib.suppress(UploadRefusedError):
+        parse_declaration(data, lambda: ends.append(time.thread_time()))
+    ends.append(time.thread_time())
+    return max(after - before for before, after in itertools.pairwise(ends))
+
+
+@pytest.mark.parametrize("fault", COSTLY)
+def test_no_fault_and_no_number_of_files_occupies_the_interpreter(fault: str) -> None:
+    assert min(longest_slice_s(COSTLY[fault]) for _ in range(5)) < SLICE_S

@@ -42,6 +42,7 @@ class OpenDocument:
         version: version of the server.
         with_jobs: True if the server keeps jobs.
         with_regions: True if callers may register shared memory.
+        with_registry: True if the server has a registry.
     """
 
     def __init__(
@@ -52,10 +53,16 @@ class OpenDocument:
         *,
         with_jobs: bool,
         with_regions: bool = False,
+        with_registry: bool = False,
     ) -> None:
         self._directory = directory
         self._work = work
-        document = openapi_document(version, with_jobs=with_jobs, with_regions=with_regions)
+        document = openapi_document(
+            version,
+            with_jobs=with_jobs,
+            with_regions=with_regions,
+            with_registry=with_registry,
+        )
         self._info: dict[str, Any] = document.pop("info")
         self._paths = orjson.dumps(document.pop("paths"))[1:-1]
         self._start = orjson.dumps(document)[:-1]

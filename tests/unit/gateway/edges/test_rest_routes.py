@@ -4,8 +4,11 @@ import re
 
 import orjson
 import pytest
+from openapi_spec_validator import validate
 
+from services.access.caller import Principal
 from services.gateway.edges.openapi import openapi_document
+from services.registry.rest_routes import PREFIX, RegistryRoutes
 from tests.unit.gateway.edges.test_rest_edge import Edge, error_of
 from tests.unit.wire.http_wire import on_loop, request, settle
 
@@ -103,6 +106,40 @@ def test_each_place_in_a_path_is_described() -> None:
     for path, item in openapi_document("1", with_jobs=True)["paths"].items():
         described = {one["name"] for one in item.get("parameters", ()) if one["in"] == "path"}
         assert described == set(re.findall(r"{(\w+)}", path)), path
+
+
+def test_calls_of_the_registry_are_shown_where_there_is_one() -> None:
+    without, document = (
+        openapi_document("1", with_jobs=False, with_registry=shown) for shown in (False, True)
+    )
+    assert b"egistry" not in orjson.dumps(without)
+    validate(document)
+    routes = RegistryRoutes(None, lambda _: Principal(None, "")).routes()
+    served = {(route.path, method) for route in routes for method in route.methods or ()}
+    described = {
+        (path, method.upper())
+        for path, item in document["paths"].items()
+        for method in item
+        if path.startswith(PREFIX) and method != "parameters"
+    }
+    assert described == {(path, method) for path, method in served if method != "HEAD"}
+    for path in without["paths"].keys() ^ document["paths"].keys():
+        places = {one["name"] for one in document["paths"][path].get("parameters", ())}
+        assert places == set(re.findall(r"{(\w+)}", path)), path
+
+
+def test_a_gateway_without_a_store_says_where_the_registry_is() -> None:
+    async def test() -> None:
+        edge = Edge()
+        edge.wire.send(request("/v1/registry/models", method="GET"))
+        edge.wire.send(request("/v1/registry/uploads", b"{}"))
+        await settle()
+        answers = edge.wire.answers()
+        assert [answer.status for answer in answers] == [501, 501]
+        for answer in answers:
+            assert "ask the server that has the store" in error_of(answer)
+
+    on_loop(test)
 
 
 def test_a_server_without_redis_shows_no_calls_of_jobs() -> None:

@@ -1,0 +1,151 @@
+"""Shares of the folder of uploads: places for open uploads, by owner, and space on the disk.
+
+    <folder>/.lock              held while places and space are given
+    <folder>/<id>/claim.json    the owner of an upload, and the bytes it may have
+
+In: an upload that begins. Out: its place, or an error that says which share is taken.
+
+Rules:
+- one owner has a part of the places, so that it leaves some to others;
+- what open uploads have still to receive is no free space for another: uploads that fit alone do
+  not fill the disk together.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from flambeau.protocol.strict import StrictModel
+from model_store.document import SMALL, parse_as
+from model_store.errors import StorageFullError, StoreError, TooManyUploadsError
+from model_store.storage.plain_file import read_plain_file
+
+MAX_OPEN = 64
+"""Uploads of one store that are open at once."""
+MAX_PER_OWNER = 16
+"""Open uploads of one owner."""
+CLAIM_FILE = "claim.json"
+
+
+class _Claim(StrictModel):
+    owner: str
+    size_bytes: Annotated[int, Field(ge=0)] = 0
+    """Bytes of all its files; 0 until there was space for them."""
+
+
+class Shares:
+    """The shares of one folder, for all processes that see it.
+
+    Args:
+        folder: the folder of the uploads.
+        max_per_owner: open uploads of one owner.
+    """
+
+    def __init__(self, folder: Path, max_per_owner: int = MAX_PER_OWNER) -> None:
+        self._folder = folder
+        self._max_per_owner = max_per_owner
+
+    def open_ids(self) -> list[str]:
+        """Returns the uploads that are open, or whose removal was cut off."""
+        with contextlib.suppress(FileNotFoundError):
+            return [name for name in os.listdir(self._folder) if not name.startswith(".")]
+        return []
+
+    def take_place(self, upload_id: str, owner: str) -> Path:
+        """Makes the folder of an upload, unless it is there; returns it.
+
+        Raises:
+            TooManyUploadsError: `MAX_OPEN` are open, or those that one owner may have.
+            OSError: the folder cannot be written to.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place = self._folder / upload_id
+        with self._locked():
+            if self._claim(upload_id) is None:
+                self._check_places(owner)
+                place.mkdir(mode=0o700, exist_ok=True)
+                self._write(upload_id, _Claim(owner=owner))
+            (place / "lock").touch()
+        return place
+
+    def _check_places(self, owner: str) -> None:
+        found = self.open_ids()
+        if len(found) >= MAX_OPEN:
+            raise TooManyUploadsError(
+                f"{MAX_OPEN} uploads are open, as many as a store takes at once; finish or "
+                "abandon one"
+            )
+        claims = [claim for one in found if (claim := self._claim(one)) is not None]
+        if sum(claim.owner == owner for claim in claims) >= self._max_per_owner:
+            raise TooManyUploadsError(
+                f"{self._max_per_owner} of your uploads are open, as many as one caller may have "
+                "at once; finish or abandon one"
+            )
+
+    def reserve(self, upload_id: str, owner: str, size_bytes: int, missing_bytes: int) -> None:
+        """Reserves space on the disk for an upload.
+
+        Args:
+            upload_id: the upload, which has a place.
+            owner: its owner.
+            size_bytes: bytes of all its files.
+            missing_bytes: those of them that have still to arrive.
+
+        Raises:
+            StorageFullError: less is free, without what other uploads have still to receive.
+            OSError: the folder cannot be read or written to.
+        """
+        with self._locked():
+            others = sum(map(self._missing_bytes, set(self.open_ids()) - {upload_id}))
+            free = shutil.disk_usage(self._folder).free
+            lacking = missing_bytes + others - free
+            if lacking > 0:
+                raise StorageFullError(
+                    f"the upload needs {missing_bytes:,} bytes, and {lacking:,} of them are "
+                    f"missing: {self._folder} has {free:,} free, of which {others:,} are reserved "
+                    "for other uploads; make room there, or finish or abandon others, and push "
+                    "again"
+                )
+            self._write(upload_id, _Claim(owner=owner, size_bytes=size_bytes))
+
+    def _missing_bytes(self, upload_id: str) -> int:
+        """Returns the bytes that an upload has still to receive."""
+        claim = self._claim(upload_id)
+        if claim is None or not claim.size_bytes:
+            return 0
+        here = 0
+        for folder, _, files in os.walk(self._folder / upload_id / "store"):
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):
+                    here += os.lstat(os.path.join(folder, name)).st_size
+        return max(0, claim.size_bytes - here)
+
+    def _claim(self, upload_id: str) -> _Claim | None:
+        """Returns the claim of an upload; None if it has none that can be read."""
+        path = self._folder / upload_id / CLAIM_FILE
+        with contextlib.suppress(OSError, StoreError):
+            return parse_as(_Claim, read_plain_file(path, SMALL.max_bytes), CLAIM_FILE, SMALL)
+        return None
+
+    def _write(self, upload_id: str, claim: _Claim) -> None:
+        path = self._folder / upload_id / CLAIM_FILE
+        beside = path.with_name(f"{CLAIM_FILE}.new")
+        beside.write_text(claim.model_dump_json())
+        os.replace(beside, path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Locks the shares against all other processes; they are held for milliseconds."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        lock = os.open(self._folder / ".lock", flags, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
