@@ -26,18 +26,20 @@ class IntermediateAnswers:
     """The socket of one handler, whose calls run in the thread of an executor."""
 
     def __init__(self) -> None:
-        self._parts: queue.SimpleQueue[dict[str, HandlerAnswer] | None] = queue.SimpleQueue()
-        self._goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._batch: _Batch | None = None
 
     def sendall(self, message: bytes | bytearray) -> None:
         """Hands over the answers in a message, and waits until they are taken.
 
         Raises:
-            CallersLeftError: nobody reads them.
+            CallersLeftError: nobody reads them, or no batch runs.
             ValueError: it is no message of TorchServe's.
         """
-        self._parts.put(parsed_message(message))
-        if not self._goes_on.get():
+        batch, parts = self._batch, parsed_message(message)
+        if batch is None:
+            raise CallersLeftError("no batch runs; answer before the handler returns")
+        batch.parts.put(parts)
+        if not batch.goes_on.get():
             raise CallersLeftError("the callers of this batch have left; its answers are not read")
 
     def during(
@@ -50,19 +52,32 @@ class IntermediateAnswers:
             ids: ids of the requests of the batch, in order.
             executor: has one thread.
         """
+        batch = self._batch = _Batch()
         running = executor.submit(call)
-        running.add_done_callback(lambda _: self._parts.put(None))
+        running.add_done_callback(lambda _: batch.parts.put(None))
         part: dict[str, HandlerAnswer] | None = {}
         try:
-            while (part := self._parts.get()) is not None:
+            while (part := batch.parts.get()) is not None:
                 yield [part.get(one, HandlerAnswer(is_intermediate=True)) for one in ids]
-                self._goes_on.put(True)
+                batch.goes_on.put(True)
             yield list(running.result())
         finally:
             if part is not None:  # the generator was closed: the call must end before the next
-                self._goes_on.put(False)
-                while self._parts.get() is not None:
-                    self._goes_on.put(False)
+                batch.goes_on.put(False)
+                while batch.parts.get() is not None:
+                    batch.goes_on.put(False)
+            self._batch = None
+            batch.goes_on.put(False)  # to a thread of the handler's that came too late
+
+
+class _Batch:
+    """The answers of one batch on their way: what comes behind it is not the next one's."""
+
+    __slots__ = ("goes_on", "parts")
+
+    def __init__(self) -> None:
+        self.parts: queue.SimpleQueue[dict[str, HandlerAnswer] | None] = queue.SimpleQueue()
+        self.goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
 
 def parsed_message(message: bytes | bytearray) -> dict[str, HandlerAnswer]:

@@ -12,6 +12,7 @@ after another), `memory` (name of an input; its descriptor is the memory), `run`
 """
 
 import array
+import os
 import socket
 from typing import Any
 
@@ -20,7 +21,8 @@ import orjson
 MAX_MESSAGE_BYTES = 128 * 1024
 """Limit of a message, for a socket's default buffer; tensors are sent through shared memory."""
 
-_ANCILLARY_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
+_ANCILLARY_BYTES = socket.CMSG_LEN(array.array("i").itemsize)
+"""Room for one descriptor; the kernel closes further ones."""
 
 
 class ChannelClosedError(Exception):
@@ -81,6 +83,7 @@ class Channel:
         Raises:
             ChannelClosedError: the other end is closed.
             TimeoutError: the timeout of `wait_at_most` expired.
+            ValueError, AttributeError: what came is no message.
         """
         try:
             data, ancillary, _, _ = self._socket.recvmsg(
@@ -92,10 +95,13 @@ class Channel:
             raise ChannelClosedError from error
         if not data:
             raise ChannelClosedError
-        ((kind, content),) = orjson.loads(data).items()
-        descriptor = None
-        if ancillary:
-            (descriptor,) = array.array("i", ancillary[0][2])
+        descriptor = array.array("i", ancillary[0][2])[0] if ancillary else None
+        try:
+            ((kind, content),) = orjson.loads(data).items()
+        except (ValueError, AttributeError):
+            if descriptor is not None:
+                os.close(descriptor)
+            raise
         return kind, content, descriptor
 
     def close(self) -> None:

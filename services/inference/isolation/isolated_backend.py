@@ -156,8 +156,15 @@ class IsolatedBackend(Backend):
         self._send(how, entries)
 
     def _copied(self, entries: Sequence[TensorEntry]) -> dict[str, Array]:
-        """Copies outputs out of the shared memory, which the next ones overwrite."""
-        return {entry[0]: self._outputs.view(entry).copy() for entry in entries}
+        """Copies outputs out of the shared memory, which the next ones overwrite.
+
+        Raises:
+            WorkerProcessDiedError: the process does not describe its outputs.
+        """
+        try:
+            return {entry[0]: self._outputs.view(entry).copy() for entry in entries}
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise self._broken(error) from error
 
     def _send(self, kind: str, content: Any) -> None:
         try:
@@ -174,6 +181,7 @@ class IsolatedBackend(Backend):
         """Kills the process and those that it started; not once it is closed: ids are reused."""
         if self._closed:
             return
+        self._process.kill()  # it may have left its group
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -201,19 +209,47 @@ class IsolatedBackend(Backend):
             self._folder.remove()
 
     def _receive(self, *wanted: str) -> tuple[str, Any]:
-        """Returns the next message of some kinds; attaches announced memory before."""
+        """Returns the next message of some kinds; attaches announced memory before.
+
+        Raises:
+            BackendError: the model raised.
+            WorkerProcessDiedError: the process ended, or was ended: it sent another message.
+        """
         try:
             while True:
                 kind, content, descriptor = self._channel.receive()
-                if kind == "memory" and descriptor is not None:
-                    self._outputs.attach(content, descriptor)
-                elif kind == "error":
-                    raise _error_of(content)
-                else:
-                    assert kind in wanted, f"a worker process sent {kind}, not {wanted}"
-                    return kind, content
+                if descriptor is None:
+                    break
+                self._attach(kind, content, descriptor)
+            if kind not in (*wanted, "error"):
+                raise ValueError(f"it sent '{kind[:40]}' in place of '{wanted[0]}'")
+            raised = _error_of(content) if kind == "error" else None
         except ChannelClosedError:
             raise self._death() from None
+        except TimeoutError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+            raise self._broken(error) from error
+        if raised is not None:
+            raise raised
+        return kind, content
+
+    def _attach(self, kind: str, name: str, descriptor: int) -> None:
+        """Maps announced memory; closes a descriptor that came with another message."""
+        if kind != "memory":
+            os.close(descriptor)
+            raise ValueError(f"it sent a descriptor with '{kind[:40]}'")
+        self._outputs.attach(name, descriptor)
+
+    def _broken(self, error: Exception) -> WorkerProcessDiedError:
+        """Ends a process that broke the protocol: its next answer could be that to this batch."""
+        self.kill()
+        self._wait_for_end()
+        return WorkerProcessDiedError(
+            f"the worker process of artifact '{self._name}' (pid {self.pid}) was ended by this "
+            f"server: the model writes to the server's channel, or left it in disorder ({error!r})",
+            "SIGKILL",
+        )
 
     def _death(self) -> WorkerProcessDiedError:
         how = _how_it_ended(self._wait_for_end(), self._killed)

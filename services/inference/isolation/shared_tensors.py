@@ -10,6 +10,7 @@ Strings do not lie in an array: they are encoded as in the protocol, each after 
 Rule: the next batch overwrites a place, so a reader copies what it keeps.
 """
 
+import fcntl
 import math
 import mmap
 import os
@@ -22,7 +23,13 @@ from services.inference.isolation.channel import Channel, ChannelClosedError
 TensorEntry = tuple[str, str, tuple[int, ...]]
 """Name, type as in `numpy.dtype.str`, and shape; for strings the number of bytes and the shape."""
 
+MAX_PLACES = 1024
+"""Tensors of one process: each holds a descriptor, of which a server has some thousands."""
+MAX_PLACE_BYTES = 2**32
+"""Memory of one tensor."""
 _STRINGS = np.dtype(np.object_).str
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Seals of a place (fcntl(2)): reading memory that the other process has cut off is a SIGBUS."""
 
 
 class TensorWriter:
@@ -64,9 +71,10 @@ class TensorWriter:
 
     def _replace(self, name: str, size_bytes: int) -> mmap.mmap:
         capacity_bytes = max(mmap.PAGESIZE, 1 << (size_bytes - 1).bit_length())
-        descriptor = os.memfd_create("flambeau-tensor")
+        descriptor = os.memfd_create("flambeau-tensor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, capacity_bytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             place = mmap.mmap(descriptor, capacity_bytes)
             self._channel.send("memory", name, descriptor)
         finally:
@@ -82,14 +90,29 @@ class TensorReader:
         self._places: dict[str, mmap.mmap] = {}
 
     def attach(self, name: str, descriptor: int) -> None:
-        """Maps a place that a `memory` message announced, and closes its descriptor."""
+        """Maps a place that a `memory` message announced, and closes its descriptor.
+
+        Raises:
+            OSError: it is no memory.
+            ValueError: it can be cut off, is too large, or there are too many.
+        """
         try:
+            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise ValueError("the memory of a tensor is not sealed")
+            if (size := os.fstat(descriptor).st_size) > MAX_PLACE_BYTES:
+                raise ValueError(f"a tensor has {size:,} bytes; at most {MAX_PLACE_BYTES:,} fit")
+            if len(self._places) >= MAX_PLACES and name not in self._places:
+                raise ValueError(f"there are over {MAX_PLACES:,} tensors")
             self._places[name] = mmap.mmap(descriptor, 0)
         finally:
             os.close(descriptor)
 
     def view(self, entry: TensorEntry) -> Array:
-        """Returns a view of a tensor, which the next batch overwrites; for strings a copy."""
+        """Returns a view of a tensor, which the next batch overwrites; for strings a copy.
+
+        Raises:
+            KeyError, ValueError, TypeError: the entry does not describe what lies there.
+        """
         name, dtype, shape = entry
         if dtype == _STRINGS:
             size_bytes, *rest = shape
