@@ -64,7 +64,8 @@ def _documents() -> tuple[bytes, ...]:
         b"[" * 2**20, b'{"a":' * 10_000, b'"' + b"x" * (CHUNK_BYTES - 2) + b'"',
         b"[" + b"0," * 2**21 + b"0]", b"1" * CHUNK_BYTES, b"\xff" * 1000, b"", b"null", b"[]",
         _declared(*many), _declared(*many[:5000]), _declared(_file("a"), _file("a")),
-        *(_declared(_file(name)) for name in NAMES), *(_declared(model=name) for name in NAMES if name != "claim.json"),
+        *(_declared(_file(name)) for name in NAMES), 
+        *(_declared(model=name) for name in NAMES if name != "claim.json"),
         *(_declared(_file("a", size)) for size in (-1, 2**63, 10**400, 2**40)),
         *(_declared(version=version) for version in (0, -1, 10**30, "x", None, 1.5)),
     )  # fmt: skip

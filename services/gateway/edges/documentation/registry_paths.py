@@ -202,14 +202,11 @@ def registry_schemas() -> dict[str, Any]:
     """Returns the schemas that the paths refer to."""
     numbers = {"type": "object", "additionalProperties": _NUMBER}
     texts = {"type": "object", "additionalProperties": _TEXT}
-    changes = {"type": "object", "additionalProperties": {"type": ["string", "null"]}}
     noted = {"description": _TEXT, "tags": texts}
     names = {"type": "array", "items": _TEXT}
     following = {"type": ["string", "null"], "description": "The `after` of the next page."}
     earlier = {"type": ["integer", "null"], "description": "The `before` of the next page."}
-    reason = {"why": {**_TEXT, "maxLength": 500}}
     version = {"model": _TEXT, "version": _NUMBER}
-    told = {"who": _TEXT, "when": {**_TEXT, "format": "date-time"}, "why": _TEXT}
     return {
         "RegistryModels": object_of(
             ["models", "next"],
@@ -248,6 +245,18 @@ def registry_schemas() -> dict[str, Any]:
             manifest={"type": "object"},
             report={},
         ),
+        **_act_schemas(noted, numbers, version),
+        **_upload_schemas(version),
+    }
+
+
+def _act_schemas(
+    noted: dict[str, Any], numbers: dict[str, Any], version: dict[str, Any]
+) -> dict[str, Any]:
+    changes = {"type": "object", "additionalProperties": {"type": ["string", "null"]}}
+    reason = {"why": {**_TEXT, "maxLength": 500}}
+    told = {"who": _TEXT, "when": {**_TEXT, "format": "date-time"}, "why": _TEXT}
+    return {
         "RegistryHistory": object_of(["name", "moves"], name=_TEXT, moves=array_of("RegistryMove")),
         "RegistryMove": object_of(
             ["generation", "aliases", *told], generation=_COUNT, aliases=numbers, **told
@@ -260,7 +269,6 @@ def registry_schemas() -> dict[str, Any]:
         "RegistryTombstone": object_of([*version, *told], **version, **told),
         "RegistryReason": {"type": "object", "properties": reason},
         "RegistryPromotion": object_of(["version"], version=_NUMBER, **reason),
-        **_upload_schemas(version),
     }
 
 
