@@ -205,16 +205,11 @@ def registry_schemas() -> dict[str, Any]:
     """Returns the schemas that the paths refer to."""
     numbers = {"type": "object", "additionalProperties": _NUMBER}
     texts = {"type": "object", "additionalProperties": _TEXT}
-    changes = {"type": "object", "additionalProperties": {"type": ["string", "null"]}}
     noted = {"description": _TEXT, "tags": texts}
     names = {"type": "array", "items": _TEXT}
     following = {"type": ["string", "null"], "description": "The `after` of the next page."}
     earlier = {"type": ["integer", "null"], "description": "The `before` of the next page."}
-    reason = {"why": {**_TEXT, "maxLength": 500}}
     version = {"model": _TEXT, "version": _NUMBER}
-    number = {"type": ["integer", "null"]}
-    change = object_of(["alias", "from", "to"], **{"alias": _TEXT, "from": number, "to": number})
-    told = {"who": _TEXT, "when": {**_TEXT, "format": "date-time"}, "why": _TEXT}
     return {
         "RegistryModels": object_of(
             ["models", "next"],
@@ -253,11 +248,25 @@ def registry_schemas() -> dict[str, Any]:
             manifest={"type": "object"},
             report={},
         ),
+        **_act_schemas(noted, numbers, version),
+        **_upload_schemas(version),
+    }
+
+
+def _act_schemas(
+    noted: dict[str, Any], numbers: dict[str, Any], version: dict[str, Any]
+) -> dict[str, Any]:
+    changes = {"type": "object", "additionalProperties": {"type": ["string", "null"]}}
+    reason = {"why": {**_TEXT, "maxLength": 500}}
+    told = {"who": _TEXT, "when": {**_TEXT, "format": "date-time"}, "why": _TEXT}
+    number = {"type": ["integer", "null"]}
+    change = object_of(["alias", "from", "to"], **{"alias": _TEXT, "from": number, "to": number})
+    return {
         "RegistryHistory": object_of(
             ["name"],
             name=_TEXT,
             moves=array_of("RegistryMove"),
-            next=earlier,
+            next={**number, "description": "The `before` of the next page."},
             at={**_TEXT, "description": "The time that was asked for, in place of `moves`."},
             generation=_COUNT,
             aliases=numbers,
@@ -278,7 +287,6 @@ def registry_schemas() -> dict[str, Any]:
         "RegistryTombstone": object_of([*version, *told], **version, **told),
         "RegistryReason": {"type": "object", "properties": reason},
         "RegistryPromotion": object_of(["version"], version=_NUMBER, **reason),
-        **_upload_schemas(version),
     }
 
 
