@@ -1,8 +1,8 @@
-"""`flambeau models export`: writes a version as a file of another server."""
+"""`flambeau models export`: writes a version in the format of another server or tool."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from flambeau.commands.text.tables import size_text
 from model_store.host.install_advice import needing
 from model_store.host.memory_limit import GIB
 
+if TYPE_CHECKING:
+    from flambeau.exporting.export_request import Exported
+
 ModelVersion = Annotated[
     str,
     typer.Argument(
@@ -30,7 +33,12 @@ ModelVersion = Annotated[
     ),
 ]
 Format = Annotated[
-    str, typer.Option("--format", metavar="FORMAT", help="mar: a TorchServe archive.")
+    str,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="mar: a TorchServe archive; oci-layout: an OCI image layout.",
+    ),
 ]
 Version = Annotated[
     int | None,
@@ -41,10 +49,16 @@ Version = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", metavar="FILE", help="File to write.", show_default="MODEL.FORMAT, here"
+        "--output",
+        metavar="PATH",
+        help="File or folder to write.",
+        show_default="MODEL.mar or MODEL.oci, here",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace what exists, if it has this format."),
+]
 ArtifactName = Annotated[
     str,
     typer.Option(
@@ -92,10 +106,10 @@ def export(
     keys: KeysFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a version as a file that another server loads, once it answers as the version does.
+    """Write a version in the format of another server or tool, once it answers as the version.
 
-    The golden rows run through the file in a separate process. If an answer differs, there is no
-    file, and the exit code is 1.
+    If the format has code of its own, the golden rows run through it in a separate process. If an
+    answer differs, nothing is written, and the exit code is 1.
     """
     with needing("serve"):
         from flambeau.exporting.errors import ExportError
@@ -123,8 +137,15 @@ def export(
     if as_json:
         print_json({**asdict(exported), "path": str(exported.path)})
         return
-    typer.echo(
-        f"wrote {exported.path} ({size_text(exported.size_bytes)}): {exported.artifact} of "
-        f"{request.title}; its {exported.rows} golden rows differ by at most "
-        f"{exported.max_abs_difference:.2g}"
-    )
+    typer.echo(_line(exported, request.title))
+
+
+def _line(exported: "Exported", title: str) -> str:
+    checked = ""
+    if exported.rows is not None:
+        checked = (
+            f"; its {exported.rows} golden rows differ by at most {exported.max_abs_difference:.2g}"
+        )
+    what = exported.artifact or "all files"
+    size = size_text(exported.size_bytes)
+    return f"wrote {exported.path} ({size}): {what} of {title}{checked}"
