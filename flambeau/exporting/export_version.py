@@ -52,8 +52,20 @@ def _write_oci(request: ExportRequest, path: Path) -> Exported:
     return write_oci_layout(request, path)
 
 
+def _write_triton(request: ExportRequest, path: Path) -> Exported:
+    from flambeau.exporting.triton_repository import write_triton_model
+
+    return write_triton_model(request, path)
+
+
 FORMATS = {
     "mar": ExportFormat(suffix="mar", words="TorchServe archive", write=_write_torchserve),
+    "triton": ExportFormat(
+        words="model of a Triton repository",
+        write=_write_triton,
+        marker="config.pbtxt",
+        in_repository=True,
+    ),
     "oci-layout": ExportFormat(
         suffix="oci", words="OCI image layout", write=_write_oci, marker="oci-layout"
     ),

@@ -103,7 +103,7 @@ class Version:
                 raise RefusedError(f"input '{one.name}' is missing")
         for limits in (self._signature.get("dynamic", {}), self._signature.get("limits", {})):
             for name in limits.keys() & row.keys():
-                _check_sizes(row[name], self._inputs[name], limits[name])
+                self._inputs[name].check_sizes(row[name].shape, limits[name])
         return row
 
     def _values(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -198,13 +198,3 @@ def _of_row(array: Array, tensor: Tensor, row: int) -> Array:
     """Returns the part of an output that belongs to a row: the whole, if it has no batch."""
     axis = tensor.batch_axis
     return array if axis is None else np.moveaxis(array, axis, 0)[row, ...]
-
-
-def _check_sizes(array: Array, tensor: Tensor, axes: Mapping[str, Sequence[int | None]]) -> None:
-    for axis, (low, high) in axes.items():
-        size = array.shape[tensor.row_axis(int(axis))]
-        if size < (low or 1) or (high is not None and size > high):
-            most = "more" if high is None else high
-            raise RefusedError(
-                f"input '{tensor.name}' has size {size} along axis {axis}; give {low} to {most}"
-            )

@@ -37,7 +37,7 @@ def export(store: ModelStore, manifest: Manifest, path: Path, **options: Any) ->
 def blob(folder: Path, described: dict[str, Any]) -> bytes:
     """Returns the bytes of a descriptor, once size and digest are checked."""
     algorithm, _, digest = described["digest"].partition(":")
-    data = (folder / "blobs" / algorithm / digest).read_bytes()
+    data: bytes = (folder / "blobs" / algorithm / digest).read_bytes()
     assert hashlib.sha256(data).hexdigest() == digest
     assert len(data) == described["size"]
     return data
