@@ -58,6 +58,12 @@ def _write_triton(request: ExportRequest, path: Path) -> Exported:
     return write_triton_model(request, path)
 
 
+def _write_mlflow(request: ExportRequest, path: Path) -> Exported:
+    from flambeau.exporting.mlflow_folder import write_mlflow_model
+
+    return write_mlflow_model(request, path)
+
+
 FORMATS = {
     "mar": ExportFormat(suffix="mar", words="TorchServe archive", write=_write_torchserve),
     "triton": ExportFormat(
@@ -68,6 +74,9 @@ FORMATS = {
     ),
     "oci-layout": ExportFormat(
         suffix="oci", words="OCI image layout", write=_write_oci, marker="oci-layout"
+    ),
+    "mlflow": ExportFormat(
+        suffix="mlflow", words="MLflow model", write=_write_mlflow, marker="MLmodel"
     ),
 }
 """Formats by name."""

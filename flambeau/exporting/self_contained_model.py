@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from flambeau.exporting import triton_stand_in
+from flambeau.exporting.archived_version.batch_inputs import BatchInputs
 from flambeau.exporting.export_request import ExportRequest
 from flambeau.exporting.golden_check import check_answers
 from flambeau.protocol.python_model import Context
@@ -94,11 +95,7 @@ class ExportedTritonModel:
         refuse_our_packages(str(folder), "Triton")
         sys.modules["triton_python_backend_utils"] = triton_stand_in
         self._signature: dict[str, Any] = context.args["signature"]
-        self._is_plain = all(
-            one.get("batch_axis", 0) == 0 and not one.get("optional")
-            for what in ("inputs", "outputs")
-            for one in self._signature[what]
-        )
+        self._is_plain = BatchInputs(self._signature).is_plain
         config = {
             "max_batch_size": self._signature["max_batch_size"] if self._is_plain else 0,
             "parameters": {"threads": {"string_value": "1"}},
@@ -129,6 +126,37 @@ class ExportedTritonModel:
             for one in self._signature["outputs"]:
                 found[one["name"]].append(_without_batch(tensors[one["name"]], one))
         return {name: _stacked(arrays) for name, arrays in found.items()}
+
+
+class ExportedMlflowModel:
+    """The loader of one MLflow model."""
+
+    def load(self, context: Context) -> None:
+        """Opens the model, as MLflow's `python_function` does."""
+        folder = Path(context.args["folder"])
+        refuse_our_packages(str(folder), "MLflow")
+        sys.path.insert(0, str(folder / "code"))
+        self._signature: dict[str, Any] = context.args["signature"]
+        self._is_plain = BatchInputs(self._signature).is_plain
+        module = importlib.import_module("archived_version.mlflow_model")
+        self._model = module._load_pyfunc(str(folder / "data"))
+
+    def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs rows, [rows, ...]: together if all tensors have a batch, and else each alone."""
+        if self._is_plain:
+            found: dict[str, Array] = self._model.predict(dict(inputs))
+            return found
+        specs = {one["name"]: one for one in self._signature["inputs"]}
+        rows = [
+            self._model.predict(
+                {n: _with_batch(array[row, ...], specs[n], False) for n, array in inputs.items()}
+            )
+            for row in range(len(next(iter(inputs.values()))))
+        ]
+        return {
+            one["name"]: _stacked([_without_batch(row[one["name"]], one) for row in rows])
+            for one in self._signature["outputs"]
+        }
 
 
 def _with_batch(row: Array, spec: Mapping[str, Any], is_plain: bool) -> Array:

@@ -85,7 +85,7 @@ def _files_of(request: ExportRequest, artifact: Artifact) -> dict[str, bytes]:
     taken = (HANDLER, f"{PACKAGE}.py")
     return {
         HANDLER: _HANDLER_SOURCE.encode(),
-        **package_files(),
+        **package_files("triton_model", "mlflow_model", "batch_inputs"),
         **self_contained_files(request, artifact, taken),
         CONFIG: _config(request),
         MANIFEST_PATH: _manifest(request, network_file(artifact)),

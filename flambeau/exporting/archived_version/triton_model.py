@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from flambeau.exporting.archived_version.batch_inputs import BatchInputs
 from flambeau.exporting.archived_version.networks import Processor
 from flambeau.exporting.archived_version.opened_version import DESCRIPTION, open_version
 from flambeau.exporting.archived_version.python_code import FaultyModelError
@@ -41,10 +42,8 @@ class VersionModel:
 
         self._utils: Any = triton_python_backend_utils
         found = json.loads((self.folder / DESCRIPTION).read_bytes())
-        self._signature: dict[str, Any] = found["signature"]
-        self._inputs = [Tensor(**one) for one in self._signature["inputs"]]
-        self._outputs = [Tensor(**one) for one in self._signature["outputs"]]
-        self._padding: dict[str, Any] = self._signature.get("padding") or {}
+        self._inputs = BatchInputs(found["signature"])
+        self._outputs = [Tensor(**one) for one in found["signature"]["outputs"]]
         config = json.loads(args["model_config"])
         self._batches = int(config["max_batch_size"]) > 0
         is_gpu = args.get("model_instance_kind") == "GPU"
@@ -70,41 +69,14 @@ class VersionModel:
         return answers
 
     def _inputs_of(self, request: Any) -> dict[str, Array]:
-        inputs: dict[str, Array] = {}
-        for one in self._inputs:
-            given = self._utils.get_input_tensor_by_name(request, one.name)
-            if given is not None:
-                array = given.as_numpy()
+        given: dict[str, Array] = {}
+        for one in self._inputs.tensors.values():
+            tensor = self._utils.get_input_tensor_by_name(request, one.name)
+            if tensor is not None:
+                array = tensor.as_numpy()
                 # One number a row is [rows, 1] for Triton.
-                inputs[one.name] = array.reshape(array.shape[: len(one.shape)])
-        if self._padding:
-            self._check_length(inputs)
-        for one in self._inputs:
-            if one.name not in inputs and not one.optional:
-                raise RefusedError(f"input '{one.name}' is missing")
-            if one.name in inputs:
-                self._check_sizes(one, inputs[one.name])
-        return inputs
-
-    def _check_sizes(self, one: Tensor, array: Array) -> None:
-        row = [size for axis, size in enumerate(array.shape) if axis != one.batch_axis]
-        for limits in (self._signature.get("dynamic", {}), self._signature.get("limits", {})):
-            if one.name in limits:
-                one.check_sizes(row, limits[one.name])
-
-    def _check_length(self, inputs: dict[str, Array]) -> None:
-        """Checks the length of rows; adds their mask and their numbers of elements."""
-        axes = self._padding["inputs"]
-        found = {inputs[name].shape[axis] for name, axis in axes.items() if name in inputs}
-        most = self._padding["buckets"][-1]
-        if len(found) != 1 or not 1 <= min(found) <= most:
-            raise RefusedError(f"the inputs have lengths {sorted(found)}; give one of 1 to {most}")
-        rows, specs = len(next(iter(inputs.values()))), {one.name: one for one in self._inputs}
-        mask, count = self._padding.get("mask"), self._padding.get("lengths")
-        if mask is not None and mask not in inputs:
-            inputs[mask] = np.ones((rows, min(found)), specs[mask].dtype)
-        if count is not None and count not in inputs:
-            inputs[count] = np.full(rows, min(found), specs[count].dtype)
+                given[one.name] = array.reshape(array.shape[: len(one.shape)])
+        return self._inputs.completed(given)
 
     def _answer(self, group: Sequence[Rows], answers: list[Any]) -> None:
         """Runs requests together; if that fails, each alone, so that a bad one fails alone."""
