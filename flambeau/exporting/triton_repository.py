@@ -36,6 +36,8 @@ from training.exporters.triton_config import config_pbtxt, initial_states, quote
 
 CONFIG, MODEL = "config.pbtxt", "model.py"
 PYTHON = "python"
+MANIFEST_DIGEST = "flambeau_manifest_sha256"
+"""Parameter of the configuration by which an exported folder is recognised."""
 OPENVINO = "openvino"
 """A kind whose backend not every Triton has: exported by its name alone."""
 _MODEL_SOURCE = f'''"""Answers requests by the version of a model that this folder has."""
@@ -118,7 +120,7 @@ def triton_config(request: ExportRequest, artifact: Artifact) -> str:
     is_python = _is_python(request, artifact)
     more = _parameter("flambeau_version", manifest.version_text)
     digest = hashlib.sha256(request.store.sealed(manifest)).hexdigest()
-    more += _parameter("flambeau_manifest_sha256", digest)
+    more += _parameter(MANIFEST_DIGEST, digest)
     more += _parameter("flambeau_artifact", artifact.name)
     if is_python:
         more += _parameter(THREADS, "1")

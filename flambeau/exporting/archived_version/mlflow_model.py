@@ -86,7 +86,8 @@ def _array_of(value: Any, one: Tensor) -> Array:
             raise RefusedError(f"input '{one.name}' is {array.dtype}, and it takes {one.datatype}")
         array = array.astype(one.dtype, copy=False)
     axis = one.batch_axis
-    row = tuple(size for place, size in enumerate(array.shape) if place != axis)
+    sizes: tuple[int, ...] = array.shape
+    row = [size for place, size in enumerate(sizes) if place != axis]
     if array.ndim != len(one.shape) or not one.fits(row):
         raise RefusedError(
             f"input '{one.name}' has shape {list(array.shape)}, and it takes {list(one.shape)}"
