@@ -58,5 +58,7 @@ class BatchInputs:
         mask, count = self._padding.get("mask"), self._padding.get("lengths")
         if mask is not None:
             inputs.setdefault(mask, np.ones((rows, length), self.tensors[mask].dtype))
+            if inputs[mask].shape[1:] != (length,):
+                raise RefusedError(f"'{mask}' has not the length of the inputs, {length}")
         if count is not None:
             inputs.setdefault(count, np.full(rows, length, self.tensors[count].dtype))

@@ -12,6 +12,8 @@ import pytest
 import torch
 from google.protobuf import text_format
 
+from flambeau.exporting.archived_version.batch_inputs import BatchInputs
+from flambeau.exporting.archived_version.tensor import RefusedError
 from flambeau.exporting.errors import ExportCheckError, ExportTargetError, NotExportableError
 from flambeau.exporting.export_request import Exported, ExportRequest
 from flambeau.exporting.export_version import export_version
@@ -225,7 +227,7 @@ class Repeated:
     assert (config.backend, config.input[0].name) == ("python", "n")
 
 
-def test_a_step_before_padded_inputs_fills_in_the_mask(store: str, repository: Path) -> None:
+def test_a_mask_may_be_left_out(store: str, repository: Path) -> None:
     source = """
         class Model:
             def infer(self, inputs):
@@ -240,6 +242,29 @@ def test_a_step_before_padded_inputs_fills_in_the_mask(store: str, repository: P
     assert export(store, manifest, repository).rows == 2
     inputs = {one.name: one.optional for one in config_in(repository / "m").input}
     assert inputs == {"tokens": False, "mask": True}
+
+
+def test_masks_and_lengths_that_are_missing_are_those_of_full_rows() -> None:
+    signature = python_models.signature_of(
+        [("tokens", "INT64", (-1, -1)), ("mask", "INT64", (-1, -1)), ("count", "INT32", (-1,))],
+        [("total", "INT64", (-1,))],
+    ).model_copy(
+        update={
+            "padding": Padding(inputs={"tokens": 1}, buckets=(4,), mask="mask", lengths="count")
+        }
+    )
+    inputs = BatchInputs(signature.model_dump(mode="json"))
+    tokens = np.array([[1, 2, 3], [4, 5, 6]])
+    found = inputs.completed({"tokens": tokens})
+    assert found["mask"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert (found["count"].tolist(), str(found["count"].dtype)) == ([3, 3], "int32")
+    own = np.array([[1, 1, 0], [1, 1, 1]])
+    assert inputs.completed({"tokens": tokens, "mask": own})["mask"] is own
+    for wrong in ({"tokens": np.ones((2, 5), np.int64)}, {"tokens": tokens, "mask": own[:, :2]}):
+        with pytest.raises(RefusedError, match="length"):
+            inputs.completed(wrong)
+    with pytest.raises(RefusedError):
+        inputs.completed({"mask": own})
 
 
 def test_sequences_have_their_states_and_initial_values(store: str, repository: Path) -> None:
