@@ -193,8 +193,9 @@ adversarial: $(DEVELOPING) ## Hostile clients and stores beside a healthy client
 	@$(BIN)/python -m tests.adversarial $(ARGS)
 
 .PHONY: conformance
-conformance: $(DEVELOPING) ## Every call, mutated requests, schemathesis, and Triton beside ours. ARGS="--seed 7 --seconds 30"
+conformance: $(DEVELOPING) ## Every call, mutated requests, schemathesis, and Triton beside ours and with exported versions. ARGS="--seed 7 --seconds 30"
 	@$(BIN)/python -m tests.conformance $(ARGS)
+	@$(BIN)/pytest -m slow tests/e2e/test_live_triton.py tests/unit/flambeau/exporting
 
 .PHONY: conformance-torchserve
 conformance-torchserve: $(DEVELOPING) ## The same calls of TorchServe 0.12 and of ours, every difference explained. ARGS="--seed 7"

@@ -11,7 +11,6 @@ time and memory have limits.
 import hashlib
 import io
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -19,8 +18,8 @@ import numpy as np
 
 from flambeau.exporting.archived_version.row_values import array_of, plain_of
 from flambeau.exporting.archived_version.tensor import RefusedError, Tensor
-from flambeau.exporting.errors import ExportCheckError
 from flambeau.exporting.export_request import ExportRequest
+from flambeau.exporting.golden_check import AnswerError, check_answers
 from flambeau.protocol.tensors import Array, object_array
 from model_store.archives.archive_settings import RunSettings, is_imported
 from model_store.archives.archive_version import SOURCE_FILE, artifact_of, source_of
@@ -37,20 +36,13 @@ from model_store.archives.handler_calls import (
 )
 from model_store.archives.model_archive import ModelArchive
 from model_store.arrays.golden_replay import replay_in_batches
-from model_store.arrays.parity import Comparison, first_failure
-from model_store.golden import GoldenRows, read_golden
+from model_store.arrays.parity import Comparison
+from model_store.golden import GoldenRows
 from model_store.manifest import Artifact, FileEntry
-from services.errors import BackendError
 from services.inference.backends.backend import Backend
-from services.inference.backends.device import CPU
-from services.inference.backends.device_memory import device_memory_bytes
 from services.inference.backends.files_folder import FilesFolder
-from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
-from services.inference.isolation.isolated_backend import IsolatedBackend, open_isolated_backend
 
-SHARE_OF_FREE = 0.9
-"""Share of the free memory that the process may take."""
 JSON_BYTES = 2**22
 """Golden inputs that are sent as JSON, too, which takes several times their size."""
 _CLASS = "SelfContainedArchive"
@@ -74,61 +66,21 @@ def check_archive(archive: ModelArchive, request: ExportRequest, artifact: Artif
         ExportCheckError: the handler fails, takes too long, or gives other answers.
         StoreError: the version's golden rows cannot be read.
     """
-    golden = read_golden(request.store, request.manifest)
-    late = threading.Event()
-    backend: IsolatedBackend | None = None
-    limit = None
-    try:
-        backend = _opened(archive, request)
-        limit = threading.Timer(request.time_limit_s, _end, (late, backend))
-        limit.start()
-        found = _replayed(backend, request, artifact, golden)
-    except (BackendError, _AnswerError) as error:
-        reason = f"it took longer than {request.time_limit_s:g} s" if late.is_set() else str(error)
-        raise ExportCheckError(
-            f"the archive of {request.title} does not answer the golden rows: {reason}"
-        ) from error
-    finally:
-        if limit is not None:
-            limit.cancel()
-        if backend is not None:
-            backend.close()
-    if failure := first_failure(found, artifact.verification.tolerance):
-        raise ExportCheckError(
-            f"the archive of {request.title} gives other answers than the version: {failure}; "
-            "export another artifact with --artifact"
-        )
-    return max(one.parity.max_abs_difference for one in found)
+    opened = _opened(archive, request)
+    return check_answers(request, artifact, "the archive", opened, _replayed)
 
 
-class _AnswerError(Exception):
-    """An answer that has not the outputs of the version."""
-
-
-def _end(late: threading.Event, backend: IsolatedBackend) -> None:
-    late.set()
-    backend.kill()
-
-
-def _opened(archive: ModelArchive, request: ExportRequest) -> IsolatedBackend:
+def _opened(archive: ModelArchive, request: ExportRequest) -> VerifiedArtifact:
     rows = request.manifest.signature.max_batch_size
     source = source_of(_CLASS, "flambeau.torchserve.self_contained")
     digest = hashlib.sha256(source).hexdigest()
     file = FileEntry(file=SOURCE_FILE, sha256=digest, size_bytes=len(source))
     run = RunSettings(batch_size=rows)
-    used, total = device_memory_bytes(CPU)
-    return open_isolated_backend(
-        VerifiedArtifact(
-            entry=artifact_of(archive, request.manifest.model, run, file, _CLASS),
-            signature=signature_of(rows),
-            data=source,
-            folder=FilesFolder.of({SOURCE_FILE: source}),
-        ),
-        OpenOptions(),
-        memory_limit_bytes=min(
-            request.memory_limit_bytes, max(int((total - used) * SHARE_OF_FREE), 1)
-        ),
-        timeout_s=request.time_limit_s,
+    return VerifiedArtifact(
+        entry=artifact_of(archive, request.manifest.model, run, file, _CLASS),
+        signature=signature_of(rows),
+        data=source,
+        folder=FilesFolder.of({SOURCE_FILE: source}),
     )
 
 
@@ -166,7 +118,7 @@ def _rows(
             values = json.loads(bytes(answer.body))
             found.append([array_of(values[one.name], one) for one in outputs])
         except (ValueError, KeyError, TypeError, RefusedError) as error:
-            raise _AnswerError(f"an answer has not the outputs of the version: {error}") from error
+            raise AnswerError(f"an answer has not the outputs of the version: {error}") from error
     return {one.name: np.stack([row[place] for row in found]) for place, one in enumerate(outputs)}
 
 
@@ -180,7 +132,7 @@ def _answers(backend: Backend, requests: Sequence[list[Part]]) -> list[HandlerAn
     for row, answer in enumerate(answers):
         if answer.failure or answer.status != 200:
             text = answer.failure or bytes(answer.body).decode(errors="replace")
-            raise _AnswerError(f"row {row} has status {answer.status}: {text[:500]}")
+            raise AnswerError(f"row {row} has status {answer.status}: {text[:500]}")
     return answers
 
 

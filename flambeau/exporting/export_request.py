@@ -33,12 +33,13 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A file that was written and checked."""
+    """A file or folder that was written and checked."""
 
     path: Path
     size_bytes: int
-    artifact: str
-    rows: int
-    """Golden rows that it answered."""
-    max_abs_difference: float
+    artifact: str = ""
+    """Name of its artifact; empty if it has all files of the version."""
+    rows: int | None = None
+    """Golden rows that it answered; None if it has the version's own file for a runtime."""
+    max_abs_difference: float | None = None
     """Largest difference of those answers from the version's own, in the outputs' unit."""

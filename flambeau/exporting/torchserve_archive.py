@@ -11,31 +11,33 @@ handler answers the golden rows, before anybody else sees the file.
 import json
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from flambeau.exporting import archived_version
 from flambeau.exporting.archive_check import check_archive
-from flambeau.exporting.archived_version.version_handler import CODE_FOLDER, DESCRIPTION
 from flambeau.exporting.errors import NotExportableError
 from flambeau.exporting.export_request import Exported, ExportRequest
+from flambeau.exporting.version_files import (
+    PACKAGE,
+    check_datatypes,
+    chosen_artifact,
+    json_bytes,
+    network_file,
+    package_files,
+    self_contained_files,
+)
 from model_store.archives.archive_manifest import MANIFEST_PATH
 from model_store.archives.archive_settings import ARCHIVE_FILE, is_imported
 from model_store.archives.model_archive import open_archive
-from model_store.artifact_kinds import STORED_KINDS
 from model_store.manifest import Artifact
-from model_store.python_models.open_model import MAX_SOURCE_BYTES
 from services.inference.backends.device import CPU
 from services.inference.loading.artifact_files import check_servable
 
-KINDS = ("onnx", "torchscript", "python")
-"""Kinds of artifacts that an archive can have."""
 ARCHIVER_VERSION = "0.12.0"
 HANDLER, CONFIG = "handler.py", "model-config.yaml"
-_PACKAGE = "archived_version"
 _HANDLER_SOURCE = f'''"""Answers requests by the version of a model that this archive has."""
 
-from {_PACKAGE}.version_handler import handle as handle
+from {PACKAGE}.version_handler import handle as handle
 '''
 _COMPRESS_LEVEL = 1
 """Weights hardly get smaller, however long it takes."""
@@ -69,90 +71,25 @@ def _artifact_of(request: ExportRequest) -> Artifact:
     Raises:
         NotExportableError: the version cannot be an archive, or has no such artifact.
     """
-    manifest, title = request.manifest, request.title
-    if manifest.pipeline is not None:
+    if request.manifest.signature.sequence is not None:
         raise NotExportableError(
-            f"{title} is a pipeline, and an archive has one model; export its models: "
-            f"{', '.join(manifest.pipeline.graph.models())}"
+            f"{request.title} keeps states of sequences, which an archive's handler does not; "
+            "publish it without 'sequence', so that callers send the states"
         )
-    if manifest.signature.sequence is not None:
-        raise NotExportableError(
-            f"{title} keeps states of sequences, which an archive's handler does not; publish it "
-            "without 'sequence', so that callers send the states"
-        )
-    tensors = (*manifest.signature.inputs, *manifest.signature.outputs)
-    if odd := next((spec.name for spec in tensors if spec.datatype == "BF16"), None):
-        raise NotExportableError(
-            f"tensor '{odd}' of {title} is BF16, which NumPy does not have; publish it as FP32"
-        )
-    known = {one.name: one for one in manifest.artifacts_by_speed()}
-    if request.artifact and request.artifact not in known:
-        raise NotExportableError(
-            f"{title} has no artifact '{request.artifact}'; give one of {', '.join(known)}"
-        )
-    wanted = [known[request.artifact]] if request.artifact else list(known.values())
-    artifact = next((one for one in wanted if one.kind in KINDS), None)
-    if artifact is None:
-        kinds = ", ".join(sorted({one.kind for one in wanted}))
-        raise NotExportableError(
-            f"{title} has {kinds}, and an archive takes {', '.join(KINDS)}; publish it with an "
-            "ONNX artifact"
-        )
-    if artifact.folder is not None:
-        raise NotExportableError(
-            f"{title} is an archive that is served from its folder; use the archive itself"
-        )
-    return artifact
+    check_datatypes(request)
+    return chosen_artifact(request, "an archive")
 
 
 def _files_of(request: ExportRequest, artifact: Artifact) -> dict[str, bytes]:
     """Returns the files of an archive by path."""
-    store, manifest = request.store, request.manifest
-    kind = STORED_KINDS[artifact.kind]
-    data = store.read_file(manifest, artifact.file, MAX_SOURCE_BYTES if kind.has_class else None)
-    artifact.check_file(data)
-    serialized = None if kind.has_class else f"model.{kind.suffix}"
-    description: dict[str, object] = {
-        "model": manifest.model,
-        "version": manifest.version,
-        "kind": artifact.kind,
-        "signature": manifest.signature.model_dump(mode="json"),
-    }
-    code: dict[str, bytes] = {}
-    if serialized is not None:
-        inputs = [spec.name for spec in manifest.artifact_inputs()]
-        description |= {"file": serialized, "inputs": inputs}
-    if (python := artifact.python) is not None:
-        described = {"file": artifact.file.file, "name": python.name, "args": python.args}
-        description["python"] = described | {"files": [entry.file for entry in python.files]}
-        code = {entry.file: store.read_file(manifest, entry) for entry in python.files}
-        _check_modules(code, request)
-        code[artifact.file.file] = data
-    if (step := manifest.python_step) is not None:
-        description["step"] = {"file": step.file.file, "name": step.name, "args": step.args}
-        code[step.file.file] = store.read_file(manifest, step.file, MAX_SOURCE_BYTES)
+    taken = (HANDLER, f"{PACKAGE}.py")
     return {
-        **_handler_files(),
-        **({} if serialized is None else {serialized: data}),
-        **{f"{CODE_FOLDER}/{name}": content for name, content in code.items()},
-        DESCRIPTION: _json(description),
+        HANDLER: _HANDLER_SOURCE.encode(),
+        **package_files("triton_model", "mlflow_model", "batch_inputs"),
+        **self_contained_files(request, artifact, taken),
         CONFIG: _config(request),
-        MANIFEST_PATH: _manifest(request, serialized),
+        MANIFEST_PATH: _manifest(request, network_file(artifact)),
     }
-
-
-def _check_modules(names: Iterable[str], request: ExportRequest) -> None:
-    """Checks that code finds its own modules, and not the archive's.
-
-    Raises:
-        NotExportableError: a side file has the name of one of the archive's modules.
-    """
-    taken = {HANDLER, f"{_PACKAGE}.py"}
-    if odd := next((name for name in names if name in taken), None):
-        raise NotExportableError(
-            f"{request.title} has a side file '{odd}', which is the name of a module of the "
-            "archive; rename it"
-        )
 
 
 def _manifest(request: ExportRequest, serialized: str | None) -> bytes:
@@ -165,7 +102,7 @@ def _manifest(request: ExportRequest, serialized: str | None) -> bytes:
         "modelVersion": str(version.version),
         "configFile": CONFIG,
     }
-    return _json(
+    return json_bytes(
         {
             "createdOn": version.created_at.strftime("%d/%m/%Y %H:%M:%S"),
             "runtime": "python",
@@ -173,15 +110,6 @@ def _manifest(request: ExportRequest, serialized: str | None) -> bytes:
             "archiverVersion": ARCHIVER_VERSION,
         }
     )
-
-
-def _handler_files() -> dict[str, bytes]:
-    """Returns the handler, and the package that it is made of under the name it has there."""
-    folder, name = Path(archived_version.__file__).parent, archived_version.__name__
-    files = {HANDLER: _HANDLER_SOURCE.encode()}
-    for file in sorted(folder.glob("*.py")):
-        files[f"{_PACKAGE}/{file.name}"] = file.read_text().replace(name, _PACKAGE).encode()
-    return files
 
 
 def _config(request: ExportRequest) -> bytes:
@@ -216,7 +144,7 @@ def _files_as_imported(
         "modelName": request.manifest.model,
         "modelVersion": str(request.manifest.version),
     }
-    return files | {MANIFEST_PATH: _json(document)}
+    return files | {MANIFEST_PATH: json_bytes(document)}
 
 
 def _write(files: Mapping[str, bytes], path: Path, request: ExportRequest) -> None:
@@ -226,7 +154,3 @@ def _write(files: Mapping[str, bytes], path: Path, request: ExportRequest) -> No
             info = zipfile.ZipInfo(name, made_at)
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             archive.writestr(info, data)
-
-
-def _json(document: Mapping[str, object]) -> bytes:
-    return (json.dumps(document, indent=2) + "\n").encode()

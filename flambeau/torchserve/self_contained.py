@@ -18,12 +18,17 @@ class SelfContainedArchive(ArchivedModel):
 
     def load(self, context: Context) -> None:
         """Opens and initializes the handler; see `ArchivedModel.load`."""
-        refuse_our_packages(str(context.args["folder"]))
+        refuse_our_packages(str(context.args["folder"]), "TorchServe")
         super().load(context)
 
 
-def refuse_our_packages(folder: str) -> None:
-    """Makes imports of our packages fail in all files of a folder, until the process ends."""
+def refuse_our_packages(folder: str, server: str) -> None:
+    """Makes imports of our packages fail in all files of a folder, until the process ends.
+
+    Args:
+        folder: path of the folder.
+        server: server that runs the files elsewhere, for messages.
+    """
     import_any = builtins.__import__
 
     def import_other(
@@ -36,7 +41,7 @@ def refuse_our_packages(folder: str) -> None:
         package = name.partition(".")[0]
         if level == 0 and package in OURS and _is_in(folder, globals):
             raise ModuleNotFoundError(
-                f"No module named '{package}' where TorchServe runs; import it for type checkers "
+                f"No module named '{package}' where {server} runs; import it for type checkers "
                 "alone, or not at all",
                 name=package,
             )

@@ -8,7 +8,7 @@ import sysconfig
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +37,16 @@ def installed() -> Environment | None:
 
 
 @contextmanager
-def running_triton(environment: Environment) -> Iterator[LiveTriton]:
-    """Starts it with the models of `server.py`; ends it with the block."""
+def running_triton(
+    environment: Environment, write: Callable[[Path], None] = write_models
+) -> Iterator[LiveTriton]:
+    """Starts it with the models that `write` puts in a folder; ends it with the block."""
     http, grpc = free_addresses(2)
     packages = environment.site_packages
     libraries = (sysconfig.get_config_var("LIBDIR"), packages / "nvidia_pytriton.libs")
     with tempfile.TemporaryDirectory(prefix="triton-") as home:
-        write_models(Path(home) / "models")
+        (Path(home) / "models").mkdir()
+        write(Path(home) / "models")
         options = {
             "model-repository": f"{home}/models",
             "backend-directory": environment.folder / "backends",

@@ -1,8 +1,8 @@
-"""`flambeau models export`: writes a version as a file of another server."""
+"""`flambeau models export`: writes a version in the format of another server or tool."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,8 +21,14 @@ from flambeau.commands.text.tables import size_text
 from model_store.host.install_advice import needing
 from model_store.host.memory_limit import GIB
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flambeau.exporting.export_request import Exported
+    from model_store.store import ModelStore
+
 ModelVersion = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="MODEL/VERSION",
         help="Version to export, such as digits/3 or digits@production.",
@@ -30,7 +36,13 @@ ModelVersion = Annotated[
     ),
 ]
 Format = Annotated[
-    str, typer.Option("--format", metavar="FORMAT", help="mar: a TorchServe archive.")
+    str,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="mar: a TorchServe archive; triton: a model of a Triton repository; oci-layout: an "
+        "OCI image layout; mlflow: an MLflow model.",
+    ),
 ]
 Version = Annotated[
     int | None,
@@ -41,10 +53,24 @@ Version = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", metavar="FILE", help="File to write.", show_default="MODEL.FORMAT, here"
+        "--output",
+        metavar="PATH",
+        help="File or folder to write; of triton, the repository that the folder MODEL lies in.",
+        show_default="MODEL, with the format's suffix, here",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+Every = Annotated[
+    bool,
+    typer.Option(
+        "--all",
+        help="Write the production version of every model into a Triton repository; folders that "
+        "have it stay as they are.",
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace what exists, if it has this format."),
+]
 ArtifactName = Annotated[
     str,
     typer.Option(
@@ -79,10 +105,11 @@ Memory = Annotated[
 
 @ended_by_sigterm()
 def export(
-    model: ModelVersion,
-    format: Format,
+    model: ModelVersion = None,
+    format: Format = "",
     version: Version = None,
     output: Output = None,
+    every: Every = False,
     force: Force = False,
     artifact: ArtifactName = "",
     max_batch_delay: MaxBatchDelay = 1,
@@ -92,10 +119,10 @@ def export(
     keys: KeysFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a version as a file that another server loads, once it answers as the version does.
+    """Write a version in the format of another server or tool, once it answers as the version.
 
-    The golden rows run through the file in a separate process. If an answer differs, there is no
-    file, and the exit code is 1.
+    If the format has code of its own, the golden rows run through it in a separate process. If an
+    answer differs, nothing is written, and the exit code is 1.
     """
     with needing("serve"):
         from flambeau.exporting.errors import ExportError
@@ -107,24 +134,70 @@ def export(
     if format not in FORMATS:
         known = ", ".join(f"{name} ({one.words})" for name, one in FORMATS.items())
         raise typer.BadParameter(f"'{format}' is none of {known}", param_hint="--format")
+    options: dict[str, Any] = {
+        "artifact": artifact,
+        "max_batch_delay_ms": max_batch_delay,
+        "trust": Trust(keys_folder=str(KeyFolder(keys).trusted_folder) if keys else ""),
+        "time_limit_s": time_limit_s,
+        "memory_limit_bytes": int(memory_gib * GIB),
+    }
     with failing_with({**STORE_FAILURES, ExportError: 1}):
+        if every:
+            _check_all(model, format)
+            _export_all(existing_store(store), options, output or Path(), force, as_json)
+            return
+        if model is None:
+            raise typer.BadParameter("give MODEL/VERSION, as digits/2; or --all")
         name, number = named_version(model, version, store)
         opened = existing_store(store)
-        request = ExportRequest(
-            store=opened,
-            manifest=opened.manifest(name, number),
-            artifact=artifact,
-            max_batch_delay_ms=max_batch_delay,
-            trust=Trust(keys_folder=str(KeyFolder(keys).trusted_folder) if keys else ""),
-            time_limit_s=time_limit_s,
-            memory_limit_bytes=int(memory_gib * GIB),
-        )
+        request = ExportRequest(store=opened, manifest=opened.manifest(name, number), **options)
         exported = export_version(request, format, output, replace=force)
     if as_json:
         print_json({**asdict(exported), "path": str(exported.path)})
         return
-    typer.echo(
-        f"wrote {exported.path} ({size_text(exported.size_bytes)}): {exported.artifact} of "
-        f"{request.title}; its {exported.rows} golden rows differ by at most "
-        f"{exported.max_abs_difference:.2g}"
-    )
+    typer.echo(_line(exported, request.title))
+
+
+def _check_all(model: str | None, format: str) -> None:
+    if model is not None:
+        raise typer.BadParameter(f"'{model}' and --all: give one of them")
+    if format != "triton":
+        raise typer.BadParameter(f"'{format}' is no repository: --all needs --format triton")
+
+
+def _export_all(
+    store: "ModelStore", options: "Mapping[str, Any]", repository: Path, force: bool, as_json: bool
+) -> None:
+    """Exports all models and tells what became of each; the exit code is 1 if one failed."""
+    from flambeau.exporting.repository_export import export_production
+
+    documents: list[dict[str, object]] = []
+    for found in export_production(store, options, repository, force=force):
+        path = repository / found.model
+        if found.error:
+            typer.echo(f"error: {found.error}", err=True)
+        elif as_json:
+            pass
+        elif found.exported is not None:
+            typer.echo(_line(found.exported, f"{found.model} {found.version}"))
+        elif found.version:
+            typer.echo(f"kept {path}: {found.model} {found.version}")
+        else:
+            typer.echo(f"skipped {found.model}: it has no production version")
+        exported = None if found.exported is None else asdict(found.exported) | {"path": str(path)}
+        documents.append({**asdict(found), "exported": exported})
+    if as_json:
+        print_json(documents)
+    if any(one["error"] for one in documents):
+        raise typer.Exit(1)
+
+
+def _line(exported: "Exported", title: str) -> str:
+    checked = ""
+    if exported.rows is not None:
+        checked = (
+            f"; its {exported.rows} golden rows differ by at most {exported.max_abs_difference:.2g}"
+        )
+    what = exported.artifact or "all files"
+    size = size_text(exported.size_bytes)
+    return f"wrote {exported.path} ({size}): {what} of {title}{checked}"

@@ -62,3 +62,19 @@ class Tensor(NamedTuple):
     def row_axis(self, axis: int) -> int:
         """Returns the place of a dimension, which is not the batch, in the shape of a row."""
         return axis - (self.batch_axis is not None and axis > self.batch_axis)
+
+    def check_sizes(
+        self, row_shape: Sequence[int], axes: Mapping[str, Sequence[int | None]]
+    ) -> None:
+        """Checks the sizes of one row against limits by axis.
+
+        Raises:
+            RefusedError: one is beyond its limits.
+        """
+        for axis, (low, high) in axes.items():
+            size = row_shape[self.row_axis(int(axis))]
+            if size < (low or 1) or (high is not None and size > high):
+                most = "more" if high is None else high
+                raise RefusedError(
+                    f"input '{self.name}' has size {size} along axis {axis}; give {low} to {most}"
+                )

@@ -16,19 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from flambeau.exporting.archived_version.networks import Processor, open_onnx, open_torchscript
-from flambeau.exporting.archived_version.python_code import (
-    FaultyModelError,
-    behind_step,
-    open_model,
-)
+from flambeau.exporting.archived_version.networks import Processor
+from flambeau.exporting.archived_version.opened_version import DESCRIPTION, open_version
+from flambeau.exporting.archived_version.python_code import FaultyModelError
 from flambeau.exporting.archived_version.row_values import NPY, array_of, from_json, plain_of
-from flambeau.exporting.archived_version.tensor import Array, RefusedError, Run, Tensor
+from flambeau.exporting.archived_version.tensor import Array, RefusedError, Tensor
 
-DESCRIPTION = "version.json"
-"""File that describes the version."""
-CODE_FOLDER = "model_code"
-"""Folder of the version's Python files, and of what lies beside them."""
 JSON = "application/json"
 
 Answer = dict[str, Any] | Exception
@@ -50,7 +43,7 @@ class Version:
         self._outputs = [Tensor(**one) for one in self._signature["outputs"]]
         self._padding: dict[str, Any] = self._signature.get("padding") or {}
         self._has_batch = any(one.batch_axis is not None for one in self._inputs.values())
-        self._run = _opened(folder, self.description, self._outputs, processor)
+        self._run = open_version(folder, self.description, self._outputs, processor)
 
     def answers(self, requests: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """Returns an answer for each request."""
@@ -111,7 +104,7 @@ class Version:
                 raise RefusedError(f"input '{one.name}' is missing")
         for limits in (self._signature.get("dynamic", {}), self._signature.get("limits", {})):
             for name in limits.keys() & row.keys():
-                _check_sizes(row[name], self._inputs[name], limits[name])
+                self._inputs[name].check_sizes(row[name].shape, limits[name])
         return row
 
     def _values(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -202,32 +195,7 @@ def _body(answer: Answer, context: Any, place: int) -> bytes:
     return json.dumps({"code": code, "type": kind, "message": text}).encode()
 
 
-def _opened(
-    folder: Path, found: Mapping[str, Any], outputs: Sequence[Tensor], processor: Processor
-) -> Run:
-    """Opens the network, behind its step if it has one; or the Python model."""
-    if found["kind"] == "python":
-        return open_model(folder / CODE_FOLDER, found["python"], outputs, processor)
-    names = [one.name for one in outputs]
-    if found["kind"] == "onnx":
-        network = open_onnx(folder / found["file"], names, processor)
-    else:
-        network = open_torchscript(folder / found["file"], found["inputs"], names, processor)
-    step = found.get("step")
-    return network if step is None else behind_step(folder / CODE_FOLDER, step, network)
-
-
 def _of_row(array: Array, tensor: Tensor, row: int) -> Array:
     """Returns the part of an output that belongs to a row: the whole, if it has no batch."""
     axis = tensor.batch_axis
     return array if axis is None else np.moveaxis(array, axis, 0)[row, ...]
-
-
-def _check_sizes(array: Array, tensor: Tensor, axes: Mapping[str, Sequence[int | None]]) -> None:
-    for axis, (low, high) in axes.items():
-        size = array.shape[tensor.row_axis(int(axis))]
-        if size < (low or 1) or (high is not None and size > high):
-            most = "more" if high is None else high
-            raise RefusedError(
-                f"input '{tensor.name}' has size {size} along axis {axis}; give {low} to {most}"
-            )

@@ -51,7 +51,11 @@ def test_an_archive_in_the_working_directory(
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (["digits/1"], 2, "Missing option '--format'"),
+        (["digits/1"], 2, "'' is none of mar (TorchServe archive), triton (model of a Triton"),
+        (["--format", "mar"], 2, "give MODEL/VERSION"),
+        (["digits/1", "--format", "triton", "--all"], 2, "give one of them"),
+        (["--format", "mlflow", "--all"], 2, "--all needs --format triton"),
+        (["digits/1", "--format", "triton", "--output", "none"], 1, "there is no folder none"),
         (["digits/1", "--format", "zip"], 2, "'zip' is none of mar (TorchServe archive)"),
         (["digits", "--format", "mar"], 2, "which version of 'digits'?"),
         (["digits/7", "--format", "mar"], 1, "7"),
@@ -82,6 +86,46 @@ def test_wrong_calls(
     assert found.exit_code == code, found.output
     assert word in " ".join(found.stderr.replace("│", " ").split())
     assert os.listdir(tmp_path) == ["store"]
+
+
+def test_a_repository_of_all_production_versions(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second run keeps what is up to date; a folder of others is not replaced."""
+    for name in ("digits", "fresh", "other"):
+        publish(store.url, name, linear(2))
+    python_models.publish(store.url, "bad", "import flambeau\n" + python_models.DOUBLING)
+    for name in ("digits", "other", "bad"):
+        store.promote(name, 1)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "repository" / "other").mkdir(parents=True)
+    (tmp_path / "repository" / "other" / "config.pbtxt").write_text("max_batch_size: 7\n")
+    command = ["--format", "triton", "--all", "--output", "repository"]
+    found = run(store, *command)
+    assert found.exit_code == 1
+    written, skipped = found.stdout.splitlines()
+    assert written.startswith("wrote repository/digits (")
+    assert written.endswith("): onnx of digits 1 (1.0.0)")
+    assert skipped == "skipped fresh: it has no production version"
+    assert "No module named 'flambeau' where Triton runs" in found.stderr
+    assert "repository/other exists; remove it, or add --force" in found.stderr
+    assert sorted(os.listdir(tmp_path / "repository")) == ["digits", "other"]
+    publish(store.url, "fresh", linear(3))
+    store.promote("fresh", 2)
+    store.promote("bad", publish(store.url, "bad", linear(4)).version)
+    again = run(store, *command, "--force", "--json")
+    assert again.exit_code == 0, again.output
+    assert [(one["model"], one["exported"] is None) for one in json.loads(again.stdout)] == [
+        ("bad", False), ("digits", True), ("fresh", False), ("other", False),
+    ]  # fmt: skip
+    publish(store.url, "digits", linear(5))
+    store.promote("digits", 2)
+    kept = "kept repository/{0}: {0} {1}"
+    lines = run(store, *command).stdout.splitlines()
+    assert lines[0] == kept.format("bad", "2 (1.1.0)")
+    assert lines[1].startswith("wrote repository/digits (")
+    assert sorted(os.listdir(tmp_path / "repository" / "digits")) == ["2", "config.pbtxt"]
+    assert lines[2:] == [kept.format("fresh", "2 (1.1.0)"), kept.format("other", "1 (1.0.0)")]
 
 
 def test_a_handler_that_differs_leaves_no_file(store: ModelStore, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_outside_of_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.M
 def test_triton_gets_shapes_without_the_batch() -> None:
     assert config_pbtxt("digits", "onnx", "model.onnx", SIGNATURE) == (
         'name: "digits"\n'
-        'platform: "onnxruntime_onnx"\n'
+        'backend: "onnxruntime"\n'
         'default_model_filename: "model.onnx"\n'
         "max_batch_size: 64\n"
         "input [\n"
@@ -156,7 +156,7 @@ def test_triton_tells_the_tensors_of_a_torchscript_module_apart_by_position() ->
 
 def test_triton_gets_a_runtime_that_it_has() -> None:
     known = {
-        "onnx": 'platform: "onnxruntime_onnx"',
+        "onnx": 'backend: "onnxruntime"',
         "openvino": 'backend: "openvino"',
         "pt2": "",
         "aoti": "",

@@ -83,5 +83,5 @@ ONNX = ExportKind(
         "onnx-int8 dynamic": (9.0, 0.4, 1.0, 4.8),
     },
     one_list_of_names=True,
-    triton_runtime='platform: "onnxruntime_onnx"',
+    triton_runtime='backend: "onnxruntime"',
 )

@@ -44,7 +44,7 @@ def test_states_and_controls_are_no_inputs_or_outputs() -> None:
         "h", "h_out", pb.TYPE_FP32, [2, 3],
     )  # fmt: skip
     assert h.initial_state[0].zero_data
-    assert total.initial_state[0].data_file == "sum"
+    assert total.initial_state[0].data_file == "state_1"
 
 
 def test_state_whose_batch_is_not_the_first_axis_is_that_of_one_sequence() -> None:
