@@ -91,3 +91,12 @@ def test_an_error_of_the_call_is_raised(thread: ThreadPoolExecutor) -> None:
 
     with pytest.raises(SystemExit):
         list(IntermediateAnswers().during(call, ["a"], thread))
+
+
+def test_parts_that_come_too_late_are_those_of_no_batch(thread: ThreadPoolExecutor) -> None:
+    parts = IntermediateAnswers()
+    assert list(parts.during(lambda: [HandlerAnswer(body=b"first")], ["a"], thread))
+    with pytest.raises(CallersLeftError, match="no batch runs"):
+        parts.sendall(message_of(a="secret of the first"))
+    (second,) = parts.during(lambda: [HandlerAnswer(body=b"second")], ["a"], thread)
+    assert [one.body for one in second] == [b"second"]

@@ -160,7 +160,7 @@ def test_closing_ends_the_process_and_frees_what_it_had(tmp_path: Path) -> None:
     with pytest.raises(WorkerProcessDiedError, match="exit code 0"):
         backend.run({"x": rows(1)})
     del backend
-    assert set(os.listdir("/proc/self/fd")) == descriptors
+    assert set(os.listdir("/proc/self/fd")) <= descriptors
 
 
 PARENT = """
