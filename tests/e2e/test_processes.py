@@ -238,7 +238,7 @@ def test_requests_in_flight_are_limited_over_all_processes(store: ModelStore) ->
             until_true(lambda refused=refused: sum(map(bool, held)) >= refused, every_s=0.005)  # type: ignore[misc]
             if number < limit:
                 server.wait_for_metric(number + 1, "flambeau_in_flight_requests")
-        until_true(lambda: all(held))
+        until_true(lambda: all(held), timeout_s=90)  # four slow runs, one after the other
     errors = [replies[0].error() for replies in held if replies[0].status == 503]
     answered = 12 - len(errors)
     assert limit <= answered <= limit + 1, "an edge that was idle has not read the count of others"

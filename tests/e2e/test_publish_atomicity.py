@@ -123,7 +123,7 @@ def test_a_disk_that_fills_up_at_any_page(tmp_path: Path) -> None:
                 assert_whole(store, 1)
                 break
     names = ("model.onnx", "golden.safetensors", "report.json", "manifest.json")
-    assert all("No space left on device" in f and "check free space" in f for f in failures)
+    assert all("No space left on device" in f and "make room there" in f for f in failures)
     wanted = {"digits/semver/1.0.0.json", *(f"digits/1/{name}" for name in names)}
     assert {failure.split("'")[1] for failure in failures} == wanted
 
@@ -146,7 +146,7 @@ def test_a_limit_on_file_size(store: ModelStore, tmp_path: Path) -> None:
     process = store_process.start("copy", store.url, target.url, 1)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, 1000))
     ((printed,),) = store_process.go(process)
-    assert printed.startswith("StorageError: cannot write 'digits/1/golden.safetensors'")
+    assert printed.startswith("StorageFullError: cannot write 'digits/1/golden.safetensors'")
     assert "File too large" in printed
     assert target.models() == []
     copy_version(store, target, "digits", 1)

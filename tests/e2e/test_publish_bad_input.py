@@ -72,7 +72,7 @@ def test_a_store_on_a_full_disk(small_disk: Path, temporary: Path) -> None:
     text = refusal(wide(), torch.ones(4, 256), small_disk, temporary, artifacts=["onnx"])
     assert text.startswith("nothing was published: cannot write 'mine/1/model.onnx' in ")
     assert "No space left on device" in text
-    assert text.endswith("check free space and permissions, then try again")
+    assert text.endswith("make room there, then try again")
     assert list(small_disk.glob("mine/*/*.onnx")) == []
 
 
