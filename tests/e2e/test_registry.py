@@ -168,9 +168,7 @@ def test_the_history_and_the_aliases_at_a_time(source: ModelStore, tmp_path: Pat
         assert (bad.status, "in a URL %2B01:00" in bad.error()) == (400, True)
 
 
-def test_the_openapi_document_describes_the_answers(
-    source: ModelStore, server: ServerProcess
-) -> None:
+def test_openapi_describes_the_answers(source: ModelStore, server: ServerProcess) -> None:
     push(server, source, "linear/1")
     document = call(server, "GET", "/openapi.json").json()
     promoted = call(
