@@ -204,7 +204,7 @@ def test_a_disk_that_is_full_leaves_no_half_lines(
 
     with monkeypatch.context() as full:
         full.setattr(os, "write", fails_when_full)
-        with pytest.raises(StorageError, match="check free space"):
+        with pytest.raises(StorageError, match="make room there"):
             fill(writer, 1)
     fill(writer, 2)
     assert ids(storage) == ["0", "0", "1"]

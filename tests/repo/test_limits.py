@@ -71,7 +71,8 @@ EFFECTS = {
         rest.MAX_NUMBER_DIGITS scheduling_parameters.MAX_TIMEOUT_US
         sequence_parameters.MAX_ID_BYTES sequence_parameters.MAX_ID_NUMBER
         sequence_slots.MAX_STATES_BYTES
-        sequence_steps.MAX_WAITING_STEPS sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES
+        sequence_steps.MAX_WAITING_STEPS shared_tensors.MAX_PLACES shared_tensors.MAX_PLACE_BYTES
+        sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES
         spans.MAX_BESIDE_MEMBERS submission_body.MAX_BESIDE_BYTES submission_body.MAX_MEMBERS
         submission_body.MAX_OVERRIDES_BYTES training_job_service.MAX_EVENT
         training_job_service.MAX_OVERRIDES

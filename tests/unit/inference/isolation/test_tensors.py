@@ -1,5 +1,6 @@
 """Tensors and messages between two ends of a channel, both in this process."""
 
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -12,7 +13,11 @@ from hypothesis.extra import numpy as arrays
 
 from flambeau.protocol.tensors import DATATYPES, Array, object_array
 from services.inference.isolation.channel import MAX_MESSAGE_BYTES, Channel, ChannelClosedError
-from services.inference.isolation.shared_tensors import TensorReader, TensorWriter
+from services.inference.isolation.shared_tensors import (
+    MAX_PLACE_BYTES,
+    TensorReader,
+    TensorWriter,
+)
 
 DTYPES = sorted({dtype.str for dtype in DATATYPES.values() if dtype.kind != "O"})
 
@@ -127,3 +132,17 @@ def test_waiting_has_a_limit(pair: Pair) -> None:
     with pytest.raises(TimeoutError):
         pair.far.receive()
     pair.far.wait_at_most(None)
+
+
+@pytest.mark.parametrize(
+    ("seals", "size", "says"),
+    [(0, 4096, "is not sealed"), (fcntl.F_SEAL_SHRINK, MAX_PLACE_BYTES + 1, "at most")],
+)
+def test_memory_that_may_harm_its_reader_is_refused(seals: int, size: int, says: str) -> None:
+    memory = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, size)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
+    with pytest.raises(ValueError, match=says):
+        TensorReader().attach("x", memory)
+    with pytest.raises(OSError, match="Bad file descriptor"):  # it is closed all the same
+        os.fstat(memory)
