@@ -14,7 +14,7 @@ from flambeau.protocol.tensors import Array
 from tests.fixtures import onnx_models
 from tests.fixtures.stateful_models import SEQUENCE, running_sum
 from training.errors import SourceError
-from training.exporters.triton_config import config_pbtxt
+from training.exporters.triton_config import config_pbtxt, initial_states
 from training.importing.original import Original
 from training.importing.sources import onnx_file
 from training.importing.sources.source_options import SourceOptions
@@ -73,8 +73,10 @@ def test_what_we_write_is_read_back_as_declared(tmp_path: Path) -> None:
     declared = Sequences.model_validate({**SEQUENCE, "max_sequences": 9, "max_idle_s": 2.5})
     written = onnx_file.read(file, SourceOptions(), tmp_path / "own").with_sequences(declared)
     text = config_pbtxt("net", "onnx", "model.onnx", written.signature)
-    text = text.replace('data_file: "total"', 'data_file: "start"')
-    original = read_one(repository(tmp_path / "r", text, initial=np.array([100], np.float32)))
+    initial = np.array([100], np.float32)
+    assert initial_states(written.signature) == {"state_0": initial.tobytes()}
+    text = text.replace('data_file: "state_0"', 'data_file: "start"')
+    original = read_one(repository(tmp_path / "r", text, initial=initial))
     assert original.signature == written.signature
 
 
