@@ -31,8 +31,8 @@ HOSTILE = """
         fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
         return made
 
-    def announce(name, made):
-        socket.send_fds(channel(), [f'{{"memory":"{name}"}}'.encode()], [made])
+    def announce(name, made, to=None):
+        socket.send_fds(to or channel(), [f'{{"memory":"{name}"}}'.encode()], [made])
 
     def handle(data, context):
         for row in data or ():
@@ -45,8 +45,9 @@ HOSTILE = """
             elif what == "file":
                 announce("response", os.open("/proc/self/exe", os.O_RDONLY))
             elif what == "many":
+                to, made = channel(), memory(fcntl.F_SEAL_SHRINK, 4096)
                 for number in range(MANY):
-                    announce(f"n{number}", memory(fcntl.F_SEAL_SHRINK, 4096))
+                    announce(f"n{number}", made, to)
             elif what == "group":
                 os.setpgid(0, os.getpgid(os.getppid()))
                 os.kill(os.getpid(), signal.SIGSTOP)
