@@ -31,7 +31,7 @@ MAX_CONFIG_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutcome:
-    """What became of one model."""
+    """The outcome of one model."""
 
     model: str
     version: str = ""

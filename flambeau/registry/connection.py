@@ -117,7 +117,7 @@ class RegistryConnection:
         if document is not None:
             headers["content-type"], body = "application/json", json.dumps(document).encode()
         target = self._path + path + (f"?{urlencode(query)}" if query else "")
-        return self._repeated(method, target, body, headers, timeout_s)[0]
+        return self._repeated(lambda: self._try(method, target, body, headers, timeout_s))[0]
 
     def index(self) -> tuple[Any, bool]:
         """Returns the repository index of the server, and if it is whole.
@@ -129,21 +129,16 @@ class RegistryConnection:
         """
         headers = {**self._headers, "content-type": "application/json"}
         target = f"{self._root}/v2/repository/index"
-        found, answered = self._repeated("POST", target, b"{}", headers, TIMEOUT_S)
+        found, answered = self._repeated(
+            lambda: self._try("POST", target, b"{}", headers, TIMEOUT_S)
+        )
         return found, answered.get(INDEX_HEADER) == "whole"
 
-    def _repeated(
-        self,
-        method: str,
-        target: str,
-        body: bytes | memoryview,
-        headers: dict[str, str],
-        timeout_s: float,
-    ) -> tuple[Any, Message]:
+    def _repeated(self, ask: Callable[[], tuple[Any, Message]]) -> tuple[Any, Message]:
         """Makes a call, up to `TRIES` times; returns JSON and headers of the answer."""
         for number in range(TRIES):
             try:
-                return self._try(method, target, body, headers, timeout_s)
+                return ask()
             except (RegistryAwayError, RegistryBusyError):
                 self.close()
                 if number == TRIES - 1:

@@ -43,7 +43,7 @@ Holders = Callable[[], Mapping[VersionKey, Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What pruning would do."""
+    """Deletions that pruning would make, and the bytes that they would free."""
 
     decisions: tuple[Decision, ...]
     """Of the models that are pruned, by model and number."""

@@ -20,7 +20,7 @@ VersionKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFacts:
-    """What a decision needs to know of a version."""
+    """Facts of a version that decide about it."""
 
     model: str
     version: int

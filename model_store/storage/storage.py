@@ -47,7 +47,7 @@ class MissingFileError(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """What is known of a file without reading it."""
+    """Facts of a file that is not read."""
 
     size_bytes: int
     changed_s: float

@@ -30,7 +30,7 @@ def test_open_uploads_are_limited(store: ModelStore, tmp_path: Path) -> None:
 
 
 def test_one_owner_leaves_places_to_others(store: ModelStore, tmp_path: Path) -> None:
-    """Of many calls at once, in two processes' worth of objects, as many succeed as may."""
+    """Many calls begin at once, on two objects as of two processes: as many succeed as may."""
     some = [uploads_into(store, tmp_path / "uploads") for _ in range(2)]
     refusals: list[str] = []
 

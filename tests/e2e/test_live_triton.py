@@ -13,15 +13,13 @@ import pytest
 
 from flambeau.exporting.export_request import ExportRequest
 from flambeau.exporting.export_version import export_version
-from flambeau.protocol.signature import TensorSpec
 from flambeau.protocol.tensors import Array, object_array
 from model_store.golden import GoldenRows
-from model_store.manifest import Golden, PythonStep
 from model_store.store import ModelStore
 from tests.conformance.live_triton import LiveTriton, installed, running_triton
-from tests.fixtures import onnx_models, python_models
+from tests.fixtures import python_models
+from tests.fixtures.python_steps import publish_repeated
 from tests.fixtures.servers import ServerProcess, running_server
-from tests.fixtures.store_versions import draft_in, entry_in
 from tests.fixtures.triton_client import TritonClient, TritonError
 
 ENVIRONMENT = installed()
@@ -48,16 +46,6 @@ class Model:
         rows = zip(inputs["text"].tolist(), inputs["n"].tolist())
         return {"loud": [text.upper() * n for text, n in rows]}
 """
-STEP = b"""
-import numpy
-
-class Repeated:
-    def __init__(self, scale):
-        self.scale = scale
-
-    def __call__(self, inputs):
-        return {"x": numpy.repeat(inputs["n"][:, None], 4, 1).astype("f4") * self.scale}
-"""
 TEXTS = {"text": object_array([b"gr\xc3\xbc\xc3\x9fe", b"\x00\xff"]), "n": np.array([1, 3])}
 
 
@@ -79,30 +67,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
     golden = GoldenRows({"text": object_array([b"a", b"b"]), "n": np.array([1, 2])}, {"loud": loud})
     specs = [("text", "BYTES", (-1,)), ("n", "INT64", (-1,))], [("loud", "BYTES", (-1,))]
     python_models.publish(store.url, "loud", LOUD, python_models.signature_of(*specs), golden)
-    _publish_step(store, folder / "draft")
+    publish_repeated(store.url, folder / "draft", "repeated")
     for model in store.models():
         store.promote(model, 1)
     return store
-
-
-def _publish_step(store: ModelStore, folder: Path) -> None:
-    n = np.arange(4)
-    rows = GoldenRows({"n": n}, {"y": np.repeat(n[:, None] * 6, 4, 1).astype(np.float32)})
-    step = PythonStep(
-        file=entry_in(folder, "step.py", STEP),
-        name="Repeated",
-        args={"scale": 3},
-        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),
-    )
-    draft = draft_in(
-        folder,
-        "repeated",
-        onnx_models.linear(2),
-        signature=python_models.signature_of([("n", "INT64", (-1,))], [("y", "FP32", (-1, 4))]),
-        golden=Golden(file=entry_in(folder, "rows.safetensors", rows.to_bytes()), rows=4),
-        python_step=step,
-    )
-    store.publish(draft, folder)
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ class LatencyCurve:
         self._doubts = [0] * len(self._sizes)
         self._guesses = [SURVEY_RUNS] * len(self._sizes)
         """Runs until the estimate of a size is no guess."""
-        self._has_guesses = not any(rows > 0 and s > 0 for rows, s in seeds.items())
+        self._has_guesses = True
         self.runs = 0
         """Number of runs observed."""
         self._cpu_s = [0.0] * len(self._sizes)
@@ -100,7 +100,7 @@ class LatencyCurve:
         known = sorted((rows, s) for rows, s in seeds.items() if rows > 0 and s > 0)
         if known:
             self._seconds = [_interpolate(known, size) for size in self._sizes]
-            self._guesses = [0] * len(self._sizes)
+            self._guesses, self._has_guesses = [0] * len(self._sizes), False
             self._choose_best()
 
     def expected_s(self, rows: int) -> float:
@@ -243,8 +243,8 @@ class LatencyCurve:
         """
         bounded, together = _bounded(ratio), _bounded(together)
         neighbours = self._neighbours(rows)
-        if self._has_guesses and self._guesses[self._nearest(rows)]:
-            self._survey(self._nearest(rows), ratio)
+        if self._has_guesses and self._guesses[nearest := self._nearest(rows)]:
+            self._survey(nearest, ratio)
             return
         for index, share in neighbours:
             if self._doubts[index] and share >= 0.5:

@@ -20,14 +20,14 @@ from flambeau.exporting.errors import (
 )
 from flambeau.exporting.export_request import ExportRequest
 from flambeau.exporting.export_version import export_version
-from flambeau.protocol.signature import Signature, TensorSpec
+from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import object_array
 from model_store.archives.archive_settings import ARCHIVE_FILE, ArchiveSettings
 from model_store.archives.archive_version import source_of
 from model_store.archives.handler_calls import BODY
 from model_store.errors import CryptographicSignatureError, DigestMismatchError, TooLargeError
 from model_store.golden import GoldenRows
-from model_store.manifest import Artifact, Golden, Manifest, PythonModel, PythonStep
+from model_store.manifest import Artifact, Manifest, PythonModel
 from model_store.python_models.open_model import MAX_SOURCE_BYTES
 from model_store.store import ModelStore
 from services.inference.trust import Trust
@@ -35,10 +35,10 @@ from tests.fixtures import exported_models, onnx_models, python_models, stateful
 from tests.fixtures.exported_archives import export, unpacked, values_in
 from tests.fixtures.misbehaving_models import SIGNATURE
 from tests.fixtures.model_archives import write_archive
+from tests.fixtures.python_steps import publish_repeated
 from tests.fixtures.served_archives import ServedArchive, request_of
 from tests.fixtures.store_versions import (
     artifact_in,
-    draft_in,
     entry_in,
     publish_artifacts,
 )
@@ -190,26 +190,7 @@ class Lengths:
 
 
 def test_a_python_step_before_a_network(store: str, tmp_path: Path) -> None:
-    signature = python_models.signature_of([("n", "INT64", (-1,))], [("y", "FP32", (-1, 4))])
-    n = np.arange(4)
-    y = np.repeat(n[:, None] * 6, 4, 1).astype(np.float32)
-    folder = tmp_path / "draft"
-    golden = entry_in(folder, "rows.safetensors", GoldenRows({"n": n}, {"y": y}).to_bytes())
-    step = PythonStep(
-        file=entry_in(folder, "step.py", STEP.encode()),
-        name="Lengths",
-        args={"scale": 3},
-        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),
-    )
-    draft = draft_in(
-        folder,
-        "m",
-        onnx_models.linear(2),
-        signature=signature,
-        golden=Golden(file=golden, rows=4),
-        python_step=step,
-    )
-    manifest = ModelStore(store).publish(draft, folder)
+    manifest = publish_repeated(store, tmp_path / "draft", "m", STEP.encode(), "Lengths")
     export(store, manifest, tmp_path / "m.mar")
     found = ask(tmp_path / "m.mar", {"n": 5}, {"n": -1}, 1)
     assert found[0] == (200, {"y": [30.0] * 4})
@@ -299,14 +280,7 @@ def test_versions_that_no_archive_can_have(store: str, tmp_path: Path) -> None:
     stateful = stateful_models.publish_running_sum(store)
     with pytest.raises(NotExportableError, match="keeps states of sequences"):
         export(store, stateful, tmp_path / "m.mar")
-    bits = np.zeros(2, np.uint16)
-    bf16 = python_models.publish(
-        store,
-        "bf16",
-        python_models.DOUBLING,
-        python_models.signature_of([("x", "BF16", (-1,))], [("y", "BF16", (-1,))]),
-        GoldenRows({"x": bits}, {"y": bits}),
-    )
+    bf16 = python_models.publish_bf16(store)
     with pytest.raises(NotExportableError, match=r"tensor 'x' of bf16 1.* is BF16"):
         export(store, bf16, tmp_path / "m.mar")
     files = {"handler.py": b""}

@@ -17,17 +17,17 @@ from flambeau.exporting.archived_version.tensor import RefusedError
 from flambeau.exporting.errors import ExportCheckError, ExportTargetError, NotExportableError
 from flambeau.exporting.export_request import Exported, ExportRequest
 from flambeau.exporting.export_version import export_version
-from flambeau.protocol.signature import Padding, TensorSpec
+from flambeau.protocol.signature import Padding
 from flambeau.protocol.tensors import object_array
 from model_store.errors import ManifestError
 from model_store.golden import GoldenRows
-from model_store.manifest import Artifact, Golden, Manifest, PythonStep, parse_manifest
+from model_store.manifest import Artifact, Manifest, parse_manifest
 from model_store.store import ModelStore
 from protos import model_config_pb2 as pb
 from tests.fixtures import exported_models, onnx_models, python_models, stateful_models
 from tests.fixtures.client_environment import run_in_client_environment
 from tests.fixtures.misbehaving_models import SIGNATURE
-from tests.fixtures.store_versions import draft_in, entry_in
+from tests.fixtures.python_steps import REPEATED, publish_repeated
 
 WIDTH = SIGNATURE.inputs[0].shape[1]
 READ = """
@@ -193,36 +193,11 @@ def test_texts_and_numbers_of_rows(store: str, repository: Path) -> None:
 
 
 def test_a_python_step_runs_before_the_network(store: str, repository: Path) -> None:
-    source = b"""
-import numpy
-
-class Repeated:
-    def __init__(self, scale):
-        self.scale = scale
-
-    def __call__(self, inputs):
-        return {"x": numpy.repeat(inputs["n"][:, None], 4, 1).astype("f4") * self.scale}
-"""
-    signature = python_models.signature_of([("n", "INT64", (-1,))], [("y", "FP32", (-1, 4))])
-    n = np.arange(4)
-    y = np.repeat(n[:, None] * 6, 4, 1).astype(np.float32)
-    folder = repository.parent / "draft"
-    golden = entry_in(folder, "rows.safetensors", GoldenRows({"n": n}, {"y": y}).to_bytes())
-    step = PythonStep(
-        file=entry_in(folder, "step.py", source),
-        name="Repeated",
-        args={"scale": 3},
-        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),
-    )
-    draft = draft_in(
-        folder, "m", onnx_models.linear(2), signature=signature,
-        golden=Golden(file=golden, rows=4), python_step=step,
-    )  # fmt: skip
-    manifest = ModelStore(store).publish(draft, folder)
+    manifest = publish_repeated(store, repository.parent / "draft", "m")
     assert export(store, manifest, repository).rows == 4
     files = files_in(repository / "m" / "1")
     assert files["model.onnx"] == onnx_models.linear(2)
-    assert files["model_code/step.py"] == source
+    assert files["model_code/step.py"] == REPEATED
     config = config_in(repository / "m")
     assert (config.backend, config.input[0].name) == ("python", "n")
 
@@ -349,14 +324,7 @@ def test_no_manifest_names_a_path(store: str, name: str, place: str) -> None:
 
 
 def test_versions_that_triton_cannot_have(store: str, repository: Path) -> None:
-    bits = np.zeros(2, np.uint16)
-    bf16 = python_models.publish(
-        store,
-        "bf16",
-        python_models.DOUBLING,
-        python_models.signature_of([("x", "BF16", (-1,))], [("y", "BF16", (-1,))]),
-        GoldenRows({"x": bits}, {"y": bits}),
-    )
+    bf16 = python_models.publish_bf16(store)
     with pytest.raises(NotExportableError, match=r"tensor 'x' of bf16 1.* is BF16"):
         export(store, bf16, repository)
     named = python_models.publish(
