@@ -28,6 +28,7 @@ StoreError
 ├── ServerPropertiesError      a TorchServe configuration that cannot be followed
 ├── HistoryTooLongError        a time before the moves that a call reads
 ├── VersionInUseError          a version that may not be deleted: an alias or a pipeline names it
+├── RolloutError               a step that a rollout, a shadow or a split cannot take
 ├── UploadError                an upload of a version
 │   ├── UploadRefusedError         its declaration, a file or its manifest breaks a rule
 │   ├── UnknownUploadError         it was never begun, is over, or was collected
@@ -154,6 +155,10 @@ class HistoryTooLongError(StoreError):
 
 class VersionInUseError(StoreError):
     """A version that an alias, a pipeline or a server uses, and that is not deleted therefore."""
+
+
+class RolloutError(StoreError):
+    """A step that a rollout, a shadow or a split cannot take now."""
 
 
 class UploadError(StoreError):

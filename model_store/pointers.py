@@ -6,14 +6,15 @@ moves only one succeeds, and the folder is the audit log. Pure rules, no I/O.
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from flambeau.protocol.names import alias_problem
 from flambeau.protocol.strict import StrictModel, nearest_name
 from model_store.document import SMALL, parse_as
 from model_store.errors import BadNameError, DocumentError, ManifestError, VersionNotFoundError
+from model_store.rollouts.traffic import Traffic
 
 PRODUCTION = "production"
 """The alias that selects the version for requests that name none."""
@@ -31,12 +32,30 @@ class Pointers(StrictModel):
     who: str
     when: datetime
     why: str
+    traffic: Traffic = Traffic()
+    """How requests that name no version are shared among versions; not written if it is empty."""
+    evidence: dict[str, Any] | None = None
+    """What the move was decided by, if it was judged; not written if there is none."""
 
     @classmethod
     def after(
-        cls, before: "Pointers | None", aliases: Mapping[str, int], who: str, why: str
+        cls,
+        before: "Pointers | None",
+        aliases: Mapping[str, int],
+        who: str,
+        why: str,
+        traffic: Traffic | None = None,
+        evidence: dict[str, Any] | None = None,
     ) -> "Pointers":
         """Returns the next generation.
+
+        Args:
+            before: the newest generation; None if there is none.
+            aliases: version number by alias.
+            who: who moves them.
+            why: reason, for the history.
+            traffic: None for what the aliases leave of the traffic before.
+            evidence: what the move was decided by.
 
         Raises:
             BadNameError: the model would have more than `MAX_ALIASES`, and more than before.
@@ -45,13 +64,31 @@ class Pointers(StrictModel):
             raise BadNameError(
                 f"the model would have {len(aliases)} aliases, over {MAX_ALIASES}; remove some"
             )
+        if traffic is None:
+            before_it = before.traffic if before else Traffic()
+            traffic = before_it.beside(aliases.get(PRODUCTION))
         return cls(
             generation=before.generation + 1 if before else 1,
             aliases=dict(aliases),
             who=who,
             when=datetime.now(UTC),
             why=why,
+            traffic=traffic,
+            evidence=evidence,
         )
+
+    @property
+    def versions(self) -> set[int]:
+        """Versions that an alias names, or that a rollout, a shadow or a split needs."""
+        return {*self.aliases.values(), *self.traffic.versions}
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = write(self)
+        for key, value in (("traffic", self.traffic), ("evidence", self.evidence)):
+            if not value:
+                document.pop(key, None)
+        return document
 
     def to_json(self) -> bytes:
         """Returns the file's bytes."""

@@ -436,7 +436,14 @@ class ModelStore:
             ConflictError: another writer has done so since.
             BadNameError: there are too many aliases.
         """
-        following = Pointers.after(current, aliases, who or this_user(), why)
+        return self.point(model, Pointers.after(current, aliases, who or this_user(), why))
+
+    def point(self, model: str, following: Pointers) -> Pointers:
+        """Writes a generation that was made from the one before it.
+
+        Raises:
+            ConflictError: another writer has written it first.
+        """
         try:
             self.storage.create(_pointer_path(model, following.generation), following.to_json())
         except ConflictError as error:

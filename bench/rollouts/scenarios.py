@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.rollouts.evidence.guards import Guards
+from model_store.rollouts.guards import Guards
 
 GUARDS = Guards()
 """The defaults, all of them: a scenario that breaks one guard pays for the others' risk too."""

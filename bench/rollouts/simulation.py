@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.rollouts.scenarios import RARELY, Scenario
+from model_store.rollouts.guards import Guards
 from services.rollouts.evidence.count_arrays import CountArrays, empty_arrays
 from services.rollouts.evidence.e_processes import CANDIDATE, LIVE, Array
-from services.rollouts.evidence.guards import Guards
 from services.rollouts.evidence.quantiles import (
     ABOVE,
     BELOW,

@@ -40,6 +40,7 @@ _BY_KIND: dict[type[store.StoreError], type[ServingError]] = {
     store.UploadOffsetError: ConflictError,
     store.UploadIncompleteError: ConflictError,
     store.VersionInUseError: ConflictError,
+    store.RolloutError: ConflictError,
     store.ConflictError: ConflictError,
     store.UploadBusyError: OverloadedError,
     store.TooManyUploadsError: OverloadedError,

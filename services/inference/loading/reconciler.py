@@ -422,7 +422,7 @@ class Reconciler:
         needed = await self._pipelines.needed_versions(name, listing.versions, live)
         if pinned is not None:
             return list(dict.fromkeys([pinned, *needed]))
-        pointed = sorted(model.pointers.aliases.values()) if model.pointers else []
+        pointed = sorted(model.pointers.versions) if model.pointers else []
         keep = max(self._policy.newest_versions, 0 if model.pointers else 1)
         newest = listing.versions[max(len(listing.versions) - keep, 0) :]
         found = dict.fromkeys([*pointed, *reversed(newest), *needed])

@@ -5,9 +5,9 @@ from typing import Self
 
 import numpy as np
 
+from model_store.rollouts.guards import Guards
 from services.rollouts.evidence.e_processes import Array
 from services.rollouts.evidence.evidence import COMPARISONS, PARTS, SCORE_STEPS, VERSIONS, Evidence
-from services.rollouts.evidence.guards import Guards
 
 NO_COUNTS = {"shares", "disagreements", "lowest_bucket"}
 """Fields that say what is counted."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from model_store.rollouts.guards import Guards, OutputGuard
 from services.rollouts.evidence.count_arrays import CountArrays
 from services.rollouts.evidence.e_processes import (
     CANDIDATE,
@@ -19,7 +20,6 @@ from services.rollouts.evidence.e_processes import (
     log_share_wealth,
     log_wealth,
 )
-from services.rollouts.evidence.guards import Guards, OutputGuard
 from services.rollouts.evidence.quantiles import (
     buckets_of_ratio,
     quantile_interval,

@@ -11,10 +11,10 @@ sampling", 1982). Neither happens for lack of traffic.
 
 import math
 
+from model_store.rollouts.guards import Guards
 from services.rollouts.evidence.count_arrays import CountArrays, arrays_of
 from services.rollouts.evidence.effects import figures_of
 from services.rollouts.evidence.evidence import Evidence
-from services.rollouts.evidence.guards import Guards
 from services.rollouts.evidence.traffic_needed import factor_needed, observed, with_ideal_traffic
 from services.rollouts.evidence.verdict import Decision, Finding, Verdict
 from services.rollouts.evidence.weighing import weigh

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from model_store.rollouts.guards import Guards
 from services.rollouts.evidence.count_arrays import CountArrays
 from services.rollouts.evidence.e_processes import LIVE
-from services.rollouts.evidence.guards import Guards
 from services.rollouts.evidence.weighing import weigh
 
 LARGEST_FACTOR = 2.0**20

@@ -9,6 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from model_store.rollouts.guards import (
+    DisagreementGuard,
+    Guards,
+    LatencyGuard,
+    OutputGuard,
+    RateGuard,
+)
 from services.rollouts.evidence.count_arrays import CountArrays
 from services.rollouts.evidence.e_processes import (
     A_FEW_TIMES,
@@ -23,13 +30,6 @@ from services.rollouts.evidence.e_processes import (
     log_share_below,
 )
 from services.rollouts.evidence.evidence import SCORE_STEPS
-from services.rollouts.evidence.guards import (
-    DisagreementGuard,
-    Guards,
-    LatencyGuard,
-    OutputGuard,
-    RateGuard,
-)
 from services.rollouts.evidence.quantiles import log_quantile_ratios
 
 ZERO_ONE = np.array([0.0, 1.0])

@@ -15,7 +15,7 @@ from bench.rollouts.scenarios import (
     Scenario,
 )
 from bench.rollouts.simulation import simulate
-from services.rollouts.evidence.guards import Guards
+from model_store.rollouts.guards import Guards
 
 FEW = 100
 

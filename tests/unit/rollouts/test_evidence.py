@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_store.rollouts.guards import Guards
 from services.rollouts.evidence.errors import InvalidEvidenceError
 from services.rollouts.evidence.evidence import (
     MAX_COUNT,
@@ -20,7 +21,6 @@ from services.rollouts.evidence.evidence import (
     merged,
     score_step,
 )
-from services.rollouts.evidence.guards import Guards
 from services.rollouts.evidence.judge import judge
 
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from services.rollouts.evidence.evidence import Evidence, Version, score_step
-from services.rollouts.evidence.guards import (
+from model_store.rollouts.guards import (
     DisagreementGuard,
     Guards,
     LatencyGuard,
     OutputGuard,
     RateGuard,
 )
+from services.rollouts.evidence.evidence import Evidence, Version, score_step
 from services.rollouts.evidence.judge import judge, remembered
 from services.rollouts.evidence.verdict import Finding, Verdict
 

@@ -1,0 +1,132 @@
+"""Steps of a rollout, as pure functions of the pointers: each returns the next generation.
+
+Whoever writes it creates the next numbered file, which fails if another writer was faster; so two
+controllers, or a controller and a person, never both move a rollout.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from model_store.errors import RolloutError
+from model_store.pointers import PRODUCTION, Pointers
+from model_store.rollouts.traffic import Rollout, Traffic
+
+
+def begun(pointers: Pointers | None, rollout: Rollout, who: str, why: str) -> Pointers:
+    """Begins a rollout.
+
+    Raises:
+        RolloutError: another rollout or a split has the requests, or the baseline is not live.
+    """
+    live = pointers.aliases.get(PRODUCTION) if pointers else None
+    if pointers is None or live is None:
+        raise RolloutError(
+            f"'{PRODUCTION}' names no version, so there is nothing to compare version "
+            f"{rollout.candidate} with; promote it"
+        )
+    if live != rollout.baseline:
+        raise RolloutError(
+            f"'{PRODUCTION}' names version {live} and no longer {rollout.baseline}; start again"
+        )
+    if (old := pointers.traffic.rollout) is not None:
+        raise RolloutError(
+            f"version {old.candidate} is being rolled out since {old.started:%Y-%m-%d %H:%M}; "
+            "abort or promote it first"
+        )
+    if (split := pointers.traffic.split) is not None:
+        raise RolloutError(f"the split '{split.name}' has the requests; end it first")
+    traffic = pointers.traffic.model_copy(update={"rollout": rollout})
+    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
+
+
+def advanced(pointers: Pointers, rollout_id: str, who: str, why: str) -> Pointers:
+    """Goes to the next step; the step 1 moves `production` to the candidate and ends the rollout.
+
+    Raises:
+        RolloutError: that rollout does not run, or its last step has no next one.
+    """
+    rollout = running(pointers, rollout_id)
+    place = rollout.step + 1
+    if place >= len(rollout.steps):
+        raise RolloutError(f"the rollout of version {rollout.candidate} is at its last step")
+    if rollout.steps[place] == 1:
+        return promoted(pointers, rollout_id, who, why)
+    return _with(pointers, rollout, who, why, step=place, step_began=datetime.now(UTC), paused="")
+
+
+def promoted(
+    pointers: Pointers, rollout_id: str, who: str, why: str, evidence: dict[str, Any] | None = None
+) -> Pointers:
+    """Moves `production` to the candidate, and ends the rollout.
+
+    Raises:
+        RolloutError: that rollout does not run.
+    """
+    rollout = running(pointers, rollout_id)
+    aliases = {**pointers.aliases, PRODUCTION: rollout.candidate}
+    traffic = pointers.traffic.model_copy(update={"rollout": None})
+    return Pointers.after(pointers, aliases, who, why, traffic, evidence)
+
+
+def ended(
+    pointers: Pointers, rollout_id: str, who: str, why: str, evidence: dict[str, Any] | None = None
+) -> Pointers:
+    """Ends the rollout: its baseline answers every request again.
+
+    Raises:
+        RolloutError: that rollout does not run.
+    """
+    running(pointers, rollout_id)
+    traffic = pointers.traffic.model_copy(update={"rollout": None})
+    return Pointers.after(pointers, pointers.aliases, who, why, traffic, evidence)
+
+
+def paused(pointers: Pointers, rollout_id: str, who: str, why: str) -> Pointers:
+    """Keeps the rollout at its step.
+
+    Raises:
+        RolloutError: that rollout does not run, or is paused.
+    """
+    rollout = running(pointers, rollout_id)
+    if rollout.paused:
+        raise RolloutError(
+            f"the rollout of version {rollout.candidate} is paused: {rollout.paused}"
+        )
+    return _with(pointers, rollout, who, why, paused=why[:500] or "paused")
+
+
+def resumed(pointers: Pointers, rollout_id: str, who: str, why: str) -> Pointers:
+    """Lets a paused rollout go on: its step begins again.
+
+    Raises:
+        RolloutError: that rollout does not run, or is not paused.
+    """
+    rollout = running(pointers, rollout_id)
+    if not rollout.paused:
+        raise RolloutError(f"the rollout of version {rollout.candidate} is not paused")
+    return _with(pointers, rollout, who, why, paused="", step_began=datetime.now(UTC))
+
+
+def running(pointers: Pointers | None, rollout_id: str = "") -> Rollout:
+    """Returns the rollout of an id, or the one that there is.
+
+    Raises:
+        RolloutError: there is none, or another one.
+    """
+    rollout = pointers.traffic.rollout if pointers else None
+    if rollout is None:
+        raise RolloutError("no version is being rolled out; start a rollout first")
+    if rollout_id and rollout.id != rollout_id:
+        raise RolloutError(
+            f"the rollout {rollout_id} has ended; version {rollout.candidate} is being rolled out"
+        )
+    return rollout
+
+
+def _with(pointers: Pointers, rollout: Rollout, who: str, why: str, **changes: Any) -> Pointers:
+    document = rollout.model_dump() | changes
+    traffic = Traffic(
+        rollout=Rollout.model_validate(document),
+        shadow=pointers.traffic.shadow,
+    )
+    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
