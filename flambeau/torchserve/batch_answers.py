@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import orjson
 
 from flambeau.torchserve.handler_context import HandlerContext
 from model_store.archives.handler_calls import HandlerAnswer, HandlerRequest, Part
@@ -28,6 +29,7 @@ MAX_CONTAINERS = 250_000
 take 140 MB, times the requests of a batch."""
 MAX_HEADERS = 64
 MAX_HEADER_CHARACTERS = 8192
+_OF_NUMBERS = b"0123456789.,-[]"
 PARTS_HEADER = "ts_stream_next"
 """A header that TorchServe's processes tell each other with; it is not the caller's."""
 
@@ -125,13 +127,28 @@ def body_of(value: object) -> bytes:
         buffer = io.BytesIO()
         torch.save(value, buffer)
         return buffer.getvalue()
-    text = json.dumps(value)
+    if (text := _plain_numbers(value)) is not None:
+        return msgspec.json.format(text, indent=2)
     try:
-        return msgspec.json.format(
-            text, indent=2
-        ).encode()  # twice as fast as `dumps` with an indent
+        return msgspec.json.format(json.dumps(value).encode(), indent=2)  # twice as fast as dumps
     except msgspec.DecodeError:  # infinite numbers
         return json.dumps(value, indent=2).encode()
+
+
+def _plain_numbers(value: object) -> bytes | None:
+    """Returns a list of numbers, or of such lists, as JSON; None if Python may write it otherwise.
+
+    Both write the shortest digits that are read as the same number, and agree on the form of those
+    from 0.0001 to below 1e16. orjson takes a ninth of the time.
+    """
+    if type(value) is not list:
+        return None
+    try:
+        text = orjson.dumps(value)
+    except TypeError:
+        return None
+    is_plain = not text.translate(None, _OF_NUMBERS) and b"0.0000" not in text
+    return text if is_plain else None
 
 
 def checked_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
