@@ -8,6 +8,39 @@ import numpy as np
 from flambeau.protocol.tensors import Array
 
 
+class AwaitedRuns(Protocol):
+    """Runs that a process of their own makes: the caller begins one, and need not wait in a thread.
+
+    No method waits for the process but `finish`.
+    """
+
+    def fileno(self) -> int:
+        """Returns a descriptor: readable when a run is over, or the process has ended."""
+
+    def place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """Allocates memory for one input of the next run; see `Backend.buffer`.
+
+        Raises:
+            OSError: there is none, or the process has ended.
+        """
+
+    def begin(self, inputs: Mapping[str, Array]) -> None:
+        """Begins a run; see `Backend.run`.
+
+        Raises:
+            OSError: it has not begun, since the process does not take it now, or has ended.
+        """
+
+    def outputs_at_hand(self) -> dict[str, Array] | None:
+        """Returns the outputs of the run, once the descriptor is readable.
+
+        None if they are large, or something else has come: `finish` deals with that.
+        """
+
+    def finish(self) -> dict[str, Array]:
+        """Waits for the run that was begun, and returns its outputs; see `Backend.run`."""
+
+
 class Backend(Protocol):
     """A loaded artifact. One worker thread uses it at a time.
 
@@ -76,6 +109,10 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Frees the model's memory."""
+
+    def awaited(self) -> AwaitedRuns | None:
+        """Returns its runs that no thread need wait for; None if `run` alone makes them."""
+        return None
 
     def kill(self) -> None:
         """Aborts a run that blocks, if the runtime supports that; called from another thread."""

@@ -25,7 +25,11 @@ _ANCILLARY_BYTES = socket.CMSG_LEN(array.array("i").itemsize)
 """Room for one descriptor; the kernel closes further ones."""
 
 
-class ChannelClosedError(Exception):
+Message = tuple[str, Any, int | None]
+"""Key, content, and descriptor or None."""
+
+
+class ChannelClosedError(OSError):
     """The other process closed the channel or ended."""
 
 
@@ -48,15 +52,19 @@ class Channel:
         """Sets the timeout of later sends and receives; None removes it."""
         self._socket.settimeout(seconds)
 
-    def send(self, kind: str, content: Any, descriptor: int | None = None) -> None:
+    def send(
+        self, kind: str, content: Any, descriptor: int | None = None, *, flags: int = 0
+    ) -> None:
         """Sends one message.
 
         Args:
             kind: key of the message.
             content: value of the message, serializable as JSON.
             descriptor: file descriptor to send with it; the sender's own stays open.
+            flags: as for send(2); with `MSG_DONTWAIT` it does not wait for room.
 
         Raises:
+            BlockingIOError: there is no room now.
             ChannelClosedError: the other end is closed.
             ValueError: the message is larger than `MAX_MESSAGE_BYTES`.
             TimeoutError: the timeout of `wait_at_most` expired.
@@ -69,27 +77,31 @@ class Channel:
             )
         try:
             if descriptor is None:
-                self._socket.send(data)
+                self._socket.send(data, flags)
             else:
-                socket.send_fds(self._socket, [data], [descriptor])
-        except TimeoutError:
+                socket.send_fds(self._socket, [data], [descriptor], flags)
+        except (TimeoutError, BlockingIOError):
             raise
         except OSError as error:
             raise ChannelClosedError from error
 
-    def receive(self) -> tuple[str, Any, int | None]:
+    def receive(self, *, flags: int = 0) -> Message:
         """Waits for the next message and returns its key, its content and its descriptor, if any.
 
+        Args:
+            flags: as for recv(2); with `MSG_DONTWAIT` it does not wait.
+
         Raises:
+            BlockingIOError: none is there now.
             ChannelClosedError: the other end is closed.
             TimeoutError: the timeout of `wait_at_most` expired.
             ValueError, AttributeError: what came is no message.
         """
         try:
             data, ancillary, _, _ = self._socket.recvmsg(
-                MAX_MESSAGE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                MAX_MESSAGE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC | flags
             )
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             raise
         except OSError as error:
             raise ChannelClosedError from error

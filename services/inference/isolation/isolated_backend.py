@@ -12,13 +12,13 @@ Rules:
 """
 
 import contextlib
+import functools
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Generator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,11 @@ from services.errors import (
     InputRefusedError,
     WorkerProcessDiedError,
 )
-from services.inference.backends.backend import Backend
+from services.inference.backends.backend import AwaitedRuns, Backend
 from services.inference.backends.files_folder import FilesFolder
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
-from services.inference.isolation.channel import Channel, ChannelClosedError
+from services.inference.isolation.channel import Channel, ChannelClosedError, Message
 from services.inference.isolation.forwarded_output import forwarded_output
 from services.inference.isolation.sent_artifact import packed, send_opening
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
@@ -45,6 +45,8 @@ from services.resident_memory import resident_bytes
 
 _WORKER = "services.inference.isolation.worker_process"
 
+FEW_OUTPUTS = 8
+"""Outputs that the event loop copies, if they are small; a thread copies more."""
 OPEN_TIMEOUT_S = 300.0
 """Default timeout of opening an artifact, after which its process is killed."""
 
@@ -79,11 +81,17 @@ class IsolatedBackend(Backend):
     ) -> None:
         self.platform = ""
         self._name, self._folder = name, folder
-        start = partial(_start, module)
+        start = functools.partial(_start, module)
         # A process inherits the priority of the thread that starts it, from its first import on.
         self._process, self._channel = run_at_low_priority(start) if low_priority else start()
         self._inputs, self._outputs = TensorWriter(self._channel), TensorReader()
         self._killed = self._closed = False
+        self._arrived: Callable[[], Message] | None = None
+        """Returns, or raises, what `outputs_at_hand` has received and left to `finish`."""
+
+    def awaited(self) -> AwaitedRuns | None:
+        """Returns its runs, unless they give answers in parts; see `Backend.awaited`."""
+        return None if self.gives_parts else self
 
     @property
     def pid(self) -> int:
@@ -127,6 +135,45 @@ class IsolatedBackend(Backend):
         self._begin("run", inputs)
         return self._copied(self._receive("outputs")[1])
 
+    def fileno(self) -> int:
+        """Returns the descriptor of the channel; see `AwaitedRuns`."""
+        return self._channel.fileno()
+
+    def place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """Returns shared memory for one input; see `AwaitedRuns.place`."""
+        return self._inputs.place(name, shape, dtype)
+
+    def begin(self, inputs: Mapping[str, Array]) -> None:
+        """Begins a run; see `AwaitedRuns.begin`."""
+        entries = [self._inputs.write(name, array) for name, array in inputs.items()]
+        self._channel.send("run", entries, flags=socket.MSG_DONTWAIT)
+
+    def outputs_at_hand(self) -> dict[str, Array] | None:
+        """Returns the outputs of the run; see `AwaitedRuns.outputs_at_hand`."""
+        try:
+            kind, entries, descriptor = message = self._channel.receive(flags=socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except (OSError, ValueError, AttributeError) as error:
+            self._arrived = functools.partial(_raise, error)
+            return None
+        try:
+            is_usual = kind == "outputs" and descriptor is None and len(entries) <= FEW_OUTPUTS
+            if is_usual and all(map(self._outputs.is_small, entries)):
+                return {entry[0]: self._outputs.view(entry).copy() for entry in entries}
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+            pass  # it raises the same for `finish`
+        self._arrived = lambda: message
+        return None
+
+    def finish(self) -> dict[str, Array]:
+        """Waits for the run that was begun; see `AwaitedRuns.finish`."""
+        return self._copied(self._receive("outputs")[1])
+
+    def _next_message(self) -> Message:
+        arrived, self._arrived = self._arrived, None
+        return self._channel.receive() if arrived is None else arrived()
+
     def run_in_parts(self, inputs: Mapping[str, Array]) -> Generator[dict[str, Array], None, None]:
         """Runs one batch in the worker process, which waits behind each part; see `Backend`.
 
@@ -163,7 +210,7 @@ class IsolatedBackend(Backend):
         """
         try:
             return {entry[0]: self._outputs.view(entry).copy() for entry in entries}
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise self._broken(error) from error
 
     def _send(self, kind: str, content: Any) -> None:
@@ -217,7 +264,7 @@ class IsolatedBackend(Backend):
         """
         try:
             while True:
-                kind, content, descriptor = self._channel.receive()
+                kind, content, descriptor = self._next_message()
                 if descriptor is None:
                     break
                 self._attach(kind, content, descriptor)
@@ -333,6 +380,10 @@ def _error_of(content: Mapping[str, Any]) -> BackendError:
     if content["trace"]:
         error.add_note(f"In the worker process:\n{content['trace']}")
     return error
+
+
+def _raise(error: Exception) -> Message:
+    raise error
 
 
 def _how_it_ended(code: int | None, killed: bool) -> str:

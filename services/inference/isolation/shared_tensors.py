@@ -27,6 +27,9 @@ MAX_PLACES = 1024
 """Tensors of one process: each holds a descriptor, of which a server has some thousands."""
 MAX_PLACE_BYTES = 2**32
 """Memory of one tensor."""
+SMALL_BYTES = 128 * 1024
+SMALL_ELEMENTS = 256
+"""Size of a tensor, and number of its strings, that the event loop copies: 0.1 ms at most."""
 _STRINGS = np.dtype(np.object_).str
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Seals of a place (fcntl(2)): reading memory that the other process has cut off is a SIGBUS."""
@@ -107,6 +110,18 @@ class TensorReader:
         finally:
             os.close(descriptor)
 
+    def is_small(self, entry: TensorEntry) -> bool:
+        """Returns True if copying a tensor takes some microseconds.
+
+        Raises:
+            ValueError, TypeError: the entry describes none.
+        """
+        _, dtype, shape = entry
+        if dtype == _STRINGS:
+            size_bytes, *rest = shape
+            return bool(size_bytes <= SMALL_BYTES and math.prod(rest) <= SMALL_ELEMENTS)
+        return bool(math.prod(shape) * np.dtype(dtype).itemsize <= SMALL_BYTES)
+
     def view(self, entry: TensorEntry) -> Array:
         """Returns a view of a tensor, which the next batch overwrites; for strings a copy.
 
@@ -114,6 +129,8 @@ class TensorReader:
             KeyError, ValueError, TypeError: the entry does not describe what lies there.
         """
         name, dtype, shape = entry
+        if min(shape, default=0) < 0:  # NumPy takes -1 for all that there is
+            raise ValueError(f"a tensor has the shape {shape}")
         if dtype == _STRINGS:
             size_bytes, *rest = shape
             octets = np.frombuffer(self._places[name], np.uint8, size_bytes)

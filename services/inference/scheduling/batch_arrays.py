@@ -63,6 +63,22 @@ def concatenate(parts: list[Array], whole: Array) -> None:
         start = stop
 
 
+def is_small(batch: Batch, most_bytes: int) -> bool:
+    """Returns True if the inputs of a batch have no more bytes; False for rows of many texts."""
+    left = most_bytes
+    for entry in batch.entries:
+        for array in entry.request.inputs.values():
+            if not array.dtype.hasobject:
+                left -= array.nbytes
+            elif array.size == 1:
+                left -= len(array.item(0))
+            else:
+                return False
+        if left < 0:
+            return False
+    return True
+
+
 class BatchArrays:
     """Concatenates and splits the arrays of one signature."""
 

@@ -3,9 +3,10 @@
 In: batches, one at a time. Out: a report of each batch, passed to a callback on the event loop.
 
 Rules: only this thread runs the backend, or the event loop itself if the run is shorter than a
-hand-over (`loop_runs.py`); a batch that fails because of its inputs is rerun entry
-by entry, so that one bad request never fails the others; a batch that fails because of the device
-is not rerun, unless the device was a worker process that died: the process is restarted, and each
+hand-over (`loop_runs.py`); if the backend is in a process of its own, the loop begins small batches
+and takes small outputs (docs/adr/0075); a batch that fails because of its inputs is rerun entry by
+entry, so that one bad request never fails the others; a batch that fails because of the device is
+not rerun, unless the device was a worker process that died: the process is restarted, and each
 entry is retried once, and is at fault if that process dies, too; a dead entry is not rerun; the
 event loop has CPU priority over the thread of the backend (docs/adr/0045).
 """
@@ -31,8 +32,8 @@ from services.errors import (
     UnreadAnswersError,
     WorkerProcessDiedError,
 )
-from services.inference.backends.backend import Backend
-from services.inference.scheduling.batch_arrays import BatchArrays
+from services.inference.backends.backend import AwaitedRuns, Backend
+from services.inference.scheduling.batch_arrays import BatchArrays, is_small
 from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.stateful_arrays import StatefulArrays
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
@@ -42,6 +43,8 @@ from services.queueing.records import PYTHON_PLATFORM, Lane
 
 logger = logging.getLogger("flambeau.worker")
 
+AWAITED_BYTES = 128 * 1024
+"""Inputs that the event loop hands to a process: joining and copying them takes some 50 µs."""
 Result = Mapping[str, Array] | BackendError | UnreadAnswersError
 """An entry's outputs, or the error of its run or its reader."""
 
@@ -133,6 +136,12 @@ class Instance:
         self.retired = False
         """True if the instance ends after its current batch; set by the event loop."""
         self._input_s = self._ran_at = 0.0
+        self._awaited: AwaitedRuns | None = None
+        """The backend, while the event loop awaits its run."""
+        self._begun = False
+        """True if the event loop has begun the run that the thread is to finish."""
+        self._at_hand: Mapping[str, Array] | None = None
+        """Outputs of such a run, if the event loop has them."""
         self._opening = False
         self._is_down = False
         self._has_given, self._waited_s = False, 0.0
@@ -156,12 +165,13 @@ class Instance:
         """
         self.batch, self.expected_s = batch, expected_s
         self.given_at = self.started_at = time.monotonic()
-        if not on_loop or not self._ran_on_loop(batch):
+        if not (self._ran_on_loop(batch) if on_loop else self._begun_on_loop(batch)):
             self._inbox.put(batch)
 
     def abandon(self) -> None:
         """Abandons the thread: its later results are ignored. Kills an isolated worker process."""
         self.abandoned = True
+        self._stop_awaiting()
         for entry in self.batch.entries if self.batch is not None else ():
             if entry.window is not None:
                 entry.window.close()
@@ -236,9 +246,57 @@ class Instance:
         self._loop.call_soon(self._finished, self, batch, report)
         return True
 
+    def _begun_on_loop(self, batch: Batch) -> bool:
+        """Begins a batch whose process the event loop can await. Returns True if it has begun.
+
+        That saves the wake-ups of a thread, and its turns with the interpreter lock.
+        """
+        runs = None if self._backend is None else self._backend.awaited()
+        if runs is None or batch.slot is not None or not is_small(batch, AWAITED_BYTES):
+            return False
+        try:
+            inputs = self._arrays.join(batch, runs.place)
+            self._input_s = time.monotonic() - self.given_at
+            runs.begin(inputs)
+        except Exception:  # the thread begins it, and deals with the failure
+            return False
+        self._awaited = runs
+        self._loop.add_reader(runs.fileno(), self._ended)
+        return True
+
+    def _stop_awaiting(self) -> None:
+        if self._awaited is not None:
+            self._loop.remove_reader(self._awaited.fileno())
+            self._awaited = None
+
+    def _ended(self) -> None:
+        """Takes the outputs of an awaited run; the thread deals with all that is not small."""
+        runs, batch, started_at = self._awaited, self.batch, self.given_at
+        assert runs is not None
+        assert batch is not None
+        self._stop_awaiting()
+        results: list[Result] | None
+        outputs = self._at_hand = runs.outputs_at_hand()
+        try:
+            results = None if outputs is None else [*self._split(outputs, batch)]
+        except BackendError:
+            results = None
+        if results is None:
+            self._begun = True
+            self._inbox.put(batch)
+            return
+        self._at_hand, now = None, time.monotonic()
+        report = BatchReport(
+            results, started_at, now - started_at, True, 0.0, 0.0, False, self._input_s,
+            now - self._ran_at,
+        )  # fmt: skip
+        self._finished(self, batch, report)
+
     def _execute(self, batch: Batch) -> BatchReport:
         """Runs a batch and returns one result per entry, in order."""
         started_at, together, cpu_s = time.monotonic(), True, time.thread_time()
+        if self._begun:
+            started_at = self.given_at
         self._has_given, self._waited_s = False, 0.0
         results: list[Result]
         try:
@@ -254,18 +312,28 @@ class Instance:
     def _run(self, batch: Batch) -> Sequence[Result]:
         backend = self._backend
         assert backend is not None
+        if self._begun:
+            runs = backend.awaited()
+            assert runs is not None
+            self._begun, outputs, self._at_hand = False, self._at_hand, None
+            return self._split(runs.finish() if outputs is None else outputs, batch)
         self.started_at = time.monotonic()
         inputs = self._arrays.join(batch, backend.buffer)
         joined_at = time.monotonic()
         self._input_s = joined_at - self.started_at
         if not backend.gives_parts:
-            outputs = backend.run(inputs)
-            self._ran_at = time.monotonic()
-            return self._arrays.split(outputs, batch, owned=backend.owns_outputs)
+            return self._split(backend.run(inputs), batch)
         with contextlib.closing(backend.run_in_parts(inputs)) as parts:
             windows = self._give_parts(parts, batch, backend.owns_outputs)
         self._ran_at = time.monotonic()
         return [self._ending(window) for window in windows]
+
+    def _split(self, outputs: Mapping[str, Array], batch: Batch) -> Sequence[Result]:
+        """Returns the outputs of each entry of a batch that has just run."""
+        self._ran_at = time.monotonic()
+        backend = self._backend
+        assert backend is not None
+        return self._arrays.split(outputs, batch, owned=backend.owns_outputs)
 
     def _ending(self, window: PartWindow) -> Result:
         """Returns what ends a request with parts: no more outputs, or its reader's error."""
