@@ -44,7 +44,7 @@ def rows_of(requests: Sequence[HandlerRequest], decodes: bool) -> list[dict[str,
     collects = gc.isenabled()
     gc.disable()  # searching millions of new lists for cycles takes seconds, and there are none
     try:
-        return [{one.name: _value(one, decodes) for one in request.parts} for request in requests]
+        return [_row(request.parts, decodes) for request in requests]
     finally:
         if collects:
             gc.enable()
@@ -167,6 +167,12 @@ def checked_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
         ):
             found[name] = text
     return found
+
+
+def _row(parts: Sequence[Part], decodes: bool) -> dict[str, Any]:
+    if len(parts) == 1:  # as nearly all requests have
+        return {parts[0].name: _value(parts[0], decodes)}
+    return {part.name: _value(part, decodes) for part in parts}
 
 
 def _value(part: Part, decodes: bool) -> Any:

@@ -79,6 +79,18 @@ class HandlerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     """Number of further ones, which did not fit."""
 
+    @property
+    def is_plain(self) -> bool:
+        """True if a status of 200 and a body are all that it has, as most answers do."""
+        return self.status == 200 and not (
+            self.headers
+            or self.phrase
+            or self.measurements
+            or self.failure
+            or self.is_intermediate
+            or self.dropped
+        )
+
 
 def signature_of(batch_size: int, sequences: Sequences | None = None) -> Signature:
     """Returns the signature of a version whose handler takes up to `batch_size` requests.
@@ -157,6 +169,8 @@ def encode_answer(answer: HandlerAnswer) -> bytes:
     Raises:
         HandlerCallError: its head is too large.
     """
+    if answer.is_plain:
+        return b"".join((GREETED, answer.body))
     head = _AnswerHead(
         answer.status,
         answer.phrase,
@@ -235,5 +249,5 @@ def _split(element: bytes, decoder: "msgspec.json.Decoder[_Head]") -> tuple[_Hea
 
 GREETING = encode_request(HandlerRequest(id="ready"))
 """The request that asks whether the handler is initialized: it has no parts and no headers."""
-GREETED = encode_answer(HandlerAnswer())
-"""The answer to it, the golden row of every archive; an answer with a status of 200 begins so."""
+GREETED = _encoded(_AnswerHead(200), [])
+"""The answer to it, the golden row of every archive; plain answers begin so."""
