@@ -1,12 +1,16 @@
 """Logs: one JSON object per line on standard error, with the fields of `extra`."""
 
+import atexit
+import contextlib
 import datetime
 import json
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
+
+from services.telemetry.log_output import LogOutput, may_wait
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -33,7 +37,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(level: str) -> None:
-    """Sends all logs of the process to standard error as JSON lines."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Sends all logs of the process to standard error as JSON lines.
+
+    A slow reader of a pipe or a terminal delays nobody who logs (`log_output.py`).
+    """
+    stream: LogOutput | TextIO = sys.stderr
+    if may_wait(sys.stderr):
+        with contextlib.suppress(OSError):
+            stream = LogOutput(sys.stderr)
+            atexit.register(stream.finish)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
