@@ -14,9 +14,12 @@ after another), `memory` (name of an input; its descriptor is the memory), `run`
 import array
 import os
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import orjson
+
+T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 128 * 1024
 """Limit of a message, for a socket's default buffer; tensors are sent through shared memory."""
@@ -75,15 +78,11 @@ class Channel:
                 f"a message to or from a worker process has {len(data)} bytes, at most "
                 f"{MAX_MESSAGE_BYTES} fit: the model has too many tensors to run isolated"
             )
-        try:
-            if descriptor is None:
-                self._socket.send(data, flags)
-            else:
-                socket.send_fds(self._socket, [data], [descriptor], flags)
-        except (TimeoutError, BlockingIOError):
-            raise
-        except OSError as error:
-            raise ChannelClosedError from error
+        if descriptor is None:
+            self._calling(lambda: self._socket.send(data, flags), flags)
+        else:
+            ends = [descriptor]
+            self._calling(lambda: socket.send_fds(self._socket, [data], ends, flags), flags)
 
     def receive(self, *, flags: int = 0) -> Message:
         """Waits for the next message and returns its key, its content and its descriptor, if any.
@@ -97,14 +96,10 @@ class Channel:
             TimeoutError: the timeout of `wait_at_most` expired.
             ValueError, AttributeError: what came is no message.
         """
-        try:
-            data, ancillary, _, _ = self._socket.recvmsg(
-                MAX_MESSAGE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC | flags
-            )
-        except (TimeoutError, BlockingIOError):
-            raise
-        except OSError as error:
-            raise ChannelClosedError from error
+        flags |= socket.MSG_CMSG_CLOEXEC
+        data, ancillary, _, _ = self._calling(
+            lambda: self._socket.recvmsg(MAX_MESSAGE_BYTES, _ANCILLARY_BYTES, flags), flags
+        )
         if not data:
             raise ChannelClosedError
         descriptor = array.array("i", ancillary[0][2])[0] if ancillary else None
@@ -115,6 +110,24 @@ class Channel:
                 os.close(descriptor)
             raise
         return kind, content, descriptor
+
+    def _calling(self, call: Callable[[], T], flags: int) -> T:
+        """Makes a call of the system, which waits unless the flags say otherwise.
+
+        uvloop sets descriptors that it watches to a mode that does not wait, and leaves them in it.
+        """
+        try:
+            try:
+                return call()
+            except BlockingIOError:
+                if flags & socket.MSG_DONTWAIT or self._socket.gettimeout() is not None:
+                    raise
+                os.set_blocking(self._socket.fileno(), True)
+                return call()
+        except (TimeoutError, BlockingIOError):
+            raise
+        except OSError as error:
+            raise ChannelClosedError from error
 
     def close(self) -> None:
         """Closes this end."""

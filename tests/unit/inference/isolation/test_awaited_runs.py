@@ -1,6 +1,7 @@
 """Small batches of a backend in its own process: the event loop begins them and takes outputs."""
 
 import asyncio
+import os
 import time
 
 import numpy as np
@@ -113,4 +114,14 @@ def test_an_outcome_left_to_the_thread_raises_there() -> None:
     backend.kill()
     with pytest.raises(WorkerProcessDiedError):
         backend.finish()
+    backend.close()
+
+
+def test_a_thread_waits_on_a_channel_that_an_event_loop_has_watched() -> None:
+    backend, x = IsolatedDoubling(), np.ones((1, 1), np.float32)
+    backend.begin({"x": x})
+    os.set_blocking(backend.fileno(), False)  # as uvloop does
+    assert backend.finish()["y"] == 2.0
+    os.set_blocking(backend.fileno(), False)
+    assert backend.run({"x": x})["y"] == 2.0
     backend.close()
