@@ -102,7 +102,7 @@ EFFECTS = {
         dead_letters.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """
-        forwarded_output.MAX_LINE_BYTES rest_prediction.MAX_NAME_BYTES
+        forwarded_output.MAX_LINE_BYTES log_output.MAX_WAITING_BYTES rest_prediction.MAX_NAME_BYTES
         model_figures.MAX_PLACES model_figures.MAX_SIZES repository.MAX_NAME directory.MAX_SHOWN
         open_document.MAX_DOCUMENT_BYTES open_document.MAX_TENSORS
         executor.MAX_METRICS grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS

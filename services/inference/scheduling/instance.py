@@ -4,7 +4,7 @@ In: batches, one at a time. Out: a report of each batch, passed to a callback on
 
 Rules: only this thread runs the backend, or the event loop itself if the run is shorter than a
 hand-over (`loop_runs.py`); if the backend is in a process of its own, the loop begins small batches
-and takes small outputs (docs/adr/0075); a batch that fails because of its inputs is rerun entry by
+and takes small outputs (docs/adr/0076); a batch that fails because of its inputs is rerun entry by
 entry, so that one bad request never fails the others; a batch that fails because of the device is
 not rerun, unless the device was a worker process that died: the process is restarted, and each
 entry is retried once, and is at fault if that process dies, too; a dead entry is not rerun; the
