@@ -15,6 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from services.telemetry.access_metrics import AccessMetrics
 from services.telemetry.loop_metrics import LoopCounter, LoopGauge, LoopHistogram
 from services.telemetry.model_figures import ModelFigures
+from services.telemetry.rollout_metrics import RolloutMetrics
 from services.telemetry.triton_metrics import TritonMetrics
 
 SECONDS = (
@@ -62,6 +63,7 @@ class Metrics:
         self.tls = TlsMetrics(self.registry)
         self._make_failure_metrics(self.registry)
         self.access = AccessMetrics(self.registry)
+        self.rollouts = RolloutMetrics(self.registry)
         self.figures = ModelFigures()
         if with_triton_names:
             TritonMetrics(self.figures, self.queue_depth, self.registry)

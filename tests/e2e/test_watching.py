@@ -62,6 +62,8 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_access_refusals": ("counter", {"reason"}),
     "flambeau_access_reloads": ("counter", {"source", "outcome"}),
     "flambeau_access_source_stale": ("gauge", {"source"}),
+    "flambeau_rollout_step": ("gauge", LANE),
+    "flambeau_rollout_moves": ("counter", {"model", "result"}),
     "flambeau_build_info": ("gauge", {"version", "python"}),
 }
 """Type and labels of every metric of ours."""
