@@ -38,6 +38,7 @@ from services.queueing.redis_streams.downlink import LaneLoad
 from services.queueing.redis_streams.receiver import RedisReceiver
 from services.queueing.redis_streams.registry import Announcer, FleetWatch
 from services.readiness import Readiness
+from services.rollouts.controller import RolloutController
 from services.telemetry.logs import configure_logs
 from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
@@ -102,6 +103,7 @@ class _Process:
             self._tracer,
             self._control,
         )
+        self._rollouts = RolloutController(store, self._directory, self._metrics.rollouts, name)
 
     async def run(self) -> None:
         config = self._config
@@ -127,6 +129,7 @@ class _Process:
                 watching = [tasks.create_task(watch) for watch in watches]
                 reconciling = self._reconciler.run(drained, self._after_pass)
                 tasks.create_task(reconciling, name="reconciler")
+                tasks.create_task(self._rollouts.run(drained), name="rollouts")
                 await asked.wait()
                 logger.info("draining")
                 for task in watching:

@@ -113,8 +113,6 @@ class ControlledRollout:
             return None
         verdict = self._judged(rollout, found)
         self._write_verdict(rollout, verdict, found)
-        if not self._lease.may_act():
-            return None
 
         def act(pointers: Pointers, rollout: Rollout) -> tuple[Pointers, Result, str] | None:
             decision = decide(rollout, verdict, found.total, self._now())

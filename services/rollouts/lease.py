@@ -23,12 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from model_store.errors import ConflictError, TooLargeError
+from model_store.errors import ConflictError, StorageError, TooLargeError
 from model_store.storage.storage import MissingFileError, Storage
 
 TAKEN_AFTER = 3
-HELD_FOR = 2
-"""Intervals."""
+HELD_FOR = 3
+"""Intervals; a store that takes longer to list and write two files allows no rollout to move."""
 MAX_LEASE_BYTES = 4_096
 _FILE = re.compile(r"([1-9][0-9]{0,14})\.json")
 
@@ -114,7 +114,8 @@ class Lease:
         """Renews the lease, or takes it if it is free; returns whether to act. Blocks.
 
         Raises:
-            StorageError: the store failed; an earlier look's answer holds until its time is over.
+            StorageError: the store failed or is too slow; `may_act` knows how long an earlier look
+                holds.
         """
         began = self._clock()
         newest = self._newest()
@@ -123,6 +124,7 @@ class Lease:
         self._looks += 1
         if act == "renew":
             self._storage.replace(self._path(newest), self._own_content())
+            self._check_time(self._clock() - began)
         elif act == "take":
             try:
                 self._storage.create(self._path(newest + 1), self._own_content())
@@ -134,6 +136,19 @@ class Lease:
     def may_act(self) -> bool:
         """Returns True while this process holds the lease."""
         return self._rule.may_act(self._clock())
+
+    def _check_time(self, took_s: float) -> None:
+        """Checks that a renewed lease is not over already.
+
+        Raises:
+            StorageError: it is.
+        """
+        longest_s = HELD_FOR * self._rule.interval_s
+        if took_s >= longest_s:
+            raise StorageError(
+                f"renewing the lease of a rollout took {took_s:.1f} s, and it lasts "
+                f"{longest_s:g} s: the store is too slow to control rollouts from here"
+            )
 
     def _path(self, number: int) -> str:
         return f"{self._folder}{number}.json"

@@ -1,7 +1,6 @@
 """Evidence files: exact sums of all processes, whatever other files there are."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def counted(requests: int, share: float = 0.1, peak: float = 0.0) -> Evidence:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[EvidenceFiles]:
+def files(tmp_path: Path) -> EvidenceFiles:
     return EvidenceFiles(Storage(str(tmp_path)), "digits", ID)
 
 

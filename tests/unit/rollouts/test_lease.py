@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_store.errors import StorageError
 from model_store.storage.storage import Storage
 from services.rollouts.lease import HELD_FOR, TAKEN_AFTER, Lease, LeaseRule
 
@@ -76,6 +77,14 @@ def test_holder_that_slept_stops_by_itself(tmp_path: Path) -> None:
     clock.at += 0.01
     assert not lease.may_act()
     assert lease.look()
+
+
+def test_store_that_is_too_slow_is_an_error(tmp_path: Path) -> None:
+    times = itertools.count(0.0, HELD_FOR * INTERVAL_S)
+    lease = Lease(Storage(str(tmp_path)), "digits/1", "a", INTERVAL_S, lambda: next(times))
+    assert not lease.look()
+    with pytest.raises(StorageError, match="too slow to control rollouts"):
+        lease.look()
 
 
 def test_restarted_holder_takes_its_lease_over(tmp_path: Path) -> None:
