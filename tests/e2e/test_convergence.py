@@ -7,10 +7,11 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,10 @@ BODY = json.dumps({"inputs": [linear_input(ROW)]}).encode()
 GUARANTEED_S = 2.0
 VERSIONS = 4
 READY = "/v2/models/linear/ready"
-RUNS = {"processes": running_processes, "split": running_split}
+RUNS: Mapping[str, Callable[..., AbstractContextManager[ServerProcess]]] = {
+    "processes": running_processes,
+    "split": running_split,
+}
 
 
 def flambeau(*arguments: str) -> None:
@@ -44,6 +48,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
     for scale in range(1, VERSIONS + 1):
         publish(store.url, "linear", linear(scale))
     return store
+
+
+def answers(server: ServerProcess) -> bool:
+    return call(server, "GET", READY).status == 200
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ def deployment(
         deployed.promote(1)
         for server in found:
             server.wait_for_log(message="version ready", model="linear", version=1)
-            wait_until(lambda server=server: call(server, "GET", READY).status == 200)
+            wait_until(partial(answers, server))
         yield deployed
 
 
