@@ -44,7 +44,8 @@ EFFECTS = {
         rest_routes.MAX_PARAMETERS start.MAX_AT_START tokens.MAX_KEY_FILE_BYTES
         grpc_predict.MAX_NAMES_BYTES tensor_proto.MAX_SHAPE_BYTES tensor_proto.MAX_REPEATED_BYTES
         evidence.MAX_COUNT evidence.MAX_NAMES evidence.MAX_PEAKS evidence.MAX_PLACE
-        evidence.MAX_SHARES
+        evidence.MAX_SHARES evidence_files.MAX_FILES evidence_files.MAX_FILE_BYTES
+        evidence_files.MAX_TOTAL_BYTES controlled_rollout.MOST_ATTEMPTS
         act_limit.MAX_ACTS model_acts.MAX_MODELS json_bodies.MAX_MEMBERS
         predict_codec.MAX_PARSED_BYTES predict_codec.MAX_PLAIN_BYTES predict_codec.MAX_DEPTH
         predict_codec.MAX_PARSED_MEMBERS
@@ -116,8 +117,8 @@ EFFECTS = {
         batcher.MAX_SHARED_BYTES binary_texts.MAX_TEXTS_AT_ONCE_BYTES
         compression._MAX_ACCEPT_BYTES config.MOST_AUTOMATIC frames.MAX_WINDOW
         grpc_connection.MAX_SILENT_CALLS kubeflow.MAX_READ_BYTES latency.MAX_DOUBTS
-        latency.MAX_OBSERVATION_RATIO latency.MOST_COLD_S loop_runs.MOST_BOOKED_S
-        loop_runs.MOST_BOUND_S numbers.MAX_SLOW_NUMBERS
+        latency.MAX_OBSERVATION_RATIO latency.MOST_COLD_S lease.MAX_LEASE_BYTES
+        loop_runs.MOST_BOOKED_S loop_runs.MOST_BOUND_S numbers.MAX_SLOW_NUMBERS
         open_port._MAX_SWEEP_S outbox.MOST_AT_ONCE probe_host.MAX_INPUT_BYTES
         reconciler.MAX_GENERATIONS_TRIED request_path.MAX_ESCAPES sending.MAX_WRITTEN_FRAME_BYTES
         server.MAX_HELD shared_rates.MAX_AT_ONCE slices._MAX_ESCAPE_BYTES
