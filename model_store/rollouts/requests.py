@@ -77,4 +77,3 @@ class SplitRequest(Reason):
     """Versions and their shares; the others are compared with the first."""
     sticky: str = Field(default="", max_length=80)
     allow_breaking: bool = False
-

@@ -161,6 +161,11 @@ class Traffic(StrictModel):
             found += [arm.version for arm in self.split.arms]
         return list(dict.fromkeys(found))
 
+    @property
+    def ids(self) -> Collection[str]:
+        """Ids of its rollout, shadow and split."""
+        return [one.id for one in (self.rollout, self.shadow, self.split) if one is not None]
+
     def beside(self, production: int | None) -> "Traffic":
         """Returns what remains of it once `production` names a version.
 

@@ -83,8 +83,8 @@ class ControlledRollout:
         self._files = EvidenceFiles(store.storage, model, rollout_id)
         self._lease = Lease(store.storage, self._files.folder, process, interval_s)
         self._own = Evidence()
-        self._stored = Evidence()
-        """Own counts and peaks as they are in the store."""
+        self._stored: dict[str, Evidence] = {}
+        """Counts and peaks as this process has written them, by process."""
 
     def write_own(self, counts: Evidence) -> None:
         """Writes this process's counts if they have changed.
@@ -93,12 +93,18 @@ class ControlledRollout:
             StorageError: the store failed.
         """
         self._own = Evidence(counts.counts, {**self._own.peaks})
-        self._store_own()
+        self.write_other(self._process, self._own)
 
-    def _store_own(self) -> None:
-        if self._own != self._stored:
-            self._files.write(self._process, self._own)
-            self._stored = Evidence({**self._own.counts}, {**self._own.peaks})
+    def write_other(self, process: str, counts: Evidence) -> None:
+        """Writes the counts of a process that has no store, if they have changed.
+
+        Raises:
+            InvalidEvidenceError: the name of the process cannot be that of a file.
+            StorageError: the store failed.
+        """
+        if counts != self._stored.get(process):
+            self._files.write(process, counts)
+            self._stored[process] = Evidence({**counts.counts}, {**counts.peaks})
 
     def look(self) -> Looked | None:
         """Judges the rollout and moves it, if this process holds the lease; None if not.
@@ -143,7 +149,7 @@ class ControlledRollout:
 
         verdict = judge(found.total, rollout.guards)
         self._own.peaks.update(remembered(found.total, verdict).peaks)
-        self._store_own()
+        self.write_other(self._process, self._own)
         return verdict
 
     def _write_verdict(self, rollout: Rollout, verdict: Verdict, found: FoundEvidence) -> None:

@@ -11,23 +11,23 @@ A rollout whose store or files fail is looked at again, and hinders no other.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
 
 from model_store.errors import StoreError
 from model_store.rollouts.traffic import Rollout
 from model_store.store import ModelStore
 from services.access import audit
-from services.low_priority_thread import start_at_low_priority
+from services.low_priority_thread import beside_loop
 from services.queueing.directory import Directory
 from services.telemetry.rollout_metrics import RolloutMetrics
 
 if TYPE_CHECKING:
     from services.rollouts.controlled_rollout import ControlledRollout, Moved
+    from services.rollouts.evidence.evidence import Evidence
     from services.rollouts.traffic_counts import TrafficCounts
 
 logger = logging.getLogger("flambeau.rollouts")
-T = TypeVar("T")
 
 LOOK_EVERY_S = 2.0
 """Seconds between two looks at the rollouts."""
@@ -38,8 +38,6 @@ ACTS = {
     "refused": "roll back",
 }
 """Acts of the audit log by result."""
-THREAD_STEPS = 4
-"""Steps of niceness of the thread that judges: 0.1 s of work at each look of the lease's holder."""
 
 
 class RolloutController:
@@ -51,6 +49,8 @@ class RolloutController:
         metrics: metrics of rollouts.
         process: name of this process, unique for all time.
         counts: what its edges count; None in a process without edges.
+        relayed: returns the counts of a rollout by process that has no store; None if there are
+            no such processes.
         controls: False in a process that only counts.
         interval_s: seconds between two looks; the same in all processes.
     """
@@ -63,6 +63,7 @@ class RolloutController:
         process: str,
         counts: "TrafficCounts | None" = None,
         *,
+        relayed: "Callable[[str], Awaitable[Mapping[str, Evidence]]] | None" = None,
         controls: bool = True,
         interval_s: float = LOOK_EVERY_S,
     ) -> None:
@@ -71,6 +72,7 @@ class RolloutController:
         self._metrics = metrics
         self._process = process
         self._counts = counts
+        self._relayed = relayed
         self._controls = controls
         self._interval_s = interval_s
         self._rollouts: dict[str, ControlledRollout] = {}
@@ -107,7 +109,8 @@ class RolloutController:
         for topic in [topic for topic in self._complaints if topic[0] not in ids]:
             del self._complaints[topic]
         if self._counts is not None:
-            self._counts.keep_only(_ids(self._directory))
+            traffics = self._directory.traffics().values()
+            self._counts.keep_only({one for traffic in traffics for one in traffic.ids})
         if self._controls:
             self._metrics.show(
                 {(model, one.candidate): one.step + 1 for model, one in present.items()}
@@ -139,9 +142,12 @@ class RolloutController:
 
     async def _look_at(self, model: str, rollout: Rollout) -> None:
         await self._write_counts(model, rollout)
+        controlled = self._controlled(model, rollout)
         if not self._controls:
             return
-        controlled = self._controlled(model, rollout)
+        if self._relayed is not None:
+            others = await self._relayed(rollout.id)
+            await beside_loop(lambda: _write(controlled, others))
         refusal = next(
             (
                 served.reason
@@ -151,9 +157,9 @@ class RolloutController:
             None,
         )
         if refusal is not None:
-            self._tell(await _in_thread(lambda: controlled.end_refused(refusal)))
+            self._tell(await beside_loop(lambda: controlled.end_refused(refusal)))
             return
-        looked = await _in_thread(controlled.look)
+        looked = await beside_loop(controlled.look)
         if looked is not None:
             self._tell(looked.moved)
             for path, reason in looked.left_out.items():
@@ -166,7 +172,7 @@ class RolloutController:
         counts = self._counts.snapshot().get(rollout.id)
         if counts is not None:
             controlled = self._controlled(model, rollout)
-            await _in_thread(lambda: controlled.write_own(counts))
+            await beside_loop(lambda: controlled.write_own(counts))
 
     def _controlled(self, model: str, rollout: Rollout) -> "ControlledRollout":
         found = self._rollouts.get(rollout.id)
@@ -203,16 +209,6 @@ class RolloutController:
         )  # fmt: skip
 
 
-def _ids(directory: Directory) -> set[str]:
-    """Returns the ids of all rollouts, shadows and splits."""
-    return {
-        one.id
-        for traffic in directory.traffics().values()
-        for one in (traffic.rollout, traffic.shadow, traffic.split)
-        if one is not None
-    }
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Runs work in a daemon thread: a server that stops does not wait for a slow store."""
-    return await asyncio.wrap_future(start_at_low_priority(work, THREAD_STEPS))
+def _write(rollout: "ControlledRollout", counts: "Mapping[str, Evidence]") -> None:
+    for process, evidence in counts.items():
+        rollout.write_other(process, evidence)

@@ -70,8 +70,7 @@ class EvidenceFiles:
             raise InvalidEvidenceError(
                 f"'{process[:60]}' names no process; use letters, digits, dots, - and _"
             )
-        document = json.dumps(evidence.as_plain(), separators=(",", ":"), allow_nan=False)
-        self._storage.replace(f"{self.folder}/evidence/{process}.json", document.encode())
+        self._storage.replace(f"{self.folder}/evidence/{process}.json", bytes_of(evidence))
 
     def read(self) -> FoundEvidence:
         """Reads and adds the counts of all processes.
@@ -105,11 +104,7 @@ class EvidenceFiles:
         name = path.removeprefix(f"{self.folder}/evidence/")
         if not (name.endswith(".json") and _PROCESS.fullmatch(name.removesuffix(".json"))):
             raise InvalidEvidenceError(f"{path} is not named after a process; remove it")
-        data = self._storage.get(path, MAX_FILE_BYTES)
-        try:
-            return Evidence.from_plain(parse_document(data, path, _LIMITS))
-        except InvalidEvidenceError as error:
-            raise InvalidEvidenceError(f"{path}: {error}") from error
+        return evidence_of(self._storage.get(path, MAX_FILE_BYTES), path)
 
     def write_verdict(self, document: Mapping[str, Any]) -> None:
         """Replaces what the controller found; numbers that are not finite are written as null.
@@ -118,6 +113,24 @@ class EvidenceFiles:
             StorageError: the store failed.
         """
         self._storage.replace(f"{self.folder}/verdict.json", orjson.dumps(document))
+
+
+def bytes_of(evidence: Evidence) -> bytes:
+    """Returns the content of a file of evidence."""
+    return json.dumps(evidence.as_plain(), separators=(",", ":"), allow_nan=False).encode()
+
+
+def evidence_of(data: bytes, where: str) -> Evidence:
+    """Reads the content of a file of evidence.
+
+    Raises:
+        DocumentError: it is too large, or not JSON.
+        InvalidEvidenceError: it is no evidence.
+    """
+    try:
+        return Evidence.from_plain(parse_document(data, where, _LIMITS))
+    except InvalidEvidenceError as error:
+        raise InvalidEvidenceError(f"{where}: {error}") from error
 
 
 def _check_room(path: str, processes: int, total_bytes: int) -> None:

@@ -18,6 +18,7 @@ from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.evidence_files import EvidenceFiles
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.servers import ServerProcess, running_processes, running_server
+from tests.fixtures.split_servers import running_split
 
 ERRORS = Guards(
     errors=RateGuard(rate=0.05), disagreement=None, latency=None, nan=None, outputs=None
@@ -36,7 +37,7 @@ def store(tmp_path: Path) -> ModelStore:
     return store
 
 
-@pytest.fixture(params=[running_server, running_processes])
+@pytest.fixture(params=[running_server, running_processes, running_split])
 def server(store: ModelStore, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     with request.param(Path(store.url)) as server:
         yield server
