@@ -113,18 +113,14 @@ def promote_rollout(store: ModelStore, model: str, why: str = "", who: str = "")
     return _moved(store, model, who, promote)
 
 
-def start_shadow(
-    store: ModelStore, model: str, wanted: ShadowRequest, who: str = ""
-) -> Pointers:
+def start_shadow(store: ModelStore, model: str, wanted: ShadowRequest, who: str = "") -> Pointers:
     """Starts a shadow; errors are those of `start_rollout`."""
 
     def begin(current: Pointers | None, by: str) -> Pointers:
         candidate = _version(store, model, wanted.version)
         live = store.manifest(model, transitions.live_version(current))
         _refuse_breaking(live, [candidate], allowed=wanted.allow_breaking)
-        shadow = _parsed(
-            Shadow, candidate=wanted.version, sample=wanted.sample, keep=wanted.keep
-        )
+        shadow = _parsed(Shadow, candidate=wanted.version, sample=wanted.sample, keep=wanted.keep)
         return transitions.shadow_begun(current, shadow, by, wanted.why)
 
     return _moved(store, model, who, begin)
