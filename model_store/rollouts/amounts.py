@@ -19,9 +19,7 @@ def parse_share(text: str) -> float:
     """
     found = _SHARE.fullmatch(text.strip())
     if found is None or float(found[1]) > 100:
-        raise ValueError(
-            f"'{text[:40]}' is no share; write a percentage of at most 100%, as in 10%"
-        )
+        raise ValueError(f"'{text[:40]}' is no share; write a percentage, as in 10%")
     return round(float(found[1]) / 100, 8)
 
 

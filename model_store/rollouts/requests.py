@@ -51,7 +51,7 @@ class RolloutRequest(Reason):
     """Share of the live version's requests that the candidate answers too, unseen by callers."""
     risk: float = Field(default=0.01, gt=0, lt=0.5)
     """Probability that a version within all limits is rolled back."""
-    guards: GuardChanges = {}
+    guards: GuardChanges = Field(default={})
     """Limits in place of the default ones, such as `{"disagreement": {"limit": 0.02}, "latency":
     null}`; null for a guard that is not judged."""
     allow_breaking: bool = False

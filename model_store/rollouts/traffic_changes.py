@@ -14,7 +14,9 @@ Kind = Literal["rollout", "shadow", "split"]
 Act = Literal[
     "started", "advanced", "paused", "resumed", "promoted", "rolled back", "aborted", "ended"
 ]
-"""`rolled back` by its evidence, `aborted` by a person; `ended` as production moved meanwhile."""
+"""`rolled back` by a controller, `aborted` by a person; `ended` as production moved meanwhile."""
+CONTROLLER = "rollout controller"
+"""First words of `who`, where a controller moved the pointers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def _end_of_rollout(rollout: Rollout, before: Pointers | None, after: Pointers) 
         act = "promoted"
     elif live != before.aliases.get(PRODUCTION):
         act = "ended"
-    elif after.evidence is not None:
+    elif after.evidence is not None or after.who.startswith(CONTROLLER):
         act = "rolled back"
     words = f"rollout of version {rollout.candidate} {act}"
     if act != "promoted":

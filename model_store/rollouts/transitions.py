@@ -1,5 +1,4 @@
-"""Steps of a rollout, a shadow or a split, as pure functions of the pointers: each returns the next
-generation.
+"""Steps of rollouts, shadows and splits: pure functions of the pointers to the next generation.
 
 Whoever writes it creates the next numbered file, which fails if another writer was faster; so two
 controllers, or a controller and a person, never both move a rollout.

@@ -45,12 +45,20 @@ class StoredFinding(_OfController):
     observed: int = Field(ge=0)
     unit: Word
     more: int | None = None
-    figures: Annotated[dict[Word, Number], Field(max_length=MAX_FIGURES)] = {}
+    figures: dict[Word, Number] = Field(default={}, max_length=MAX_FIGURES)
 
     def document(self) -> dict[str, Any]:
         """Returns plain values for JSON, and the finding in words."""
         found = self.model_dump(mode="json")
         return {**found, "text": finding_text(found)}
+
+
+class StoredCounts(_OfController):
+    """Requests, errors and NaN by share and version, and mirrored pairs."""
+
+    shares: dict[Word, dict[Word, dict[Word, int]]] = Field(default={}, max_length=MAX_FIGURES)
+    pairs: int = 0
+    differing_pairs: int = 0
 
 
 class StoredVerdict(_OfController):
@@ -63,6 +71,11 @@ class StoredVerdict(_OfController):
     findings: tuple[StoredFinding, ...] = Field(default=(), max_length=MAX_FINDINGS)
     when: datetime
     process: Annotated[str, Field(max_length=256)] = ""
+    next_why: Annotated[str, Field(max_length=1000)] = ""
+    """Why the rollout stays at its step, or moves on."""
+    counts: StoredCounts = StoredCounts()
+    processes: int = 0
+    """Processes whose counts were read."""
 
     def document(self) -> dict[str, Any]:
         """Returns plain values for JSON."""

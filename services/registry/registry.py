@@ -363,6 +363,22 @@ class Registry:
             raise UnknownModelError(f"model {model[:128]!r} is not in the registry")
         self._access.require(principal, scope, model, alias)
 
+    async def on_store(
+        self,
+        principal: Principal,
+        scope: Scope,
+        model: str,
+        alias: str,
+        work: Callable[[ModelStore, str], T],
+    ) -> T:
+        """Runs blocking work, which gets the store and the caller's name for histories.
+
+        Raises:
+            ServingError: the caller lacks the scope on the model, or the work failed.
+        """
+        self._require(principal, scope, model, alias)
+        return await self._in_thread(lambda: work(self._store, _who(principal)))
+
     def _writable(self) -> Uploads:
         if self._uploads is None:
             raise UnsupportedError(NO_UPLOADS)
