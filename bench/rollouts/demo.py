@@ -7,7 +7,6 @@ reach all requests and the bad one must be rolled back, and no request may fail.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -25,15 +24,7 @@ from flambeau.errors import ClientError
 from flambeau.protocol.tensors import Array
 from flambeau.server_process import server_process
 from model_store.pointers import Pointers
-from model_store.rollouts import transitions
-from model_store.rollouts.guards import (
-    DisagreementGuard,
-    Guards,
-    LatencyGuard,
-    OutputGuard,
-    RateGuard,
-)
-from model_store.rollouts.traffic import Rollout
+from model_store.rollouts.finding_text import finding_text
 from model_store.store import ModelStore
 from training.datasets import digits
 
@@ -48,16 +39,14 @@ VERSIONS: Mapping[int, tuple[str, list[str]]] = {
         ["data.target=bench.rollouts.mislabelled_digits:mislabelled"],
     ),
 }
-STEPS = (0.1, 0.5, 1.0)
-EVERY_S = 10.0
-GUARDS = Guards(
-    errors=RateGuard(rate=0.005),
-    nan=RateGuard(rate=0.005, weight=0.02),
-    disagreement=DisagreementGuard(limit=0.01),
-    latency=LatencyGuard(quantiles=(0.5,), ratio=1.5),
-    outputs=OutputGuard(kind="classes", values=10, difference=0.1),
-)
-"""Wider than the defaults for rates and latency, so that some thousand requests are enough."""
+START = (
+    "--steps=10%,50%,100%", "--every=10s", "--mirror=50%", "--why=demo",
+    "--guard=disagreement.limit=1%", "--guard=errors.rate=0.5%", "--guard=nan.rate=0.5%",
+    "--guard=latency.quantiles=0.5,0.9", "--guard=latency.ratio=1.5",
+    "--guard=outputs.difference=10%",
+)  # fmt: skip
+"""Wider limits than the default ones but for the disagreement, so that a few thousand requests are
+enough."""
 CLIENTS = 4
 PAUSE_S = 0.004
 """Pause of a client after an answer: the server shares its cores with the clients."""
@@ -134,6 +123,15 @@ def main() -> int:
     return 0 if as_it_must else 1
 
 
+def _flambeau(*arguments: str) -> str:
+    """Runs a command of flambeau, and returns what it prints."""
+    command = [sys.executable, "-m", "flambeau", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
 def _train(store: ModelStore) -> None:
     """Trains and publishes the three versions; production names the first."""
     for version, (what, changes) in VERSIONS.items():
@@ -143,10 +141,7 @@ def _train(store: ModelStore) -> None:
             *changes, f"publish.alias={alias}", "publish.if=null", "track=[]",
             "export=[{kind: onnx}]",
         ]  # fmt: skip
-        command = [sys.executable, "-m", "flambeau", "train", RECIPE, "--store", store.url]
-        subprocess.run(
-            [*command, *(f"--set={one}" for one in settings)], check=True, stdout=subprocess.DEVNULL
-        )
+        _flambeau("train", RECIPE, "--store", store.url, *(f"--set={one}" for one in settings))
 
 
 def _roll_out(store: ModelStore, candidate: int, load: Load) -> Pointers:
@@ -155,21 +150,19 @@ def _roll_out(store: ModelStore, candidate: int, load: Load) -> Pointers:
     Raises:
         TimeoutError: it takes too long.
     """
-    print(f"\nrolling out version {candidate}: {VERSIONS[candidate][0]}", flush=True)
-    before = store.pointers(MODEL)
-    assert before is not None
-    rollout = Rollout(
-        candidate=candidate, baseline=before.aliases["production"], steps=STEPS, every_s=EVERY_S,
-        mirrored=0.5, guards=GUARDS,
-    )  # fmt: skip
-    pointers = store.point(MODEL, transitions.begun(before, rollout, "demo", "demo"))
-    began, shown = time.monotonic(), dict[str, int]()
+    print(f"\nrolling out version {candidate}: {VERSIONS[candidate][0]}")
+    print(f"$ flambeau rollout start {MODEL} {candidate} {' '.join(START)}", flush=True)
+    _flambeau("rollout", "start", MODEL, str(candidate), "--store", store.url, *START)
+    began, shown = time.monotonic(), Counter(load.answers)
+    pointers = store.pointers(MODEL)
+    assert pointers is not None
     while True:
-        _tell(pointers, time.monotonic() - began, load.answers - Counter(shown))
+        _tell(pointers, time.monotonic() - began, sum((load.answers - shown).values()))
         if pointers.traffic.rollout is None:
+            print(f"$ flambeau rollout status {MODEL}")
+            print(_flambeau("rollout", "status", MODEL, "--store", store.url), end="")
             _show(pointers.evidence or {})
             return pointers
-        shown = dict(load.answers)
         pointers = _next(store, pointers.generation, began + LONGEST_S)
 
 
@@ -185,46 +178,32 @@ def _next(store: ModelStore, generation: int, until: float) -> Pointers:
         if found.generation > generation:
             return found
         if time.monotonic() > until:
-            rollout = found.traffic.rollout
-            assert rollout is not None
-            path = f"{MODEL}/rollouts/{rollout.id}/verdict.json"
-            verdict = json.loads(store.storage.get(path, 2**20))
-            _show(verdict)
-            raise TimeoutError(f"no move in {LONGEST_S:g} s: {verdict['next_why']}")
+            print(_flambeau("rollout", "status", MODEL, "--store", store.url))
+            raise TimeoutError(f"the rollout has not ended in {LONGEST_S:g} s")
         time.sleep(0.2)
 
 
-def _tell(pointers: Pointers, after_s: float, answers: Mapping[str, int]) -> None:
+def _tell(pointers: Pointers, after_s: float, requests: int) -> None:
     rollout = pointers.traffic.rollout
     if rollout is None:
         where = f"production is version {pointers.aliases['production']}"
     else:
         where = f"{rollout.share:.0%} of the requests"
-    count = f"{sum(answers.values()):,} requests" if answers else ""
-    print(f"  {after_s:5.1f} s  {where:<30} {pointers.why:<60} {count}", flush=True)
+    print(f"  {after_s:5.1f} s {requests:>8,} requests  {where}: {pointers.why}", flush=True)
 
 
 def _show(evidence: Mapping[str, Any]) -> None:
-    """Prints the evidence of a move, a line a guard."""
+    """Prints the evidence of a move: the counts, and a line a guard."""
     counts = evidence["counts"]
     for share, versions in counts["shares"].items():
         each = ", ".join(
             f"{version} {found['requests']:,} ({found.get('errors', 0)} failed)"
-            for version, found in versions.items()
+            for version, found in sorted(versions.items())
         )
-        print(f"    requests at {float(share):.0%}: {each}")
-    print(f"    mirrored pairs: {counts['pairs']:,}, {counts['differing_pairs']:,} differ")
+        print(f"  at {float(share):.0%}: {each}")
+    print(f"  mirrored pairs: {counts['pairs']:,}, of which {counts['differing_pairs']:,} differ")
     for finding in evidence["findings"]:
-        print(
-            f"    {finding['guard']:<13} {finding['state']:<7} {finding['observed']:>7,} "
-            f"{finding['unit']:<20} e-value against {_e_value(finding['log_e_against'])} of "
-            f"{_e_value(finding['log_e_to_roll_back'])}, for {_e_value(finding['log_e_for'])} of "
-            f"{_e_value(finding['log_e_to_promote'])}"
-        )
-
-
-def _e_value(logarithm: float) -> str:
-    return f"{np.exp(min(logarithm, 700)):.3g}"
+        print(f"  {finding['guard']:<13} {finding['state']:<7} {finding_text(finding)}")
 
 
 if __name__ == "__main__":
