@@ -59,8 +59,8 @@ def test_numbers_disagree_by_their_relative_distance() -> None:
 def test_texts_and_whole_numbers_differ_or_not() -> None:
     live, other = ({"y": object_array([b"a", last])} for last in (b"b", b"c"))
     assert compared(live, other, Task()).disagreement == 0.5
-    ids = [{"y": np.array([1, last])} for last in (2, 9)]
-    assert compared(*ids, Task()) == (0.5, 7.0, False)
+    ids: list[dict[str, Array]] = [{"y": np.array([1, last])} for last in (2, 9)]
+    assert compared(ids[0], ids[1], Task()) == (0.5, 7.0, False)
 
 
 @pytest.mark.parametrize(
