@@ -13,6 +13,7 @@ from services.gateway.edges.documentation.openapi_parts import (
     path_parameter,
     responses_of,
 )
+from services.gateway.edges.documentation.rollout_paths import rollout_paths, rollout_schemas
 
 _BASE = "/v1/registry/"
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -37,7 +38,7 @@ _FILES = {"application/octet-stream": {"schema": {"type": "string", "format": "b
 def registry_paths() -> dict[str, Any]:
     """Returns the paths: of models and versions, and of uploads."""
     found = {**_model_paths(), **_version_paths(), **_alias_paths(), **_upload_paths()}
-    return {_BASE + path: item for path, item in found.items()}
+    return {_BASE + path: item for path, item in found.items()} | rollout_paths(_BASE + "models/")
 
 
 def _query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -250,6 +251,7 @@ def registry_schemas() -> dict[str, Any]:
         ),
         **_act_schemas(noted, numbers, version),
         **_upload_schemas(version),
+        **rollout_schemas(),
     }
 
 
@@ -277,6 +279,9 @@ def _act_schemas(
             generation=_COUNT,
             aliases=numbers,
             changes={"type": "array", "items": change},
+            traffic={"type": "object"},
+            traffic_changes=array_of("RegistryTrafficChange"),
+            evidence={"type": "object"},
             **told,
         ),
         "RegistryAnnotations": object_of(["description", "tags"], **noted),
