@@ -50,7 +50,8 @@ class Move:
         changes = [change.document() for change in self.changes]
         traffic = [change.document() for change in self.traffic_changes]
         document = self.pointers.model_dump(mode="json")
-        return {**document, "changes": changes, "traffic_changes": traffic}
+        document["changes"] = changes
+        return {**document, "traffic_changes": traffic} if traffic else document
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.model import ModelName, parse_version
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
@@ -16,7 +17,6 @@ from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.rollouts.amounts import changed_guards, duration, share, shares
 from flambeau.commands.rollouts.place import (
     FAILURES,
-    AllowBreaking,
     OfServer,
     Sticky,
     TrafficPlace,
@@ -209,7 +209,7 @@ def report(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the figures of the rollout and of the split with their intervals, or of the last ones."""
+    """Show the figures of the rollout and of the split with intervals, or of the last ones."""
     with traffic_place(store, server, token_file) as place:
         rollout, split = place.show(model, "rollout"), place.show(model, "split")
     if as_json:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.model import ModelName
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
@@ -12,7 +13,6 @@ from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.rollouts.amounts import share
 from flambeau.commands.rollouts.place import (
     FAILURES,
-    AllowBreaking,
     OfServer,
     Why,
     traffic_place,

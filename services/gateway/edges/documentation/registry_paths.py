@@ -291,7 +291,9 @@ def _act_schemas(
         },
         "RegistryTombstone": object_of([*version, *told], **version, **told),
         "RegistryReason": {"type": "object", "properties": reason},
-        "RegistryPromotion": object_of(["version"], version=_NUMBER, **reason),
+        "RegistryPromotion": object_of(
+            ["version"], version=_NUMBER, allow_breaking={"type": "boolean"}, **reason
+        ),
     }
 
 
@@ -315,6 +317,10 @@ def _upload_schemas(version: dict[str, Any]) -> dict[str, Any]:
         ),
         "RegistryReceived": object_of(["file", "received"], file=_TEXT, received=_COUNT),
         "RegistryPublished": object_of(
-            ["model", "version", "is_published"], **version, is_published=flag, files=_COUNT
+            ["model", "version", "is_published"],
+            **version,
+            is_published=flag,
+            files=_COUNT,
+            breaks=_TEXT,
         ),
     }
