@@ -110,7 +110,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="flambeau-rollout-") as folder:
         store = ModelStore(given.store or folder)
         _train(store)
-        with server_process(["--store", store.url]) as server:
+        with server_process(["--store", store.url, "--set", "log_level=error"]) as server:
             load = Load(server.grpc)
             with load.running():
                 good = _roll_out(store, GOOD, load)

@@ -36,7 +36,6 @@ from services.queueing.redis_streams.sender import RedisSender
 from services.queueing.redis_streams.webhook_queue import WebhookQueue
 from services.readiness import Look
 from services.rollouts.gateway_counts import GatewayCounts
-from services.rollouts.traffic_counts import TrafficCounts
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
 from services.tracing.fleet_settings import FleetSettings
@@ -62,7 +61,7 @@ def serve(config: GatewayConfig) -> None:
 async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     version, name = installed_version("flambeau"), process_name("gateway")
     metrics = Metrics(version, with_triton_names=config.triton_metrics)
-    directory, counts = Directory(), TrafficCounts()
+    directory = Directory()
     clients.report_certificates(metrics.tls)
     queue = MemoryQueue(config.max_queue_depth)
     jobs = Jobs(clients, JobLimits(config.max_waiting_jobs, config.job_result_ttl_s))
@@ -109,7 +108,7 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
 
     chores: dict[str, Callable[[], Coroutine[None, None, None]]]
     chores = {"sender": sender.run, "fleet": watch, "jobs": jobs.run, "settings": settings.run}
-    chores["counts"] = GatewayCounts(clients, name, directory, counts).run
+    chores["counts"] = GatewayCounts(clients, name, directory, front.traffic.counts).run
     if config.webhook_hosts:
         chores["webhooks"] = _webhooks(config, clients, name, jobs, directory).run
     await _run(front, jobs, chores)

@@ -35,7 +35,6 @@ from services.queueing.shared_memory.model_link import ModelLink
 from services.queueing.shared_memory.shared_counts import SharedCounts
 from services.readiness import Look
 from services.rollouts.controller import RolloutController
-from services.rollouts.traffic_counts import TrafficCounts
 from services.settings import ConfigError
 from services.shared_rounds import SharedRounds
 from services.standalone.config import ServerConfig
@@ -83,7 +82,7 @@ class EdgeProcess:
         version = installed_version("flambeau")
         self._counts, self._slot = counts, slot
         self._metrics = Metrics(version, with_triton_names=config.triton_metrics)
-        directory, traffic_counts = Directory(), TrafficCounts()
+        directory = Directory()
         self._queue = MemoryQueue(config.max_queue_depth)
         self._asked, self._changed = asyncio.Event(), asyncio.Event()
         self._looks: list[Look] = []
@@ -110,10 +109,6 @@ class EdgeProcess:
 
             door = open_door(config, directory, self._link.act)
         store = ModelStore(config.store)
-        self._rollouts = RolloutController(
-            store, directory, self._metrics.rollouts, process_name("edge"), traffic_counts,
-            controls=False,
-        )  # fmt: skip
         self._front = Front(
             config, version, self._metrics, directory, self._queue,
             self._is_up,
@@ -127,6 +122,10 @@ class EdgeProcess:
             region_table=regions,
             door=door,
             registry=open_registry(config, store, directory),
+        )  # fmt: skip
+        self._rollouts = RolloutController(
+            store, directory, self._metrics.rollouts, process_name("edge"),
+            self._front.traffic.counts, controls=False,
         )  # fmt: skip
 
     async def run(self) -> None:

@@ -26,7 +26,6 @@ from services.process import process_name, raise_descriptor_limit, stop_on_signa
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.rollouts.controller import RolloutController
-from services.rollouts.traffic_counts import TrafficCounts
 from services.standalone.config import ServerConfig
 from services.standalone.registry_setting import open_registry
 from services.telemetry.logs import configure_logs
@@ -77,7 +76,7 @@ async def _serve(
 ) -> None:
     version = installed_version("flambeau")
     metrics = Metrics(version, with_triton_names=config.triton_metrics)
-    directory, counts = Directory(), TrafficCounts()
+    directory = Directory()
     queue = MemoryQueue(config.max_queue_depth)
     tracer = open_tracer(config, "server", metrics)
     sampler = open_sampler(config, directory, metrics, store.url)
@@ -106,7 +105,9 @@ async def _serve(
     reconciler = Reconciler(
         store, queue, directory, metrics, policy, tracer=tracer, control=control
     )
-    rollouts = RolloutController(store, directory, metrics.rollouts, process_name("server"), counts)
+    rollouts = RolloutController(
+        store, directory, metrics.rollouts, process_name("server"), front.traffic.counts
+    )
     asked, drained = asyncio.Event(), asyncio.Event()
     async with front.listening():
         stop_on_signals(asked)

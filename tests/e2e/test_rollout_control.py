@@ -1,5 +1,6 @@
 """Rollouts on real servers: steps, controllers that are killed, and two servers on one store."""
 
+import http.client
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from model_store.pointers import Pointers
@@ -16,7 +18,9 @@ from model_store.rollouts.traffic import Rollout
 from model_store.store import ModelStore
 from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.evidence_files import EvidenceFiles
-from tests.fixtures.onnx_models import linear, publish
+from tests.e2e.rest_calls import call, call_on, infer_path, linear_input, tensor
+from tests.fixtures.onnx_models import linear, lookup, publish
+from tests.fixtures.redis_setups import wait_until
 from tests.fixtures.servers import ServerProcess, running_processes, running_server
 from tests.fixtures.split_servers import running_split
 
@@ -130,6 +134,60 @@ def test_version_that_cannot_be_loaded_ends_it_and_says_where(
     assert last.why.startswith("version 3 failed to load on ")
     server.wait_for_log(message="rollout moved", result="refused", version=3)
     assert server.metric("flambeau_rollout_moves_total", result="refused") == 1
+
+
+def ask_until_over(server: ServerProcess, store: ModelStore, model: str, body: bytes) -> set[str]:
+    """Sends requests until no rollout is left; returns the errors."""
+    errors: set[str] = set()
+    connection = http.client.HTTPConnection(server.http, timeout=60)
+    deadline = time.monotonic() + MOVES_S
+    while (now := store.pointers(model)) is not None and now.traffic:
+        assert time.monotonic() < deadline, now
+        for _ in range(20):
+            reply = call_on(connection, "POST", infer_path(model), body)
+            if reply.status != 200:
+                errors.add(f"{reply.status} {reply.error()}")
+    connection.close()
+    return errors
+
+
+def test_real_requests_promote_a_good_candidate(store: ModelStore, server: ServerProcess) -> None:
+    rollout = start(store, steps=(0.5, 1.0))
+    body = json.dumps({"inputs": [linear_input([1.0, 2.0, 3.0, 4.0])]}).encode()
+    assert ask_until_over(server, store, "linear", body) == set()
+    last = pointers(store)
+    assert last.aliases == {"production": 2}
+    assert last.evidence is not None
+    counted = last.evidence["counts"]["shares"]["0.5"]
+    assert counted["candidate"]["requests"] > 100
+    assert counted["live"]["requests"] > 100
+    found = EvidenceFiles(store.storage, "linear", rollout.id).read()
+    assert not found.left_out
+
+
+def test_real_requests_roll_a_failing_candidate_back(
+    store: ModelStore, server: ServerProcess
+) -> None:
+    for entries in (10, 5):
+        publish(store.url, "table", lookup(entries), golden={"index": np.arange(5)})
+    store.promote("table", 1)
+    body = json.dumps({"inputs": [tensor("index", "INT64", [1], [7])]}).encode()
+    server.wait_for_log(message="version ready", model="table", version=2)
+    rollout = Rollout(candidate=2, baseline=1, steps=(0.5, 1.0), every_s=0.5, guards=ERRORS)
+    store.point("table", transitions.begun(store.pointers("table"), rollout, "test", ""))
+    assert ask_until_over(server, store, "table", body)
+    last = store.pointers("table")
+    assert last is not None
+    assert last.aliases == {"production": 1}
+    assert last.why.startswith("errors is worse than allowed")
+    # The server follows the pointers within half a second.
+    wait_until(lambda: all(answered(server, "table", body) == "1" for _ in range(20)))
+
+
+def answered(server: ServerProcess, model: str, body: bytes) -> str:
+    """Returns the version that answers a request; empty if it fails."""
+    reply = call(server, "POST", infer_path(model), body)
+    return str(reply.json().get("model_version", ""))
 
 
 def test_controller_killed_between_two_steps_is_replaced(store: ModelStore) -> None:
