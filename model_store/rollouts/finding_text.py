@@ -13,9 +13,13 @@ _LARGEST_LOG = 700.0
 
 def finding_text(finding: Mapping[str, Any]) -> str:
     """Describes a finding: the estimate with its interval, the e-value, the missing traffic."""
-    figures = finding["figures"]
-    texts = _FIGURES.get(finding["guard"], lambda _: [])(figures)
-    return "; ".join([*texts, _evidence(finding)])
+    figures = figures_text(finding["guard"], finding["figures"])
+    return "; ".join(filter(None, [figures, _evidence(finding)]))
+
+
+def figures_text(guard: str, figures: Mapping[str, Any]) -> str:
+    """Describes the estimates of a guard, and their intervals; empty without any."""
+    return "; ".join(_FIGURES[guard](figures)) if guard in _FIGURES else ""
 
 
 def _evidence(finding: Mapping[str, Any]) -> str:

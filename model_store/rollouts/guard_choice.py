@@ -101,7 +101,7 @@ def disagreement_limit(live: Draft, candidate: Draft) -> float:
     found = [usual, *_allowed_by_gates(candidate), *_allowed_by_gates(live)]
     accuracies = [one.lineage.metrics.get(ACCURACY) for one in (live, candidate)]
     found.append(sum(1 - one for one in accuracies if one is not None))
-    return max(one for one in found if one <= LARGEST_LIMIT)
+    return round(max(one for one in found if one <= LARGEST_LIMIT), 6)
 
 
 def _allowed_by_gates(version: Draft) -> Iterable[float]:

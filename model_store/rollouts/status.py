@@ -5,13 +5,12 @@ In: a store and a model. Out: plain values for JSON; the command line and the re
 Rule: files of the controller are hostile input: a damaged one is told in words, beside the rest.
 """
 
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 from model_store.errors import StoreError
 from model_store.listing import ModelListing
 from model_store.pointers import PRODUCTION, Pointers
-from model_store.records.moves import zoned
 from model_store.rollouts.traffic import Rollout
 from model_store.rollouts.traffic_changes import Kind, TrafficChange, traffic_changes
 from model_store.rollouts.verdict_file import stored_verdict
@@ -102,7 +101,10 @@ def _live(pointers: Pointers | None) -> int | None:
 
 
 def _rollout_document(rollout: Rollout) -> dict[str, Any]:
-    following = zoned(rollout.step_began) + timedelta(seconds=rollout.every_s)
+    began = (
+        rollout.step_began if rollout.step_began.tzinfo else rollout.step_began.replace(tzinfo=UTC)
+    )
+    following = began + timedelta(seconds=rollout.every_s)
     is_last = rollout.step + 1 == len(rollout.steps)
     return {
         **rollout.model_dump(mode="json"),

@@ -61,6 +61,7 @@ class _Reason(StrictModel):
 
 class _Promotion(_Reason):
     version: int = Field(ge=1, le=999_999_999)
+    allow_breaking: bool = False
 
 
 class _Changes(StrictModel):
@@ -169,7 +170,12 @@ async def _promote(registry: Registry, request: Request, principal: Principal) -
     wanted = await parsed(_Promotion, request)
     names = request.path_params
     found = await registry.promote(
-        principal, names["model"], names["alias"], wanted.version, wanted.why
+        principal,
+        names["model"],
+        names["alias"],
+        wanted.version,
+        wanted.why,
+        allow_breaking=wanted.allow_breaking,
     )
     return as_json(found)
 

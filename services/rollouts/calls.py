@@ -15,6 +15,7 @@ from model_store.pointers import Pointers
 from model_store.rollouts import rollout_store, status
 from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
 from model_store.store import ModelStore
+from services.rollouts.reports import shadow_report, split_report
 
 TrafficRequest = RolloutRequest | ShadowRequest | SplitRequest
 REQUESTS: Mapping[str, type[RolloutRequest] | type[ShadowRequest] | type[SplitRequest]] = {
@@ -24,8 +25,8 @@ REQUESTS: Mapping[str, type[RolloutRequest] | type[ShadowRequest] | type[SplitRe
 }
 STATUS: Mapping[str, Callable[[ModelStore, str], dict[str, Any]]] = {
     "rollout": status.rollout_status,
-    "shadow": status.shadow_status,
-    "split": status.split_status,
+    "shadow": shadow_report,
+    "split": split_report,
 }
 """Documents of each kind."""
 ACTS: Mapping[str, Callable[[ModelStore, str, str, str], Pointers]] = {

@@ -26,13 +26,6 @@ OfServer = Annotated[
     ),
 ]
 Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded in the history.")]
-AllowBreaking = Annotated[
-    bool,
-    typer.Option(
-        "--allow-breaking",
-        help="Allow a version whose signature breaks callers of the one in production.",
-    ),
-]
 Sticky = Annotated[
     str,
     typer.Option(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.model import ModelName, parse_version
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
@@ -16,7 +17,6 @@ from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.rollouts.amounts import changed_guards, duration, share, shares
 from flambeau.commands.rollouts.place import (
     FAILURES,
-    AllowBreaking,
     OfServer,
     Sticky,
     TrafficPlace,
@@ -24,7 +24,13 @@ from flambeau.commands.rollouts.place import (
     traffic_place,
 )
 from flambeau.commands.text.failures import failing_with
-from flambeau.commands.text.rollouts import ended_line, moved_line, status_lines
+from flambeau.commands.text.rollouts import (
+    ended_line,
+    moved_line,
+    report_lines,
+    split_lines,
+    status_lines,
+)
 
 rollout_app = Verbs(
     no_args_is_help=True, help="Roll a version out step by step, judged by its traffic."
@@ -192,6 +198,24 @@ def status(
         print_json(document)
     else:
         typer.echo("\n".join(status_lines(document)))
+
+
+@rollout_app.command()
+@failing_with(FAILURES)
+def report(
+    model: ModelName,
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the figures of the rollout and of the split with intervals, or of the last ones."""
+    with traffic_place(store, server, token_file) as place:
+        rollout, split = place.show(model, "rollout"), place.show(model, "split")
+    if as_json:
+        print_json({"rollout": rollout, "split": split})
+    else:
+        typer.echo("\n".join([*report_lines(rollout), "", *split_lines(split)]))
 
 
 def _act(place: TrafficPlace, model: str, act: str, why: str, as_json: bool) -> None:

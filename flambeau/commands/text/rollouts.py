@@ -3,11 +3,11 @@
 In: documents of `model_store.rollouts.status`, or pointers, from a store or a server. Out: lines.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flambeau.commands.text.moves import time_text
-from flambeau.commands.text.tables import columns
+from flambeau.commands.text.moves import evidence_lines, time_text
+from flambeau.commands.text.tables import UNKNOWN, columns, latency_text
 from model_store.rollouts.amounts import duration_text, share_text
 
 
@@ -56,6 +56,16 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     return [printable(line) for line in [*lines, *_verdict_lines(document)]]
 
 
+def report_lines(document: Mapping[str, Any]) -> list[str]:
+    """Describes a rollout and its evidence, or how the last one ended and by what evidence.
+
+    Raises:
+        KeyError, TypeError: the document is none of a status.
+    """
+    last = document["last"]
+    return [*status_lines(document), *(evidence_lines(last["evidence"]) if last else [])]
+
+
 def ended_line(document: Mapping[str, Any]) -> str:
     """Describes how the last rollout ended.
 
@@ -70,6 +80,91 @@ def ended_line(document: Mapping[str, Any]) -> str:
         f"{document['model']}: {last['text']} at {time_text(last['when'])} by {last['who']}{why} "
         f"(production → {document['production']}, generation {last['generation']})"
     )
+
+
+def shadow_lines(document: Mapping[str, Any]) -> list[str]:
+    """Describes a shadow and its figures, of the last one if none runs.
+
+    Raises:
+        KeyError, TypeError: the document is none of a shadow.
+    """
+    shadow, last, figures = document["shadow"], document["last"], document["figures"]
+    if shadow is None and last is None:
+        return [f"no version of {printable(document['model'])} is a shadow"]
+    shown = shadow or last
+    rows = [
+        [document["model"], "shadow" if shadow else f"shadow, ended {time_text(last['when'])}"],
+        ["candidate", f"{shown['candidate']}, beside {document['production']} in production"],
+        ["sample", share_text(shown["sample"])],
+        ["started", time_text(shown["started"])],
+    ]
+    if figures is not None:
+        rows += _shadow_rows(figures)
+    lines = [*columns(rows), *([document["note"]] if document["note"] else [])]
+    if figures is not None and figures["worst"]:
+        lines += ["", *columns(_pair_rows(figures["worst"]))]
+    return [printable(line) for line in lines]
+
+
+def _shadow_rows(figures: Mapping[str, Any]) -> list[list[str]]:
+    latency = figures["latency_s"]
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in figures["dropped"].items())
+    return [
+        ["pairs", f"{figures['pairs']:,}: {figures['failed']:,} failed, {figures['nan']:,} NaN"],
+        ["agreement", _percent(figures["agreement"])],
+        ["largest difference", f"{figures['difference']:.4g}"],
+        *(
+            [
+                name,
+                f"candidate {_ms(latency['candidate'][name])}, live {_ms(latency['live'][name])}",
+            ]
+            for name in latency["live"]
+        ),
+        ["not mirrored", dropped or "none"],
+    ]
+
+
+def _pair_rows(pairs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    rows = [["REQUEST", "DISAGREEMENT", "DIFFERENCE", "ERROR"]]
+    for one in pairs:
+        figures = [_percent(one["disagreement"]), f"{one['difference']:.4g}"]
+        rows.append([one["request_id"] or UNKNOWN, *figures, one["error"] or UNKNOWN])
+    return rows
+
+
+def split_lines(document: Mapping[str, Any]) -> list[str]:
+    """Describes a split, and its arms beside the first one; the last split if none runs.
+
+    Raises:
+        KeyError, TypeError: the document is none of a split.
+    """
+    split, last = document["split"], document["last"]
+    if split is None and last is None:
+        return [f"{printable(document['model'])} has no split"]
+    shown = split or last
+    over = "" if split else f", ended {time_text(last['when'])}"
+    title = (
+        f"{document['model']}: split '{shown['name']}' since {time_text(shown['started'])}{over}"
+    )
+    rows = [["VERSION", "SHARE", "REQUESTS", "ERRORS", "P50", "P99"]]
+    for arm in document["arms"]:
+        own = arm["figures"]
+        requests = UNKNOWN if own["requests"] is None else f"{own['requests']:,.0f}"
+        cells = [requests, _percent(own["error_rate"]), _ms(own["p50_s"]), _ms(own["p99_s"])]
+        rows.append([str(arm["version"]), share_text(arm["share"]), *cells])
+    lines = [title, *columns(rows)]
+    first = shown["arms"][0]["version"]
+    for arm in document["arms"][1:]:
+        lines += [f"{arm['version']} beside {first}: {text}" for text in arm["text"] if text]
+    return [printable(line) for line in [*lines, *filter(None, [document["note"]])]]
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{100 * value:.3g}%"
+
+
+def _ms(value: float | None) -> str:
+    return latency_text(None if value is None else 1000 * value)
 
 
 def _next_step(rollout: Mapping[str, Any]) -> str:
