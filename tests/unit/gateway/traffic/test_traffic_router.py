@@ -393,3 +393,15 @@ async def test_candidate_that_never_answers_is_dropped() -> None:
         place.answer(LIVE)
         place.answer(CANDIDATE, DeadlineExceededError("x"))
         assert place.router.counts.shadow(shadow.id).dropped == {"expired": 1}
+
+
+async def test_traffic_that_comes_back_is_counted_where_it_is_read() -> None:
+    """A gateway that loses its workers forgets the rollout, and hears of it again."""
+    place, one = Place(), rollout()
+    for _ in range(2):
+        place.share(rollout=one)
+        place.begin()
+        place.answer(CANDIDATE)
+        assert counts_of(place.router.counts.of(one.id)) == {"candidate/requests": 1}
+        place.directory.set_traffic("m", None)
+        place.router.counts.keep_only([])
