@@ -33,6 +33,16 @@ def test_point_is_what_it_was_in_the_first_release() -> None:
     assert point_of("0123456789abcdef", "user-1") == 0.47823623727007425
 
 
+def test_candidate_has_the_points_below_its_share() -> None:
+    """Another order would move callers at an update."""
+    assert [rollout_version(rollout(0.3), point) for point in (0, 0.299, 0.3, 0.999)] == [
+        2,
+        2,
+        1,
+        1,
+    ]
+
+
 @given(KEYS, SHARES, SHARES)
 def test_growing_share_keeps_the_keys_of_the_candidate(key: str, one: float, other: float) -> None:
     low, high = sorted((one, other))

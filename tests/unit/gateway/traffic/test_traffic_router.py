@@ -415,15 +415,15 @@ async def test_traffic_that_comes_back_is_counted_where_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("ending", ["answered", "failed", "cancelled"])
-async def test_finished_request_is_freed_without_the_garbage_collector(ending: str) -> None:
+async def test_inputs_are_freed_without_the_garbage_collector(ending: str) -> None:
     place = Place()
     place.share(rollout=rollout())
     inference, sink = place.begin()
     sink.inference = inference
-    gone = weakref.ref(sink)
+    gone = weakref.ref(sink.call.inputs[0].array)
     if ending == "cancelled":
         inference.cancel("499", ServingError("gone"))
-        place.shelves[CANDIDATE].entries.clear()
+        place.shelves[CANDIDATE].discarded.clear()
     else:
         place.answer(CANDIDATE, BackendError("x") if ending == "failed" else 1.0)
     del inference, sink
