@@ -227,10 +227,7 @@ class Admission:
         """
         if self.draining:
             raise ShuttingDownError("this server is shutting down; send the request to another")
-        if (
-            self._queue.unanswered >= self._max_in_flight
-            and self._queue.unanswered - self.mirrored >= self._max_in_flight
-        ):
+        if self._queue.unanswered - self.mirrored >= self._max_in_flight:
             raise self._too_many()
         now = time.monotonic()
         tenant = None if call.caller is None else call.caller.tenant

@@ -140,10 +140,8 @@ class Front:
         self._tracer, self._sampler = tracer, sampler
         self._authenticator = _open_authenticator(config, metrics, rates)
         directory.is_discreet = self._authenticator is not None
-        self._metrics = metrics
-        self._directory = directory
+        self._metrics, self._directory, self._queue = metrics, directory, queue
         directory.complete = False
-        self._queue = queue
         self._on_started = on_started
         self._admission = Admission(
             directory,
