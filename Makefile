@@ -323,6 +323,10 @@ bench-front: $(DEVELOPING) ## Streams, sequences, large tensors, loads and unloa
 simulate-rollouts: $(SERVING) ## Rollouts with known truth: how often they are judged wrongly, and how soon rightly. ARGS="--rollouts 10000 --seed 7"
 	@$(BIN)/python -m bench.rollouts $(ARGS)
 
+.PHONY: demo-rollout
+demo-rollout: $(SERVING) ## A good version reaches all requests by itself, a subtly bad one is rolled back: four minutes.
+	@$(BIN)/python -m bench.rollouts.demo $(ARGS)
+
 .PHONY: bench-operate
 bench-operate: $(DEVELOPING) ## What metrics, keys and traces cost a small request.
 	@$(BIN)/python -m bench.operate $(ARGS)

@@ -21,6 +21,9 @@ from flambeau.commands.options.set_command import RecipeCommand, SettingsCommand
 from flambeau.commands.options.tls import CaFile, CertificateFile, KeyFile, UseTls, keep_tls
 from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.report import report
+from flambeau.commands.rollouts.rollout import rollout_app
+from flambeau.commands.rollouts.shadow import shadow_app
+from flambeau.commands.rollouts.split import split_app
 from flambeau.commands.samples import samples_app
 from flambeau.commands.serve import serve
 from flambeau.commands.servers import PASSED_ON, gateway, inference, trainer
@@ -46,6 +49,9 @@ for process in (gateway, inference, trainer):
 models_app.command()(export)
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
+app.add_typer(rollout_app, name="rollout")
+app.add_typer(shadow_app, name="shadow")
+app.add_typer(split_app, name="split")
 app.add_typer(queue_app, name="queue")
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(keys_app, name="keys")

@@ -29,6 +29,8 @@ StoreError
 ├── HistoryTooLongError        a time before the moves that a call reads
 ├── VersionInUseError          a version that may not be deleted: an alias or a pipeline names it
 ├── RolloutError               a step that a rollout, a shadow or a split cannot take
+│   └── InvalidRolloutError        values that contradict each other
+├── BreakingVersionError       a version for production that breaks callers of the one before
 ├── UploadError                an upload of a version
 │   ├── UploadRefusedError         its declaration, a file or its manifest breaks a rule
 │   ├── UnknownUploadError         it was never begun, is over, or was collected
@@ -159,6 +161,14 @@ class VersionInUseError(StoreError):
 
 class RolloutError(StoreError):
     """A step that a rollout, a shadow or a split cannot take now."""
+
+
+class InvalidRolloutError(RolloutError):
+    """A rollout, a shadow or a split whose values contradict each other, or cannot be."""
+
+
+class BreakingVersionError(StoreError):
+    """A version for production whose signature breaks callers of the version that it follows."""
 
 
 class UploadError(StoreError):

@@ -9,6 +9,7 @@ almost no capacity left, and requests queue up (p99 of the encoder during a swap
 scheduled.
 """
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -57,6 +58,11 @@ def start_at_low_priority(work: Callable[[], T], steps: int = NICENESS) -> "Futu
     thread = threading.Thread(target=run, name="low-priority", daemon=True)
     thread.start()
     return outcome
+
+
+async def beside_loop(work: Callable[[], T], steps: int = STEPS_BELOW_LOOP) -> T:
+    """Runs a function in a daemon thread: the event loop goes on, and its end does not wait."""
+    return await asyncio.wrap_future(start_at_low_priority(work, steps))
 
 
 def lower_priority(steps: int) -> None:

@@ -1,10 +1,18 @@
-"""Moves an alias to a new version, if the recipe asks for it and its conditions still hold."""
+"""Moves an alias to a new version, or starts its rollout, if the recipe's conditions still hold."""
 
 from dataclasses import dataclass
 
-from model_store.errors import ConflictError, StalePointerError
+from model_store.errors import (
+    BreakingVersionError,
+    ConflictError,
+    RolloutError,
+    StalePointerError,
+)
 from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION
+from model_store.rollouts.amounts import share_text
+from model_store.rollouts.requests import RolloutRequest
+from model_store.rollouts.rollout_store import start_rollout
 from model_store.store import ModelStore
 from training.recipe.parts.promotion_condition import findings
 from training.recipe.recipe import Recipe
@@ -26,7 +34,7 @@ class Promotion:
 def promote(
     recipe: Recipe, manifest: Manifest, store: ModelStore, comparison: LiveComparison | None = None
 ) -> Promotion:
-    """Points the recipe's alias at the new version, or returns the reason against it.
+    """Points the recipe's alias at the new version, or starts its rollout, or says why not.
 
     Args:
         recipe: the run; its `publish` has the alias and the conditions.
@@ -36,6 +44,7 @@ def promote(
 
     Raises:
         ConflictError: another writer moved a pointer at the same moment.
+        StoreError: the store failed.
     """
     alias = recipe.publish.alias
     if alias is None:
@@ -53,12 +62,39 @@ def promote(
     why, finding = f"trained from recipe '{recipe.name}'", f" ({'; '.join(texts)})" if texts else ""
     if not met:
         return Promotion(False, f"; {alias} stays where it is{finding}")
+    if recipe.publish.rollout is not None:
+        live = _live(store, manifest.model)
+        if live is not None:
+            wanted = recipe.publish.rollout.request(manifest.version, why + finding)
+            return _started(store, manifest, wanted, expecting.get(PRODUCTION, live), finding)
+        expecting = {alias: None}
     try:
         _move(store, manifest, alias, why + finding, expecting)
     except StalePointerError as error:
         moved_on = "" if rule.first else f" ({error})"
         return Promotion(False, f"; {alias} stays where it is{moved_on}")
     return Promotion(True, f" → {alias}{finding}")
+
+
+def _live(store: ModelStore, model: str) -> int | None:
+    pointers = store.pointers(model)
+    return pointers.aliases.get(PRODUCTION) if pointers else None
+
+
+def _started(
+    store: ModelStore,
+    manifest: Manifest,
+    wanted: RolloutRequest,
+    live: int | None,
+    finding: str,
+) -> Promotion:
+    """Starts a rollout beside the live version, or returns the reason against it."""
+    try:
+        start_rollout(store, manifest.model, wanted, live=live)
+    except (RolloutError, BreakingVersionError) as error:
+        return Promotion(False, f"; {PRODUCTION} stays where it is ({error})")
+    steps = ", ".join(map(share_text, wanted.steps))
+    return Promotion(False, f"; a rollout beside version {live} has started: {steps}{finding}")
 
 
 def _move(

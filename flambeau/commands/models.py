@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_json
 from flambeau.commands.options.keys import KeysFolder
 from flambeau.commands.options.model import (
@@ -158,20 +159,26 @@ def promote(
         ),
     ] = None,
     alias: Alias = PRODUCTION,
+    allow_breaking: AllowBreaking = False,
     why: Why = "",
     store: StoreUrl = DEFAULT_STORE,
     at: At = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Point production, or another alias, at a version; an alias that is new is created."""
+    """Point production, or another alias, at a version; an alias that is new is created.
+
+    A version for production must fit the callers of the version there, unless --allow-breaking.
+    """
     if at:
-        move_alias(at, token_file, model, version, alias, why, as_json)
+        move_alias(at, token_file, model, version, alias, why, allow_breaking, as_json)
         return
+    from model_store.semver.breaking import promote_fitting
+
     name, number = named_version(model, version, store)
     opened = existing_store(store)
     before = opened.pointers(name)
-    moved = opened.promote(name, number, alias, why)
+    moved = promote_fitting(opened, name, number, alias, why, allow_breaking=allow_breaking)
     _print_move(moved, name, alias, as_json)
     _tell_if_new(name, alias, before.aliases if before else {})
 

@@ -94,6 +94,7 @@ def pull(
 @failing_with(STORE_FAILURES)
 def _copy(named: str, number: int | None, source_url: str, target_url: str, as_json: bool) -> None:
     from model_store.pipelines.parts import missing_parts
+    from model_store.semver.breaking import broken_callers_of_production
     from model_store.store import ModelStore
     from model_store.transfer import copy_version
 
@@ -104,6 +105,8 @@ def _copy(named: str, number: int | None, source_url: str, target_url: str, as_j
     total_bytes = sum(entry.size_bytes for one in versions for entry in one.all_files())
     with _progress(f"{model} {version}", total_bytes) as progress:
         report = copy_version(source, target, model, version, progress)
+    if breaks := broken_callers_of_production(target, manifest):
+        typer.echo(f"note: {breaks}", err=True)
     if as_json:
         where = {"model": model, "version": version, "store": target.url}
         print_json({**where, **asdict(report)})

@@ -33,6 +33,8 @@ class PushReport:
     files_skipped: int
     """Files that the registry had, from an earlier push or in another version."""
     bytes_copied: int
+    breaks: str = ""
+    """What of it breaks callers of the registry's production version; empty if nothing does."""
 
 
 def push_version(
@@ -67,12 +69,14 @@ def push_version(
         sent(one["file"], one["received"], one["file"] in whole)
     sending = _Sending(connection, source, sent)
     restarts = 0
+    breaks = ""
     while not state["is_published"]:
         try:
             for one in state["files"]:
                 sending.send(state["id"], one)
             finish = path_of("uploads", state["id"], "finish")
-            connection.call("POST", finish, {"why": why}, timeout_s=FINISH_TIMEOUT_S)
+            done = connection.call("POST", finish, {"why": why}, timeout_s=FINISH_TIMEOUT_S)
+            breaks = str(done.get("breaks", ""))
             break
         except RegistryError as error:  # 404: its answer was lost, and it is over
             restarts += 1
@@ -81,7 +85,7 @@ def push_version(
             state = connection.call("POST", "uploads", declaration)
     skipped = len(files) - len(sending.files)
     return PushReport(
-        manifest.model, manifest.version, len(sending.files), skipped, sending.bytes_sent
+        manifest.model, manifest.version, len(sending.files), skipped, sending.bytes_sent, breaks
     )
 
 

@@ -29,6 +29,7 @@ from model_store.records.tombstone import (
     tombstone_of,
     tombstone_path,
 )
+from model_store.rollouts.traffic import Traffic
 from model_store.store import ModelStore, manifest_path
 
 
@@ -97,7 +98,7 @@ def _remove_files(store: ModelStore, model: str, version: int) -> None:
 
 
 def _refuse_named(current: Pointers | None, model: str, version: int) -> None:
-    """Refuses a version that an alias names.
+    """Refuses a version that an alias names, or that a rollout, a shadow or a split needs.
 
     Also of a version whose deletion was cut off: a promotion may have won over it.
 
@@ -109,6 +110,11 @@ def _refuse_named(current: Pointers | None, model: str, version: int) -> None:
         raise VersionInUseError(
             f"version {version} of '{model}' is what the alias '{naming[0]}' names; move the "
             "alias to another version first"
+        )
+    traffic = current.traffic if current else Traffic()
+    if use := traffic.use_of(version):
+        raise VersionInUseError(
+            f"version {version} of '{model}' is {use}, which gets requests; end it first"
         )
 
 

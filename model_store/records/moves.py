@@ -14,6 +14,7 @@ from typing import Any
 from model_store.errors import HistoryTooLongError
 from model_store.listing import ModelListing
 from model_store.pointers import Pointers
+from model_store.rollouts.traffic_changes import TrafficChange, traffic_changes
 from model_store.store import ModelStore
 
 MAX_TIME_CHARACTERS = 64
@@ -41,11 +42,16 @@ class Move:
 
     pointers: Pointers
     changes: tuple[Change, ...]
+    traffic_changes: tuple[TrafficChange, ...] = ()
+    """What it changed of a rollout, a shadow or a split."""
 
     def document(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
         changes = [change.document() for change in self.changes]
-        return {**self.pointers.model_dump(mode="json"), "changes": changes}
+        traffic = [change.document() for change in self.traffic_changes]
+        document = self.pointers.model_dump(mode="json")
+        document["changes"] = changes
+        return {**document, "traffic_changes": traffic} if traffic else document
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,13 @@ def moves_page(store: ModelStore, model: str, limit: int, before: int | None = N
     """
     numbers = [one for one in _generations(store, model) if before is None or one < before]
     read = [store.pointers_at(model, one) for one in numbers[::-1][: limit + 1]]
-    olders = [*(older.aliases for older in read[1:]), {}]
+    olders: list[Pointers | None] = [*read[1:], None]
     moves = [
-        Move(pointers, changes_between(older, pointers.aliases))
+        Move(
+            pointers,
+            changes_between(older.aliases if older else {}, pointers.aliases),
+            traffic_changes(older, pointers),
+        )
         for pointers, older in zip(read[:limit], olders, strict=False)
     ]
     return MovesPage(tuple(moves), numbers[-limit] if len(numbers) > limit else None)

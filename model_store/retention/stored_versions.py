@@ -90,7 +90,7 @@ class VersionsReader:
         return self._known[model, number]
 
     def _named(self, model: str, listing: ModelListing) -> list[tuple[VersionKey, str]]:
-        """Returns the versions that aliases name, with these; all if the pointers are damaged."""
+        """Returns the versions that pointers name, with the reason; all if these are damaged."""
         if not listing.generations:
             return []
         try:
@@ -98,7 +98,9 @@ class VersionsReader:
         except (DocumentError, ManifestError):
             reason = "the pointers of its model are damaged, and may name it"
             return [((model, number), reason) for number in listing.versions]
-        return [((model, n), f"alias {alias}") for alias, n in sorted(pointers.aliases.items())]
+        aliases = [((model, n), f"alias {alias}") for alias, n in sorted(pointers.aliases.items())]
+        traffic = pointers.traffic
+        return [*aliases, *(((model, n), traffic.use_of(n)) for n in traffic.versions)]
 
 
 def deleted_numbers(store: ModelStore, model: str) -> set[int]:

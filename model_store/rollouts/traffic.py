@@ -161,6 +161,23 @@ class Traffic(StrictModel):
             found += [arm.version for arm in self.split.arms]
         return list(dict.fromkeys(found))
 
+    @property
+    def ids(self) -> Collection[str]:
+        """Ids of its rollout, shadow and split."""
+        return [one.id for one in (self.rollout, self.shadow, self.split) if one is not None]
+
+    def use_of(self, version: int) -> str:
+        """Returns what a version is for, in words; empty if it is for nothing."""
+        rollout, shadow, split = self.rollout, self.shadow, self.split
+        if rollout is not None and version in (rollout.candidate, rollout.baseline):
+            part = "candidate" if version == rollout.candidate else "baseline"
+            return f"the {part} of a rollout"
+        if shadow is not None and version == shadow.candidate:
+            return "the candidate of a shadow"
+        if split is not None and any(arm.version == version for arm in split.arms):
+            return f"an arm of the split '{split.name}'"
+        return ""
+
     def beside(self, production: int | None) -> "Traffic":
         """Returns what remains of it once `production` names a version.
 

@@ -1,4 +1,4 @@
-"""Steps of a rollout, as pure functions of the pointers: each returns the next generation.
+"""Steps of rollouts, shadows and splits: pure functions of the pointers to the next generation.
 
 Whoever writes it creates the next numbered file, which fails if another writer was faster; so two
 controllers, or a controller and a person, never both move a rollout.
@@ -9,7 +9,22 @@ from typing import Any
 
 from model_store.errors import RolloutError
 from model_store.pointers import PRODUCTION, Pointers
-from model_store.rollouts.traffic import Rollout, Traffic
+from model_store.rollouts.traffic import Rollout, Shadow, Split, Traffic
+
+
+def live_version(pointers: Pointers | None) -> int:
+    """Returns the version in production.
+
+    Raises:
+        RolloutError: there is none.
+    """
+    live = pointers.aliases.get(PRODUCTION) if pointers else None
+    if live is None:
+        raise RolloutError(
+            f"'{PRODUCTION}' names no version, so there is nothing to compare another one with; "
+            "promote a version first"
+        )
+    return live
 
 
 def begun(pointers: Pointers | None, rollout: Rollout, who: str, why: str) -> Pointers:
@@ -18,12 +33,8 @@ def begun(pointers: Pointers | None, rollout: Rollout, who: str, why: str) -> Po
     Raises:
         RolloutError: another rollout or a split has the requests, or the baseline is not live.
     """
-    live = pointers.aliases.get(PRODUCTION) if pointers else None
-    if pointers is None or live is None:
-        raise RolloutError(
-            f"'{PRODUCTION}' names no version, so there is nothing to compare version "
-            f"{rollout.candidate} with; promote it"
-        )
+    live = live_version(pointers)
+    assert pointers is not None, "they name the live version"
     if live != rollout.baseline:
         raise RolloutError(
             f"'{PRODUCTION}' names version {live} and no longer {rollout.baseline}; start again"
@@ -121,6 +132,66 @@ def running(pointers: Pointers | None, rollout_id: str = "") -> Rollout:
             f"the rollout {rollout_id} has ended; version {rollout.candidate} is being rolled out"
         )
     return rollout
+
+
+def shadow_begun(pointers: Pointers | None, shadow: Shadow, who: str, why: str) -> Pointers:
+    """Begins a shadow.
+
+    Raises:
+        RolloutError: there is one, or no other version is live.
+    """
+    live = live_version(pointers)
+    assert pointers is not None, "they name the live version"
+    if live == shadow.candidate:
+        raise RolloutError(f"version {live} answers the requests itself; name another version")
+    if (old := pointers.traffic.shadow) is not None:
+        raise RolloutError(
+            f"version {old.candidate} is a shadow since {old.started:%Y-%m-%d %H:%M}; stop it first"
+        )
+    traffic = pointers.traffic.model_copy(update={"shadow": shadow})
+    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
+
+
+def shadow_stopped(pointers: Pointers | None, who: str, why: str) -> Pointers:
+    """Ends the shadow.
+
+    Raises:
+        RolloutError: there is none.
+    """
+    if pointers is None or pointers.traffic.shadow is None:
+        raise RolloutError("no version is a shadow; start one first")
+    traffic = pointers.traffic.model_copy(update={"shadow": None})
+    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
+
+
+def split_begun(pointers: Pointers | None, split: Split, who: str, why: str) -> Pointers:
+    """Begins a split.
+
+    Raises:
+        RolloutError: another one or a rollout has the requests, or no version is live.
+    """
+    live_version(pointers)
+    assert pointers is not None, "they name the live version"
+    if (rollout := pointers.traffic.rollout) is not None:
+        raise RolloutError(
+            f"version {rollout.candidate} is being rolled out; abort or promote it first"
+        )
+    if (old := pointers.traffic.split) is not None:
+        raise RolloutError(f"the split '{old.name}' has the requests; end it first")
+    traffic = pointers.traffic.model_copy(update={"split": split})
+    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
+
+
+def split_ended(pointers: Pointers | None, who: str, why: str) -> Pointers:
+    """Ends the split: the version of `production` answers every request again.
+
+    Raises:
+        RolloutError: there is none.
+    """
+    if pointers is None or pointers.traffic.split is None:
+        raise RolloutError("there is no split; start one first")
+    traffic = pointers.traffic.model_copy(update={"split": None})
+    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
 
 
 def _with(pointers: Pointers, rollout: Rollout, who: str, why: str, **changes: Any) -> Pointers:

@@ -84,6 +84,12 @@ def needed_bump(old: Identity, new: Identity) -> Need:
     return Need("patch", "network, weights and signature are the same")
 
 
+def what_breaks(old: Draft, new: Draft) -> str:
+    """Returns the first difference that may break callers of a version; empty if there is none."""
+    need = needed_bump(identity_of(old), identity_of(new))
+    return need.reason if need.bump == "major" else ""
+
+
 def answers_differ(old: "GoldenRows", new: "GoldenRows") -> bool:
     """Returns True if two checkpoints gave different outputs for the same golden rows.
 

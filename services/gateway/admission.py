@@ -21,17 +21,19 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from flambeau.protocol.signature import Signature, SignatureError
 from flambeau.protocol.tensors import Array
+from model_store.rollouts.traffic import Traffic
 from services.errors import (
     InvalidRequestError,
     ServingError,
     ShuttingDownError,
     TooManyInFlightError,
+    UnknownArtifactError,
     UnsupportedError,
 )
 from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_lane
@@ -95,6 +97,40 @@ class InferCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The authenticated caller; None where no credential is required."""
 
 
+KeyOf = Callable[[str, str], str]
+"""Returns the value of a `header` or a `parameter` of a request by its name; empty for none."""
+
+
+class RoutedCall(Protocol):
+    """A request on its way to the version that was drawn for it.
+
+    Attributes:
+        call: the request, with that version.
+    """
+
+    call: InferCall
+
+    def watched(self, done: Done) -> Done:
+        """Returns a callback that calls another one, and then counts the outcome."""
+
+    def unwritable(self, error: ServingError) -> None:
+        """Handles an answer that its edge could not write."""
+
+    def timed_out(self) -> None:
+        """Handles a caller that waits no longer because its deadline has passed."""
+
+
+class Router(Protocol):
+    """Draws versions of requests that name none (`services/gateway/traffic/`)."""
+
+    def route(self, call: InferCall, traffic: Traffic, key_of: KeyOf) -> RoutedCall | None:
+        """Draws the version of a request; None if nothing is to be done about it.
+
+        Raises:
+            ServingError: the model is not ready.
+        """
+
+
 class _Known:
     """Cache of the kinds of requests of one signature that passed the checks."""
 
@@ -135,6 +171,8 @@ class Admission:
         turns: schedule in which edges begin received requests.
         work: sliced reading and writing of large bodies.
         draining: True if new requests are refused.
+        router: draws versions, where the directory has traffic to share; None to draw none.
+        mirrored: requests of the queue that no caller waits for; they take no permit.
     """
 
     def __init__(
@@ -152,6 +190,8 @@ class Admission:
         self.turns = RequestPacer()
         self.work = SlicedWork()
         self.draining = False
+        self.router: Router | None = None
+        self.mirrored = 0
         self._queue = queue
         self._limit = self._max_in_flight = max_in_flight_requests
         self._room = max(1, min(max_in_flight_requests, queue.max_depth) // processes)
@@ -187,7 +227,7 @@ class Admission:
         """
         if self.draining:
             raise ShuttingDownError("this server is shutting down; send the request to another")
-        if self._queue.unanswered >= self._max_in_flight:
+        if self._queue.unanswered - self.mirrored >= self._max_in_flight:
             raise self._too_many()
         now = time.monotonic()
         tenant = None if call.caller is None else call.caller.tenant
@@ -265,10 +305,25 @@ class Admission:
                 caller.tenant.take(0, time.monotonic())  # as in `infer`
             raise
 
+    def fits(self, call: InferCall) -> bool:
+        """Returns True if the version of a request takes it, by its signature and artifacts.
+
+        Raises:
+            ServingError: the version is not ready.
+        """
+        served, signature = self.directory.resolve(call.model, call.version)
+        try:
+            self._check(call, served.lane, signature)
+            find_lane(served, call.preference)
+        except (InvalidRequestError, UnknownArtifactError):
+            return False
+        return True
+
     def checked(self, call: InferCall) -> InferRequest:
         """Returns a job's request, checked against every rule of its model, for the job queue.
 
-        Takes no permit and stamps no deadline; its rows count against its caller's rate.
+        Takes no permit and stamps no deadline; its rows count against its caller's rate. No rollout
+        draws its version: a job without one has the live version.
 
         Raises:
             ServingError: the model is not ready, or the request breaks one of its rules.

@@ -26,10 +26,12 @@ from services.gateway.edges.administration.running_settings import RunningSettin
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.edges.rest_edge import RestEdge
 from services.gateway.jobs.job_service import JobService
+from services.gateway.payload_settings import redactions
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import NAME, SHARED_MEMORY, ServerFacts
 from services.gateway.shared_regions.region_table import RegionTable, make_table
 from services.gateway.shared_regions.regions import SharedRegions
+from services.gateway.traffic.traffic_router import TrafficRouter
 from services.gateway.triton import words
 from services.ports import listen, metrics_server
 from services.process import freeze_garbage
@@ -138,10 +140,8 @@ class Front:
         self._tracer, self._sampler = tracer, sampler
         self._authenticator = _open_authenticator(config, metrics, rates)
         directory.is_discreet = self._authenticator is not None
-        self._metrics = metrics
-        self._directory = directory
+        self._metrics, self._directory, self._queue = metrics, directory, queue
         directory.complete = False
-        self._queue = queue
         self._on_started = on_started
         self._admission = Admission(
             directory,
@@ -153,6 +153,8 @@ class Front:
             processes=processes,
         )
         self.limit_by_others = self._admission.limit_by_others
+        self.traffic = TrafficRouter(self._admission, queue, metrics, redactions(config))
+        self._admission.router = self.traffic
         self._is_one_of_many = processes > 1
         self._readiness = Readiness(config.readiness)
         as_triton = config.compat == "triton"
@@ -373,6 +375,7 @@ class Front:
             True if everything accepted was answered in time.
         """
         self._admission.refuse_new()
+        self.traffic.mirrors.abandon()
         timeout_s = self._config.drain_timeout_s
         if left := await self._queue.wait_empty(timeout_s):
             logger.warning("drain timed out", extra={"unanswered": left})

@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
-from services.errors import ServingError, SeveralAnswersError
-from services.gateway.admission import Admission, InferCall
+from services.errors import DeadlineExceededError, ServingError, SeveralAnswersError
+from services.gateway.admission import Admission, InferCall, RoutedCall
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.shared_regions.regions import RegionUse, SharedRegions
 from services.gateway.sliced_work import Slices
@@ -103,6 +103,14 @@ class ReplySink(Protocol):
     def release(self) -> None:
         """Gives back the bytes that were charged for the request: its answer is charged instead."""
 
+    def key(self, source: str, name: str) -> str:
+        """Returns a value of the request that its version may be drawn by; empty for none.
+
+        Args:
+            source: `header`, or `parameter`; a protocol may have no parameters.
+            name: of that; a header's in lower case.
+        """
+
 
 class Sampler(Protocol):
     """Samples payloads of requests."""
@@ -134,13 +142,14 @@ class InferencePath:
         answered_lane: of the newest answer; None before the first.
         answers: counter and histogram of its answers, which are looked up once for many.
         regions: shared memory of callers; None where it is off.
+        traffics: traffic by model, of those that share it among versions.
         open: begins an `Inference`: its sink, `time.monotonic()` of its last byte, the caller's id,
             model, version, and `traceparent`. Not a method: a call less for every request.
     """
 
     __slots__ = (
         "accounting", "admission", "answered_lane", "answers", "answers_of", "open", "protocol",
-        "regions", "sampler",
+        "regions", "sampler", "traffics",
     )  # fmt: skip
 
     def __init__(
@@ -154,6 +163,7 @@ class InferencePath:
         self.regions = regions
         self.protocol = protocol
         self.admission = admission
+        self.traffics = admission.directory.traffics()
         self.accounting = accounting
         self.sampler = sampler
         self.open = functools.partial(Inference, self)
@@ -193,8 +203,8 @@ class Inference:
     """
 
     __slots__ = (
-        "_entry", "_path", "_sink", "classes", "is_over", "model", "received_at", "request_id",
-        "trace", "trace_id", "version",
+        "_entry", "_path", "_routed", "_sink", "classes", "is_over", "model", "received_at",
+        "request_id", "trace", "trace_id", "version",
     )  # fmt: skip
 
     def __init__(
@@ -211,6 +221,7 @@ class Inference:
         self._path = path
         self._sink = sink
         self._entry: Entry | None = None
+        self._routed: RoutedCall | None = None
         self.received_at = received_at
         self.model = model
         self.version = version
@@ -277,14 +288,35 @@ class Inference:
         answered: Done = self._replied
         sampler = path.sampler
         try:
+            if path.traffics:
+                call = self._route(call)
             if sampler is not None:
                 answered = sampler.watch(call, self, answered)
+            if self._routed is not None:
+                answered = self._routed.watched(answered)
             entry = path.admission.infer(call, answered)
         except Exception as error:
             self.fail_by(error)
         else:
             if not self.is_over:
                 self._entry = entry
+
+    def _route(self, call: InferCall) -> InferCall:
+        """Returns the call with the version that is drawn for it, if its model shares traffic."""
+        path = self._path
+        traffic, router = path.traffics.get(call.model), path.admission.router
+        if traffic is None or router is None:
+            return call
+        routed = self._routed = router.route(call, traffic, self._sink.key)
+        if routed is None:
+            return call
+        call = routed.call
+        if call.version != self.version:
+            self.version = call.version  # what fails from now on counts for it
+            if self.classes is not None:
+                counts = {name: wanted.most for name, wanted in self.classes.items()}
+                self.classify(counts)
+        return call
 
     def write(self, slices: Slices[T], reply: InferReply, then: Callable[[T], None]) -> None:
         """Encodes a large reply, the only one of its request, in slices; `then` writes it.
@@ -321,7 +353,7 @@ class Inference:
     def answered(self, reply: InferReply) -> None:
         """Counts, times and, if asked to, logs the answer that is about to be written."""
         self.is_over = True
-        self._sink = _NO_SINK
+        self._sink, self._routed = _NO_SINK, None  # cycles, too
         path = self._path
         accounting, lane = path.accounting, reply.lane
         seconds = time.monotonic() - self.received_at
@@ -345,6 +377,8 @@ class Inference:
             lane: the version that answered, when its answer could not be written.
         """
         if not self.is_over:
+            if lane is not None and self._routed is not None:
+                self._routed.unwritable(error)
             sink, words = self._sink, self._path.admission.error_words
             if words is not None:
                 error = words(error, self.model, self._path.protocol.name)
@@ -375,6 +409,8 @@ class Inference:
         """Drops the request, because its caller has disconnected; counts it under a code."""
         if not self.is_over:
             self._leave_queue()
+            if self._routed is not None and isinstance(error, DeadlineExceededError):
+                self._routed.timed_out()
             self._count_failed(code, error, None)
 
     def _leave_queue(self) -> None:
@@ -385,7 +421,7 @@ class Inference:
     def _count_failed(self, code: str, error: ServingError, lane: Lane | None) -> None:
         """Counts, times and logs a request that was not answered with outputs."""
         self.is_over = True
-        self._sink = _NO_SINK
+        self._sink, self._routed = _NO_SINK, None
         accounting = self._path.accounting
         # The version that the request names; a caller must not invent values of labels.
         lane = lane or accounting.directory.served_lane(self.model, self.version)

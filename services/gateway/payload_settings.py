@@ -1,8 +1,10 @@
 """Makes a gateway's sampler from its settings; imports the sampler's modules only if needed."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from services.gateway.config import GatewaySettings
+from services.gateway.payloads.rule import rule_of
 from services.queueing.directory import Directory
 from services.settings import ConfigError
 from services.telemetry.metrics import Metrics
@@ -48,3 +50,16 @@ def open_sampler(
         metrics.payload_samples,
         metrics.dropped_payload_samples,
     )
+
+
+def redactions(settings: GatewaySettings) -> Callable[[str, str], bool]:
+    """Returns a function that is True for a tensor of a model whose values nobody may keep.
+
+    It follows the rules of samples: what these leave out, pairs of a shadow leave out, too.
+    """
+
+    def redacts(model: str, tensor: str) -> bool:
+        rule = rule_of(settings.payload_samples, model)
+        return rule is not None and (rule.keep in ("shapes", "statistics") or rule.redacts(tensor))
+
+    return redacts

@@ -35,6 +35,7 @@ from services.queueing.redis_streams.registry import FleetWatch
 from services.queueing.redis_streams.sender import RedisSender
 from services.queueing.redis_streams.webhook_queue import WebhookQueue
 from services.readiness import Look
+from services.rollouts.gateway_counts import GatewayCounts
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
 from services.tracing.fleet_settings import FleetSettings
@@ -107,6 +108,7 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
 
     chores: dict[str, Callable[[], Coroutine[None, None, None]]]
     chores = {"sender": sender.run, "fleet": watch, "jobs": jobs.run, "settings": settings.run}
+    chores["counts"] = GatewayCounts(clients, name, directory, front.traffic.counts).run
     if config.webhook_hosts:
         chores["webhooks"] = _webhooks(config, clients, name, jobs, directory).run
     await _run(front, jobs, chores)

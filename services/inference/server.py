@@ -38,6 +38,8 @@ from services.queueing.redis_streams.downlink import LaneLoad
 from services.queueing.redis_streams.receiver import RedisReceiver
 from services.queueing.redis_streams.registry import Announcer, FleetWatch
 from services.readiness import Readiness
+from services.rollouts.controller import RolloutController
+from services.rollouts.gateway_counts import CountsOfGateways
 from services.telemetry.logs import configure_logs
 from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
@@ -102,6 +104,10 @@ class _Process:
             self._tracer,
             self._control,
         )
+        self._gateways = CountsOfGateways(clients)
+        self._rollouts = RolloutController(
+            store, self._directory, self._metrics.rollouts, name, relayed=self._gateways.of
+        )
 
     async def run(self) -> None:
         config = self._config
@@ -127,12 +133,15 @@ class _Process:
                 watching = [tasks.create_task(watch) for watch in watches]
                 reconciling = self._reconciler.run(drained, self._after_pass)
                 tasks.create_task(reconciling, name="reconciler")
+                rolling = tasks.create_task(self._rollouts.run(drained), name="rollouts")
                 await asked.wait()
                 logger.info("draining")
                 for task in watching:
                     task.cancel()
                 await self._drain()
                 drained.set()
+                await rolling
+            await self._gateways.close()
         logger.info("stopped")
 
     def _why_not_ready(self) -> str:

@@ -1,4 +1,4 @@
-"""Directory of the served versions, and of the live version of each model.
+"""Directory of the served versions, of the live version of each model, and of its traffic.
 
 In: announcements by inference. Out: the `ServedVersion` that a gateway sends a request to. One
 event loop owns it, so a request that was resolved and enqueued without an `await` between can
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import nearest_name
+from model_store.rollouts.traffic import Traffic
 from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
 from services.queueing.records import Lane, ServedVersion
 
@@ -31,6 +32,7 @@ class Directory:
         self._served: dict[str, dict[int, ServedVersion]] = {}
         self._live: dict[str, int] = {}
         self._aliases: dict[str, dict[str, int]] = {}
+        self._traffic: dict[str, Traffic] = {}
         self.complete = True
         """True once all served versions have been announced: until then no name is unknown. A
         starting process sets it to False."""
@@ -69,6 +71,7 @@ class Directory:
         if not versions:
             self._served.pop(lane.model, None)
             self._aliases.pop(lane.model, None)
+            self._traffic.pop(lane.model, None)
 
     def is_missed(self, lane: Lane) -> bool:
         """Returns True if a version should load: it never was, or was requested since unloading."""
@@ -110,6 +113,27 @@ class Directory:
     def aliases(self, model: str) -> Mapping[str, int]:
         """Returns the version that each alias of a model names."""
         return self._aliases.get(model, {})
+
+    def set_traffic(self, model: str, traffic: Traffic | None) -> None:
+        """Sets how a model's requests are shared among versions; None for all to the live one."""
+        wanted = traffic or None
+        if self._traffic.get(model) != wanted:
+            if wanted is None:
+                del self._traffic[model]
+            else:
+                self._traffic[model] = wanted
+            self._changed()
+
+    def traffic(self, model: str) -> Traffic | None:
+        """Returns how a model's requests are shared; None if the live version gets all."""
+        return self._traffic.get(model)
+
+    def traffics(self) -> Mapping[str, Traffic]:
+        """Returns the traffic by model, of those that have a rollout, a shadow or a split.
+
+        It is the same mapping for the directory's whole life: a reader may keep it.
+        """
+        return self._traffic
 
     def live_version(self, model: str) -> int | None:
         """Returns the live version, or None while there is none."""

@@ -8,12 +8,13 @@ Rules:
 - an artifact can be asked for as soon as one worker has it loaded beside its default one;
 - where workers have chosen different default ones, all of them together count as one, as accurate
   and as fast as the worst of them; none of them has the name that it is known by;
+- the traffic of a model is that of the newest pointers that a worker follows;
 - a model switches to another version when every worker that serves the model has switched, or
   cannot: until then all of them keep the old one, and none is idle.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -21,6 +22,7 @@ from typing import Literal
 import msgspec
 
 from flambeau.protocol.signature import Signature
+from model_store.rollouts.traffic import Traffic
 from services.queueing.records import Execution, Lane, ServedArtifact, ServedVersion
 
 State = Literal["loading", "ready", "failed", "unloaded"]
@@ -92,6 +94,8 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     """By model, the version that each of its aliases names."""
     models: AnnouncedModels | None = None
     """Set if callers choose its models."""
+    traffic: dict[str, str] = {}
+    """`Traffic` as JSON by model, of those that have a rollout, a shadow or a split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class FleetView:
     is_chosen: bool = False
     """True if callers choose the models of all workers, and these have read their stores: a version
     that none of them has was unloaded."""
+    traffic: dict[str, Traffic] = field(default_factory=dict)
 
 
 def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVersion:
@@ -171,7 +176,33 @@ def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
         follow=tuple(said.models for said in announcements if said.models is not None),
         is_chosen=bool(announcements)
         and all(said.started and said.models is not None for said in announcements),
+        traffic=_traffic_by_model(announcements),
     )
+
+
+def announced_traffic(traffics: Mapping[str, Traffic], models: Collection[str]) -> dict[str, str]:
+    """Returns the announcement of the traffic of some models."""
+    return {model: found.model_dump_json() for model, found in traffics.items() if model in models}
+
+
+def _traffic_by_model(announcements: Sequence[Announcement]) -> dict[str, Traffic]:
+    """Returns the traffic that the newest pointers have; none if they have none."""
+    newest: dict[str, tuple[int, str]] = {}
+    for announcement in announcements:
+        for model, (generation, _) in announcement.live.items():
+            said = generation, announcement.traffic.get(model, "")
+            newest[model] = max(said, newest.get(model, said))
+    found = {model: _traffic(text) for model, (_, text) in newest.items() if text}
+    return {model: traffic for model, traffic in found.items() if traffic is not None}
+
+
+@lru_cache(maxsize=1024)
+def _traffic(text: str) -> Traffic | None:
+    """Reads one; None if it cannot be read here, for the worker may be newer."""
+    try:
+        return Traffic.model_validate_json(text)
+    except ValueError:
+        return None
 
 
 def _aliases(

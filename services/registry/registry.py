@@ -20,6 +20,7 @@ from model_store.pointers import Pointers
 from model_store.records.annotations import annotate
 from model_store.records.deletion import delete_version
 from model_store.records.moves import parse_time, pointers_when, state_document
+from model_store.semver.breaking import broken_callers_of_production, promote_fitting
 from model_store.store import ModelStore
 from model_store.transfer import CopyReport
 from model_store.uploads.declaration import Declaration, parse_declaration
@@ -199,12 +200,22 @@ class Registry:
             yield data
 
     async def promote(
-        self, principal: Principal, model: str, alias: str, version: int, why: str
+        self,
+        principal: Principal,
+        model: str,
+        alias: str,
+        version: int,
+        why: str,
+        *,
+        allow_breaking: bool = False,
     ) -> dict[str, Any]:
-        """Points an alias at a version."""
+        """Points an alias at a version; see `promote_fitting`."""
 
         def move() -> Pointers:
-            return self._store.promote(model, version, alias, why, who=_who(principal))
+            return promote_fitting(
+                self._store, model, version, alias, why, _who(principal),
+                allow_breaking=allow_breaking,
+            )  # fmt: skip
 
         return await self._move(
             principal, "promote", model, alias, f"@{alias}={version}", why, move
@@ -330,11 +341,18 @@ class Registry:
                 return uploads.finish(upload_id, _owner(principal))[1]
 
             report = await self._in_thread(publish, of_caller=True)
+
+            def what_breaks() -> str:
+                version = self._store.manifest(declaration.model, declaration.version)
+                return broken_callers_of_production(self._store, version)
+
+            breaks = await self._in_thread(what_breaks)
         return {
             "model": declaration.model,
             "version": declaration.version,
             "is_published": True,
             "files": report.files_copied + report.files_skipped,
+            "breaks": breaks,
         }
 
     async def abandon(self, principal: Principal, upload_id: str) -> None:
@@ -362,6 +380,22 @@ class Registry:
         if not is_name(model):
             raise UnknownModelError(f"model {model[:128]!r} is not in the registry")
         self._access.require(principal, scope, model, alias)
+
+    async def on_store(
+        self,
+        principal: Principal,
+        scope: Scope,
+        model: str,
+        alias: str,
+        work: Callable[[ModelStore, str], T],
+    ) -> T:
+        """Runs blocking work, which gets the store and the caller's name for histories.
+
+        Raises:
+            ServingError: the caller lacks the scope on the model, or the work failed.
+        """
+        self._require(principal, scope, model, alias)
+        return await self._in_thread(lambda: work(self._store, _who(principal)))
 
     def _writable(self) -> Uploads:
         if self._uploads is None:

@@ -10,6 +10,7 @@ DELETE /v1/registry/models/M/versions/V[?why=TEXT]               deletes it
 GET    /v1/registry/models/M/versions/V/files/F                  a file of it; Range is honoured
 POST   /v1/registry/models/M/aliases/A                           {"version": 3, "why": "..."}
 POST   /v1/registry/models/M/aliases/A/rollback                  {"why": "..."}
+GET    /v1/registry/models/M/{rollout,shadow,split}              what runs; see rollout_routes.py
 POST   /v1/registry/uploads                                      begins or resumes an upload
 GET    /v1/registry/uploads/ID                                   its state
 PUT    /v1/registry/uploads/ID/files/F?offset=N                  appends the body to a file
@@ -21,27 +22,24 @@ unasked.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from flambeau.protocol.strict import StrictModel, explain
-from model_store.document import LARGE, SMALL, parse_document
-from model_store.errors import DocumentError
+from flambeau.protocol.strict import StrictModel
 from services.access.caller import Principal
 from services.errors import (
     InvalidRequestError,
     NotFoundError,
-    PayloadTooLargeError,
     UnsupportedError,
 )
-from services.registry.encoding import encoded
+from services.registry.bodies import as_json, document, json_body, parsed
 from services.registry.files import wanted_part
 from services.registry.registry import MAX_PAGE, Registry
-from services.wire.http1.asgi import RESERVE
+from services.registry.rollout_routes import rollout_calls
 
 PREFIX = "/v1/registry/"
 CHUNK_BYTES = 8 * 2**20
@@ -63,6 +61,7 @@ class _Reason(StrictModel):
 
 class _Promotion(_Reason):
     version: int = Field(ge=1, le=999_999_999)
+    allow_breaking: bool = False
 
 
 class _Changes(StrictModel):
@@ -100,6 +99,7 @@ class RegistryRoutes:
             upload: {"GET": _upload, "DELETE": _abandon},
             f"{upload}/files/{{file}}": {"PUT": _append},
             f"{upload}/finish": {"POST": _finish},
+            **{f"{model}/{path}": by_method for path, by_method in rollout_calls().items()},
         }
         return [
             Route(PREFIX + path, self._at_registry(by_method), methods=list(by_method))
@@ -122,26 +122,26 @@ class RegistryRoutes:
 
 async def _models(registry: Registry, request: Request, principal: Principal) -> Response:
     after = request.query_params.get("after", "")[:128]
-    return _document(request, await registry.models(principal, after, _page_size(request)))
+    return document(request, await registry.models(principal, after, _page_size(request)))
 
 
 async def _model(registry: Registry, request: Request, principal: Principal) -> Response:
     model = request.path_params["model"]
     number = _before(request)
-    return _document(request, await registry.model(principal, model, number, _page_size(request)))
+    return document(request, await registry.model(principal, model, number, _page_size(request)))
 
 
 async def _history(registry: Registry, request: Request, principal: Principal) -> Response:
     model, at = request.path_params["model"], request.query_params.get("at")
     if at is not None:
-        return _document(request, await registry.aliases_at(principal, model, at))
+        return document(request, await registry.aliases_at(principal, model, at))
     before = _before(request)
-    return _document(request, await registry.history(principal, model, before, _page_size(request)))
+    return document(request, await registry.history(principal, model, before, _page_size(request)))
 
 
 async def _version(registry: Registry, request: Request, principal: Principal) -> Response:
     model, version = request.path_params["model"], request.path_params["version"]
-    return _document(request, await registry.version(principal, model, version))
+    return document(request, await registry.version(principal, model, version))
 
 
 async def _download(registry: Registry, request: Request, principal: Principal) -> Response:
@@ -167,89 +167,65 @@ async def _download(registry: Registry, request: Request, principal: Principal) 
 
 
 async def _promote(registry: Registry, request: Request, principal: Principal) -> Response:
-    wanted = await _parsed(_Promotion, request)
+    wanted = await parsed(_Promotion, request)
     names = request.path_params
     found = await registry.promote(
-        principal, names["model"], names["alias"], wanted.version, wanted.why
+        principal,
+        names["model"],
+        names["alias"],
+        wanted.version,
+        wanted.why,
+        allow_breaking=wanted.allow_breaking,
     )
-    return _json(found)
+    return as_json(found)
 
 
 async def _rollback(registry: Registry, request: Request, principal: Principal) -> Response:
-    wanted = await _parsed(_Reason, request)
+    wanted = await parsed(_Reason, request)
     names = request.path_params
     why = wanted.why or "rollback"
-    return _json(await registry.rollback(principal, names["model"], names["alias"], why))
+    return as_json(await registry.rollback(principal, names["model"], names["alias"], why))
 
 
 async def _annotate(registry: Registry, request: Request, principal: Principal) -> Response:
-    wanted = await _parsed(_Changes, request)
+    wanted = await parsed(_Changes, request)
     names = request.path_params
     version = _number(names["version"], "version") if "version" in names else None
     found = await registry.annotate(
         principal, names["model"], version, wanted.description, wanted.tags
     )
-    return _json(found)
+    return as_json(found)
 
 
 async def _delete(registry: Registry, request: Request, principal: Principal) -> Response:
     names, why = request.path_params, request.query_params.get("why", "")
     version = _number(names["version"], "version")
-    return _json(await registry.delete(principal, names["model"], version, why))
+    return as_json(await registry.delete(principal, names["model"], version, why))
 
 
 async def _begin(registry: Registry, request: Request, principal: Principal) -> Response:
-    return _json(await registry.begin(principal, await _json_body(request)))
+    return as_json(await registry.begin(principal, await json_body(request)))
 
 
 async def _upload(registry: Registry, request: Request, principal: Principal) -> Response:
-    return _json(await registry.upload(principal, request.path_params["id"]))
+    return as_json(await registry.upload(principal, request.path_params["id"]))
 
 
 async def _append(registry: Registry, request: Request, principal: Principal) -> Response:
     names = request.path_params
     offset = _number(request.query_params.get("offset", ""), "offset")
     data = (await request.receive())["body"]  # whole; `Request.body` would copy it
-    return _json(await registry.append(principal, names["id"], names["file"], offset, data))
+    return as_json(await registry.append(principal, names["id"], names["file"], offset, data))
 
 
 async def _finish(registry: Registry, request: Request, principal: Principal) -> Response:
-    wanted = await _parsed(_Reason, request)
-    return _json(await registry.finish(principal, request.path_params["id"], wanted.why))
+    wanted = await parsed(_Reason, request)
+    return as_json(await registry.finish(principal, request.path_params["id"], wanted.why))
 
 
 async def _abandon(registry: Registry, request: Request, principal: Principal) -> Response:
     await registry.abandon(principal, request.path_params["id"])
     return Response(status_code=204)
-
-
-async def _json_body(request: Request) -> bytes:
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != _JSON:
-        raise InvalidRequestError(
-            f"the Content-Type is '{content_type[:60]}'; send JSON as {_JSON}"
-        )
-    body = (await request.receive())["body"]
-    if len(body) > LARGE.max_bytes:
-        raise PayloadTooLargeError(
-            f"the body has {len(body):,} bytes, over the limit {LARGE.max_bytes:,}; send less"
-        )
-    return bytes(body)
-
-
-async def _parsed(model: type[_M], request: Request) -> _M:
-    """Reads a small JSON body.
-
-    Raises:
-        InvalidRequestError: it is not JSON, too large, or violates the schema.
-    """
-    body = await _json_body(request)
-    try:
-        return model.model_validate(parse_document(body, "the body", SMALL))
-    except DocumentError as error:
-        raise InvalidRequestError(str(error)) from error
-    except ValidationError as error:
-        raise InvalidRequestError(f"the body: {explain(error, model)}") from error
 
 
 def _before(request: Request) -> int | None:
@@ -269,18 +245,3 @@ def _number(text: str, name: str) -> int:
         kind = NotFoundError if name == "version" else InvalidRequestError
         raise kind(f"'{name}' is '{text[:40]}'; give a whole number")
     return int(text)
-
-
-def _document(request: Request, data: bytes) -> Response:
-    """Returns a document, which counts against the memory of large responses.
-
-    Raises:
-        BufferFullError: there is no room for it.
-    """
-    request.scope[RESERVE](len(data))
-    return Response(data, media_type=_JSON)
-
-
-def _json(document: dict[str, Any]) -> Response:
-    """Returns a small answer: at most the state of an upload, or a page of annotations."""
-    return Response(encoded(document), media_type=_JSON)

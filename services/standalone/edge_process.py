@@ -26,7 +26,7 @@ from services.errors import QueueUnavailableError
 from services.gateway.front import Front, Listening
 from services.gateway.payload_settings import open_sampler
 from services.ports import PortError
-from services.process import end_past_held_threads, stop_on_signals
+from services.process import end_past_held_threads, process_name, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.fleet_directory import FleetDirectory
 from services.queueing.memory_queue import MemoryQueue
@@ -34,6 +34,7 @@ from services.queueing.shared_memory.messages import MissedMessage, SpentMessage
 from services.queueing.shared_memory.model_link import ModelLink
 from services.queueing.shared_memory.shared_counts import SharedCounts
 from services.readiness import Look
+from services.rollouts.controller import RolloutController
 from services.settings import ConfigError
 from services.shared_rounds import SharedRounds
 from services.standalone.config import ServerConfig
@@ -107,6 +108,7 @@ class EdgeProcess:
             from services.standalone.torchserve_door import open_door
 
             door = open_door(config, directory, self._link.act)
+        store = ModelStore(config.store)
         self._front = Front(
             config, version, self._metrics, directory, self._queue,
             self._is_up,
@@ -119,7 +121,11 @@ class EdgeProcess:
             control=self._link.act if config.model_control == "explicit" else None,
             region_table=regions,
             door=door,
-            registry=open_registry(config, ModelStore(config.store), directory),
+            registry=open_registry(config, store, directory),
+        )  # fmt: skip
+        self._rollouts = RolloutController(
+            store, directory, self._metrics.rollouts, process_name("edge"),
+            self._front.traffic.counts, controls=False,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -128,7 +134,7 @@ class EdgeProcess:
         Raises:
             PortError: a port is in use.
         """
-        front = self._front
+        front, drained = self._front, asyncio.Event()
         self._control.send("link")
         # Connections come as soon as the ports are open, and the other edges may serve already.
         while not self._looks and not self._asked.is_set():
@@ -138,11 +144,14 @@ class EdgeProcess:
             stop_on_signals(self._asked)
             self._is_listening = True
             self._apply_looks()
-            await self._asked.wait()
-            await front.begin_drain()
-            if not await front.drain():
-                self._control.send("unanswered")
-            await front.close()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._rollouts.run(drained), name="rollouts")
+                await self._asked.wait()
+                await front.begin_drain()
+                if not await front.drain():
+                    self._control.send("unanswered")
+                await front.close()
+                drained.set()
         self._link.close()
 
     def fail(self, error: Exception) -> None:

@@ -6,6 +6,7 @@ the edges have drained. Signals to the whole group are for them: it outlives the
 """
 
 import asyncio
+import contextlib
 import signal
 import socket
 import sys
@@ -23,10 +24,17 @@ from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.reconciler import Reconciler
 from services.inference.model_control import ModelControl
 from services.inference.start_checks import check_machine
-from services.process import STOPPING, end_past_held_threads, freeze_garbage, take_signals
+from services.process import (
+    STOPPING,
+    end_past_held_threads,
+    freeze_garbage,
+    process_name,
+    take_signals,
+)
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.shared_memory.edge_links import EdgeLinks
+from services.rollouts.controller import RolloutController
 from services.settings import ConfigError
 from services.standalone.config import ServerConfig
 from services.standalone.control import Control
@@ -55,6 +63,9 @@ class ModelProcess:
             store, self._links, directory, self._metrics, policy,
             tracer=self._tracer, control=control,
         )  # fmt: skip
+        self._rollouts = RolloutController(
+            store, directory, self._metrics.rollouts, process_name("model")
+        )
         self._stop = asyncio.Event()
         self._is_orphan = self._is_started = False
         self._control: Control
@@ -62,12 +73,13 @@ class ModelProcess:
     async def run(self, end: socket.socket) -> None:
         """Serves until it is told to stop."""
         self._control = Control(end, self._take, self._orphaned)
-        with sampling_lag(self._metrics.loop_lag_seconds.labels()):
-            if self._tracer is None:
+        with (
+            sampling_lag(self._metrics.loop_lag_seconds.labels()),
+            self._tracer.exporting() if self._tracer else contextlib.nullcontext(),
+        ):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._rollouts.run(self._stop), name="rollouts")
                 await self._reconciler.run(self._stop, self._after_pass)
-            else:
-                with self._tracer.exporting():
-                    await self._reconciler.run(self._stop, self._after_pass)
         self._links.end()
 
     def _after_pass(self) -> None:

@@ -22,9 +22,10 @@ from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.reconciler import Reconciler
 from services.inference.model_control import ModelControl
 from services.inference.start_checks import check_machine
-from services.process import raise_descriptor_limit, stop_on_signals
+from services.process import process_name, raise_descriptor_limit, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
+from services.rollouts.controller import RolloutController
 from services.standalone.config import ServerConfig
 from services.standalone.registry_setting import open_registry
 from services.telemetry.logs import configure_logs
@@ -104,6 +105,9 @@ async def _serve(
     reconciler = Reconciler(
         store, queue, directory, metrics, policy, tracer=tracer, control=control
     )
+    rollouts = RolloutController(
+        store, directory, metrics.rollouts, process_name("server"), front.traffic.counts
+    )
     asked, drained = asyncio.Event(), asyncio.Event()
     async with front.listening():
         stop_on_signals(asked)
@@ -113,6 +117,7 @@ async def _serve(
                 reconciler.run(drained, lambda: front.look(reconciler.look)),
                 name="reconciler",
             )
+            tasks.create_task(rollouts.run(drained), name="rollouts")
             await asked.wait()
             await front.begin_drain()
             if not await front.drain():

@@ -15,6 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from services.telemetry.access_metrics import AccessMetrics
 from services.telemetry.loop_metrics import LoopCounter, LoopGauge, LoopHistogram
 from services.telemetry.model_figures import ModelFigures
+from services.telemetry.rollout_metrics import RolloutMetrics
 from services.telemetry.triton_metrics import TritonMetrics
 
 SECONDS = (
@@ -58,10 +59,12 @@ class Metrics:
         self._make_server_metrics(self.registry)
         self._make_model_metrics(self.registry)
         self._make_export_metrics(self.registry)
+        self._make_traffic_metrics(self.registry)
         self._make_stream_metrics(self.registry)
         self.tls = TlsMetrics(self.registry)
         self._make_failure_metrics(self.registry)
         self.access = AccessMetrics(self.registry)
+        self.rollouts = RolloutMetrics(self.registry)
         self.figures = ModelFigures()
         if with_triton_names:
             TritonMetrics(self.figures, self.queue_depth, self.registry)
@@ -228,6 +231,31 @@ class Metrics:
             "Requests selected for sampling and not written, by reason: rate_limited, queue_full "
             "(the store is too slow), store_failed, or failed (see the log).",
             ("reason",),
+            registry=registry,
+        )
+
+    def _make_traffic_metrics(self, registry: CollectorRegistry) -> None:
+        """Makes the metrics of rollouts and shadows; requests by version are counted anyway."""
+        self.mirrored_pairs = LoopCounter(
+            "flambeau_mirrored_pairs",
+            "Requests repeated at the candidate of a rollout or a shadow, by result: agreed, "
+            "differed, or failed (the candidate gave an error).",
+            (*LANE, "result"),
+            registry=registry,
+        )
+        self.dropped_mirrors = LoopCounter(
+            "flambeau_dropped_mirrors",
+            "Requests drawn to be repeated at a candidate and not compared, by reason: busy "
+            "(callers wait), in_flight (the limit), too_large, not_ready, sequence, stream, "
+            "expired (no idle slot in time), refused, or internal (see the log).",
+            (*LANE, "reason"),
+            registry=registry,
+        )
+        self.drawn_fallbacks = LoopCounter(
+            "flambeau_drawn_fallbacks",
+            "Requests drawn for a version of a rollout or a split that the live version answered "
+            "instead, by reason: not_ready, or refused_inputs (its signature does not take them).",
+            (*LANE, "reason"),
             registry=registry,
         )
 

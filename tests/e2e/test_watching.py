@@ -30,6 +30,9 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_batch_size": ("histogram", LANE),
     "flambeau_loop_batches": ("counter", LANE),
     "flambeau_dropped_requests": ("counter", LANE | {"reason"}),
+    "flambeau_mirrored_pairs": ("counter", LANE | {"result"}),
+    "flambeau_dropped_mirrors": ("counter", LANE | {"reason"}),
+    "flambeau_drawn_fallbacks": ("counter", LANE | {"reason"}),
     "flambeau_worker_restarts": ("counter", LANE | {"reason"}),
     "flambeau_open_sequences": ("gauge", LANE),
     "flambeau_ended_sequences": ("counter", LANE | {"reason"}),
@@ -62,6 +65,8 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_access_refusals": ("counter", {"reason"}),
     "flambeau_access_reloads": ("counter", {"source", "outcome"}),
     "flambeau_access_source_stale": ("gauge", {"source"}),
+    "flambeau_rollout_step": ("gauge", LANE),
+    "flambeau_rollout_moves": ("counter", {"model", "result"}),
     "flambeau_build_info": ("gauge", {"version", "python"}),
 }
 """Type and labels of every metric of ours."""

@@ -44,7 +44,10 @@ EFFECTS = {
         rest_routes.MAX_PARAMETERS start.MAX_AT_START tokens.MAX_KEY_FILE_BYTES
         grpc_predict.MAX_NAMES_BYTES tensor_proto.MAX_SHAPE_BYTES tensor_proto.MAX_REPEATED_BYTES
         evidence.MAX_COUNT evidence.MAX_NAMES evidence.MAX_PEAKS evidence.MAX_PLACE
-        evidence.MAX_SHARES
+        evidence.MAX_SHARES evidence_files.MAX_FILES evidence_files.MAX_FILE_BYTES
+        evidence_files.MAX_TOTAL_BYTES controlled_rollout.MOST_ATTEMPTS
+        shadow_figures.MAX_BUCKETS shadow_figures.MAX_PAIRS
+        shadow_figures.MAX_REASONS
         act_limit.MAX_ACTS model_acts.MAX_MODELS json_bodies.MAX_MEMBERS
         predict_codec.MAX_PARSED_BYTES predict_codec.MAX_PLAIN_BYTES predict_codec.MAX_DEPTH
         predict_codec.MAX_PARSED_MEMBERS
@@ -84,6 +87,7 @@ EFFECTS = {
         tls_handshakes.MAX_RUNNING
         """,
     "drops, and counts": """
+        mirrors.MOST_IN_FLIGHT mirrors.MOST_IN_FLIGHT_BYTES mirrors.MOST_TEXTS
         sampler.MAX_WAITING sampler.MAX_WAITING_BYTES tracer.MAX_KEPT
         torchserve_metrics.MAX_HANDLER_METRICS torchserve_metrics.MAX_HANDLER_SERIES
         """,
@@ -93,7 +97,7 @@ EFFECTS = {
         outbox.MOST_WAITING part_window.MAX_UNREAD
         """,
     "forgets entries": """
-        left_folders.MAX_LEFT_FOLDERS
+        draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES
         link_rates.MAX_BUCKETS
@@ -108,6 +112,7 @@ EFFECTS = {
         executor.MAX_METRICS grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS
         onnx_runtime.MAX_SHOWN
         model_set.MAX_REASON model_set.MAX_UNLOADED
+        traffic_counts.MOST_LATENCIES_A_BLOCK
         model_failure.MAX_REASON probe_host._MAX_ERROR_CHARACTERS readiness.MAX_REASONS
         readiness.MAX_REASON_CHARACTERS tensors.MAX_ELEMENTS_OF_STATISTICS tensors.MAX_TEXTS
         """,
@@ -116,8 +121,8 @@ EFFECTS = {
         batcher.MAX_SHARED_BYTES binary_texts.MAX_TEXTS_AT_ONCE_BYTES
         compression._MAX_ACCEPT_BYTES config.MOST_AUTOMATIC frames.MAX_WINDOW
         grpc_connection.MAX_SILENT_CALLS kubeflow.MAX_READ_BYTES latency.MAX_DOUBTS
-        latency.MAX_OBSERVATION_RATIO latency.MOST_COLD_S loop_runs.MOST_BOOKED_S
-        loop_runs.MOST_BOUND_S numbers.MAX_SLOW_NUMBERS
+        latency.MAX_OBSERVATION_RATIO latency.MOST_COLD_S lease.MAX_LEASE_BYTES
+        loop_runs.MOST_BOOKED_S loop_runs.MOST_BOUND_S numbers.MAX_SLOW_NUMBERS
         open_port._MAX_SWEEP_S outbox.MOST_AT_ONCE probe_host.MAX_INPUT_BYTES
         reconciler.MAX_GENERATIONS_TRIED request_path.MAX_ESCAPES sending.MAX_WRITTEN_FRAME_BYTES
         server.MAX_HELD shared_rates.MAX_AT_ONCE slices._MAX_ESCAPE_BYTES

@@ -27,13 +27,17 @@ def move_alias(
     version: int | None,
     alias: str,
     why: str,
+    allow_breaking: bool,
     as_json: bool,
 ) -> None:
     """Points an alias at a version, and prints the move."""
     model, number = model_and_version(named, version)
     if "@" in model or number is None:
         raise typer.BadParameter(f"which version of '{model}'? Give MODEL/VERSION, as digits/2")
-    _post(url, token_file, model, (alias,), {"version": number, "why": why}, as_json)
+    document: dict[str, object] = {"version": number, "why": why}
+    if allow_breaking:  # an older server knows no such key
+        document["allow_breaking"] = True
+    _post(url, token_file, model, (alias,), document, as_json)
 
 
 def roll_back_alias(

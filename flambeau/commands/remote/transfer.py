@@ -134,6 +134,8 @@ def _pull(pull: "Pull", target: "ModelStore") -> "PushReport":
 
 def _tell(report: "PushReport | None", place: str, verb: str, as_json: bool) -> None:
     assert report is not None, "a conflict of the version itself is an error"
+    if report.breaks:
+        typer.echo(f"note: {report.breaks}", err=True)
     if as_json:
         print_json({**asdict(report), "store": place})
         return

@@ -4,24 +4,52 @@ In: documents of `model_store.records.moves`, from a store or a server. Out: lin
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from flambeau.commands.text.tables import UNKNOWN, columns
+from model_store.rollouts.finding_text import finding_text
+
+INDENT = "            "
+"""Space before what a move was decided by, as wide as the column of generations."""
 
 
 def move_lines(moves: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a line per changed alias; one without an alias for a generation without a change.
+    """Returns a line per changed alias, rollout, shadow or split, and below it what judged it.
+
+    A generation without a change has a line without an alias.
 
     Raises:
         KeyError, TypeError: a document is none of a move.
     """
     rows = [["GENERATION", "WHEN", "ALIAS", "FROM", "TO", "WHO", "WHY"]]
+    texts: list[list[str]] = [[]]
     for move in moves:
-        for change in move["changes"] or ({"alias": None, "from": None, "to": None},):
-            cells = (change["alias"], change["from"], change["to"], move["who"], move["why"])
+        traffic = move.get("traffic_changes", ())
+        aliases = move["changes"] or (
+            [] if traffic else [{"alias": None, "from": None, "to": None}]
+        )
+        named = [(one["alias"], one["from"], one["to"], move["why"]) for one in aliases]
+        why = "" if aliases or not move["why"] else f": {move['why']}"
+        named += [(one["kind"], None, None, f"{one['text']}{why}") for one in traffic]
+        for alias, before, after, said in named:
+            cells = (alias, before, after, move["who"], said)
             rows.append([str(move["generation"]), time_text(move["when"]), *map(_text, cells)])
-    return columns(rows)
+            texts.append([])
+        texts[-1] += evidence_lines(move.get("evidence"))
+    lines = columns(rows)
+    return [line for row, below in zip(lines, texts, strict=True) for line in (row, *below)]
+
+
+def evidence_lines(evidence: Any) -> list[str]:
+    """Describes what a move was decided by, a line a guard; nothing if no judge decided it."""
+    findings = evidence.get("findings", ()) if isinstance(evidence, Mapping) else ()
+    lines = []
+    for one in findings if isinstance(findings, Sequence) else ():
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            lines.append(_text(f"{INDENT}{one['guard']} {one['state']}: {finding_text(one)}"))
+    return lines
 
 
 def state_lines(state: Mapping[str, Any]) -> list[str]:

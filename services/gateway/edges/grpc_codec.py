@@ -317,6 +317,12 @@ def _is_typed(reply: InferReply, request: pb.ModelInferRequest) -> bool:
     )
 
 
+def parameter_text(request: pb.ModelInferRequest, name: str) -> str:
+    """Returns the text of a parameter of a request; empty if it has none of that name."""
+    value = _parameter(request.parameters, name, None)
+    return "" if value is None else str(value)
+
+
 def _parameter(parameters: Mapping[str, pb.InferParameter], name: str, absent: object) -> object:
     """Returns a parameter's value, `absent` if it is missing, and None if it has no value."""
     return _value(parameters[name]) if name in parameters else absent

@@ -24,7 +24,7 @@ from services.gateway.edges import grpc_codec
 from services.gateway.edges.binary_texts import MAX_TEXTS_AT_ONCE_BYTES
 from services.gateway.edges.grpc_raw import read_infer_request
 from services.gateway.edges.raw_parts import Part
-from services.gateway.edges.shared_memory.grpc_regions import InRegions, take_regions
+from services.gateway.edges.shared_memory.grpc_regions import InRegions, message_of, take_regions
 from services.gateway.inference import (
     Inference,
     InferencePath,
@@ -133,6 +133,17 @@ class GrpcRequest:
     def reserve(self, size: int) -> None:
         """Reserves memory for a large request or response, or gives back some if negative."""
         raise NotImplementedError
+
+    def metadata_entry(self, name: str) -> str:
+        """Returns an entry of the call's metadata; empty for none."""
+        raise NotImplementedError
+
+    def key(self, source: str, name: str) -> str:
+        """Returns the value of a metadata entry or a parameter; see `ReplySink`."""
+        if source == "header":
+            return self.metadata_entry(name)
+        assert self._request is not None
+        return grpc_codec.parameter_text(message_of(self._request), name)
 
     def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
         """Decodes the message's tensors into arrays."""
@@ -244,6 +255,10 @@ class InferenceCall(GrpcInference, UnaryCall, GrpcRequest):
         inference.begin(body, route.authorization)
 
     # Called by `Inference`.
+
+    def metadata_entry(self, name: str) -> str:
+        """Returns an entry of the call's metadata; empty for none."""
+        return self.head.text(name)
 
     def part(self, reply: InferReply) -> None:
         """Sends the response message."""

@@ -80,3 +80,7 @@ class HttpInference(Exchange):
     def _open(self) -> Inference:
         inference = self._inference = self.opened(time.monotonic())
         return inference
+
+    def key(self, source: str, name: str) -> str:
+        """Returns the value of a header; see `ReplySink`."""
+        return (self.head.text(name) or "") if source == "header" else ""

@@ -230,11 +230,22 @@ class InferExchange(HttpInference):
         """Refuses an answer without outputs."""
         only_one(reply)
 
+    def key(self, source: str, name: str) -> str:
+        """Returns the value of a header or a parameter; see `ReplySink`."""
+        if source == "header":
+            return super().key(source, name)
+        return key_text(self._request.parameters.get(name)) if self._request is not None else ""
+
     def fail(self, error: ServingError) -> None:
         """Answers `{"error": ...}`, with the request's id as a header."""
         inference = self._inference
         assert inference is not None
         self.respond_error(error, b"x-request-id: %b\r\n" % inference.request_id.encode())
+
+
+def key_text(value: object) -> str:
+    """Returns the text of a parameter that a version is drawn by; empty for any other value."""
+    return str(value) if isinstance(value, str | int | float) and value != "" else ""
 
 
 def _timeout_s(value: str | None) -> float | None:

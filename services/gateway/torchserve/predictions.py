@@ -347,3 +347,7 @@ class _AwaitedAnswer:
 
     def release(self) -> None:
         """Nothing was charged."""
+
+    def key(self, source: str, name: str) -> str:
+        """Returns nothing: no caller has sent the request."""
+        return ""

@@ -480,8 +480,8 @@ class Reconciler:
         ready = [one.version for one in self._served() if one.model == name]
         ready = [version for version in ready if version not in left]
         pointed = model.pointers.aliases if model.pointers else {}
-        aliases = switched(self._directory.aliases(name), pointed, ready)
-        self._directory.set_aliases(name, aliases)
+        self._directory.set_aliases(name, switched(self._directory.aliases(name), pointed, ready))
+        self._directory.set_traffic(name, model.pointers.traffic if model.pointers else None)
         target = pointed.get(PRODUCTION)
         if target is None:
             target = max((one for one in ready if one in model.wanted), default=None)

@@ -28,6 +28,11 @@ def figures_key(worker: str) -> str:
     return f"{ROOT}:{{fleet}}:figures:{worker}"
 
 
+def evidence_key(rollout_id: str) -> str:
+    """Returns the key of a hash: the counts of a rollout by gateway."""
+    return f"{ROOT}:{{fleet}}:evidence:{rollout_id}"
+
+
 REQUESTS_LIVE_S = 86_400
 JOBS_LIVE_S = 30 * 86_400
 """Expiry of a lane's waiting requests when no worker serves it."""

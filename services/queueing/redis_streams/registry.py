@@ -21,7 +21,14 @@ import msgspec
 from redis.exceptions import RedisError
 
 from services.queueing.directory import Directory
-from services.queueing.fleet import AnnouncedModels, Announcement, FleetView, announced, fleet_view
+from services.queueing.fleet import (
+    AnnouncedModels,
+    Announcement,
+    FleetView,
+    announced,
+    announced_traffic,
+    fleet_view,
+)
 from services.queueing.records import Lane, ServedVersion
 from services.queueing.redis_streams.clients import RedisClients, keep_looking
 from services.queueing.redis_streams.keys import FLEET_KEYS, figures_key
@@ -198,6 +205,7 @@ class Announcer:
         return Announcement(
             self._worker, self.started, tuple(versions), live, self.fault,
             {model: found for model, found in aliases.items() if found}, self._models(),
+            announced_traffic(self._directory.traffics(), aliases),
         )  # fmt: skip
 
     def _open_part(self, served: ServedVersion) -> ServedVersion:

@@ -25,7 +25,7 @@ import msgspec
 from flambeau.protocol.tensors import Array, TensorError
 from services.errors import BackendError, ServingError, UnsupportedError
 from services.queueing.directory import Directory
-from services.queueing.fleet import Announcement, announced
+from services.queueing.fleet import Announcement, announced, announced_traffic
 from services.queueing.lane_queue import WorkerIntake
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
 from services.queueing.part_window import PartWindow
@@ -188,7 +188,8 @@ class EdgeLinks:
         live = {m: (0, v) for m in models if (v := directory.live_version(m)) is not None}
         aliases = {m: dict(found) for m in models if (found := directory.aliases(m))}
         started = self._look.started
-        announcement = Announcement("", started, versions, live, aliases=aliases)
+        traffic = announced_traffic(directory.traffics(), models)
+        announcement = Announcement("", started, versions, live, aliases=aliases, traffic=traffic)
         return encode(View(self._number, announcement, self._look))
 
     def settle(self) -> None:

@@ -2,6 +2,7 @@
 
     publish: {model: digits, alias: canary}
     publish: {model: digits, alias: production, if: test/accuracy >= live - 0.5pp}
+    publish: {model: digits, rollout: {every: 1h}}
     publish: {model: digits, if: first and test/accuracy >= 90% and test/accuracy > guess}
 
 In: the keys as written in a recipe, or `promote` of older ones. Out: an alias and a rule, every
@@ -17,6 +18,7 @@ from model_store.errors import BadNameError
 from model_store.pointers import PRODUCTION, check_alias
 from training.recipe.parts.promotion_condition import ALWAYS, FIRST, PromotionRule, parse_rule
 from training.recipe.parts.recipe_part import RecipePart
+from training.recipe.parts.rollout_part import RolloutPart
 
 _PROMOTE: dict[object, dict[str, str | None]] = {
     "never": {"alias": None},
@@ -39,8 +41,13 @@ class PromotePart(RecipePart):
     comparisons on the test rows of this run, joined by `and`: with a number (`test/accuracy >=
     90%`, `test/rmse <= 2.5`), with the best constant answer (`test/accuracy > guess`), or with the
     version of `production` (`test/accuracy >= live`), with a margin as in `live - 0.5pp`. The
-    default is `first` for `production` and `always` for other aliases. Give comparisons if versions
-    are trained unattended."""
+    default is `first` for `production` without a `rollout`, and `always` otherwise. Give
+    comparisons if versions are trained unattended."""
+    # Omitted if null, so that other recipes read and digest as before.
+    rollout: RolloutPart | None = Field(default=None, exclude_if=lambda rollout: rollout is None)
+    """Rollout that starts, where the condition holds, in place of moving `production` from one
+    version to the next; null for none. The first version is promoted at once. Give it if traffic
+    shall judge a version."""
 
     @model_validator(mode="before")
     @classmethod
@@ -52,7 +59,8 @@ class PromotePart(RecipePart):
             keys = _without_promote(keys)
         alias = keys.get("alias", PRODUCTION)
         if keys.get("if") is None and alias is not None:
-            keys["if"] = FIRST if alias == PRODUCTION else ALWAYS
+            at_first = alias == PRODUCTION and keys.get("rollout") is None
+            keys["if"] = FIRST if at_first else ALWAYS
         return keys
 
     @field_validator("alias")
@@ -72,6 +80,22 @@ class PromotePart(RecipePart):
     def _condition_has_an_alias(self) -> "PromotePart":
         if self.alias is None and self.condition is not None:
             raise ValueError(f"if is {self.condition!r} and alias null; name an alias to move")
+        return self
+
+    @model_validator(mode="after")
+    def _rollout_has_a_way(self) -> "PromotePart":
+        if self.rollout is None:
+            return self
+        if self.alias != PRODUCTION:
+            raise ValueError(
+                f"rollout is given and alias is {self.alias or 'null'}; a rollout leads to "
+                f"{PRODUCTION}, so leave one of them out"
+            )
+        if self.rule().first:
+            raise ValueError(
+                f"rollout is given and if has '{FIRST}', which holds before any version is live; "
+                "leave one of them out"
+            )
         return self
 
     def rule(self) -> PromotionRule:

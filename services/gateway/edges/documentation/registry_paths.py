@@ -13,6 +13,7 @@ from services.gateway.edges.documentation.openapi_parts import (
     path_parameter,
     responses_of,
 )
+from services.gateway.edges.documentation.rollout_paths import rollout_paths, rollout_schemas
 
 _BASE = "/v1/registry/"
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -37,7 +38,7 @@ _FILES = {"application/octet-stream": {"schema": {"type": "string", "format": "b
 def registry_paths() -> dict[str, Any]:
     """Returns the paths: of models and versions, and of uploads."""
     found = {**_model_paths(), **_version_paths(), **_alias_paths(), **_upload_paths()}
-    return {_BASE + path: item for path, item in found.items()}
+    return {_BASE + path: item for path, item in found.items()} | rollout_paths(_BASE + "models/")
 
 
 def _query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -250,6 +251,7 @@ def registry_schemas() -> dict[str, Any]:
         ),
         **_act_schemas(noted, numbers, version),
         **_upload_schemas(version),
+        **rollout_schemas(),
     }
 
 
@@ -277,6 +279,9 @@ def _act_schemas(
             generation=_COUNT,
             aliases=numbers,
             changes={"type": "array", "items": change},
+            traffic={"type": "object"},
+            traffic_changes=array_of("RegistryTrafficChange"),
+            evidence={"type": "object"},
             **told,
         ),
         "RegistryAnnotations": object_of(["description", "tags"], **noted),
@@ -286,7 +291,9 @@ def _act_schemas(
         },
         "RegistryTombstone": object_of([*version, *told], **version, **told),
         "RegistryReason": {"type": "object", "properties": reason},
-        "RegistryPromotion": object_of(["version"], version=_NUMBER, **reason),
+        "RegistryPromotion": object_of(
+            ["version"], version=_NUMBER, allow_breaking={"type": "boolean"}, **reason
+        ),
     }
 
 
@@ -310,6 +317,10 @@ def _upload_schemas(version: dict[str, Any]) -> dict[str, Any]:
         ),
         "RegistryReceived": object_of(["file", "received"], file=_TEXT, received=_COUNT),
         "RegistryPublished": object_of(
-            ["model", "version", "is_published"], **version, is_published=flag, files=_COUNT
+            ["model", "version", "is_published"],
+            **version,
+            is_published=flag,
+            files=_COUNT,
+            breaks=_TEXT,
         ),
     }

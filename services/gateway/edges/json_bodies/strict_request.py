@@ -58,6 +58,8 @@ class RestRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """True for a request without an id or a choice of outputs or of their form."""
     regions: RegionUse | None = None
     """Shared memory for its outputs; None for none."""
+    parameters: Mapping[str, Any] = {}
+    """Its parameters, if some are not the protocol's."""
 
 
 def read_strictly(head: Buffer, binary: memoryview) -> RestRequest:
@@ -153,6 +155,7 @@ def read_document(
         preference=preference,
         sequence=sequence,
         regions=regions if regions is not None and regions.outputs else None,
+        parameters=parameters,
     )
 
 

@@ -5,6 +5,7 @@ In: a head that names a model and perhaps a version or a label, and its body. Ou
 """
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,13 @@ class PredictExchange(InferExchange):
         else:
             text = b"".join(predict_codec.encode(reply, self._is_row))
             self._send(reply, rest_codec.RestBody([text], None))
+
+    def _succeed(
+        self, reply: InferReply, fields: bytes, parts: Sequence[bytes | memoryview]
+    ) -> None:
+        """Names the version that answered in a header: the protocol's body has no place for it."""
+        fields = b"%bx-model-version: %d\r\n" % (fields, reply.lane.version)
+        super()._succeed(reply, fields, parts)
 
     def _in_slices(self, reply: InferReply) -> Slices[rest_codec.RestBody]:
         parts: list[bytes | memoryview] = []

@@ -27,6 +27,7 @@ from services.gateway.sliced_work import SlicedWork, Slices
 from services.queueing.records import InferReply
 from services.wire.body import Body
 from services.wire.http2.call_connection import CallConnection
+from services.wire.http2.grpc_head import GrpcHead
 
 if TYPE_CHECKING:
     from services.access.caller import Caller
@@ -55,6 +56,7 @@ class AnswerStream(Protocol):
     Attributes:
         connection: connection of the call.
         decoding: its requests that are decoded in slices, in their order.
+        head: of the call.
         is_strict: True if the first error ends it.
         opened: `time.monotonic()` second in which it began.
         route: facts of its head.
@@ -62,6 +64,7 @@ class AnswerStream(Protocol):
 
     connection: CallConnection
     decoding: "deque[StreamedInference]"
+    head: GrpcHead
     is_strict: bool
     opened: float
     route: GrpcInferRoute
@@ -205,6 +208,10 @@ class StreamedInference(SlicedReplies, GrpcRequest):
         finally:
             if decoding and decoding[0] is self:
                 decoding.popleft()
+
+    def metadata_entry(self, name: str) -> str:
+        """Returns an entry of the call's metadata; empty for none."""
+        return self._stream.head.text(name)
 
     @property
     def work(self) -> SlicedWork:

@@ -75,7 +75,12 @@ class PredictionSink(GrpcInference):
     _route: PredictionRoute
     _version: str
     connection: CallConnection
+    head: GrpcHead
     reserve: Callable[[int], None]
+
+    def key(self, source: str, name: str) -> str:
+        """Returns the value of a metadata entry; see `ReplySink`."""
+        return self.head.text(name) if source == "header" else ""
 
     def check_caller(self) -> None:
         """Checks the token: it may have expired since the head was first read."""

@@ -1,0 +1,1 @@
+"""Commands on the traffic of a model: rollouts, shadows and splits."""

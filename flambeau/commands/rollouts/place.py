@@ -1,0 +1,108 @@
+"""The place of a command on a model's traffic: a store, or the registry of a server.
+
+In: the options of the command line. Out: the same documents from both.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+from flambeau.commands.options.store import STORE_FAILURES, existing_store
+from flambeau.commands.remote.connecting import registry_at
+from model_store.errors import InvalidRolloutError
+
+if TYPE_CHECKING:
+    from flambeau.registry.connection import RegistryConnection
+    from model_store.store import ModelStore
+
+FAILURES: dict[type[Exception], int] = {**STORE_FAILURES, InvalidRolloutError: 2}
+OfServer = Annotated[
+    str,
+    typer.Option(
+        "--server", "--at", metavar="URL", help="At the server http(s)://HOST:PORT, not a store."
+    ),
+]
+Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded in the history.")]
+Sticky = Annotated[
+    str,
+    typer.Option(
+        metavar="SOURCE",
+        help="Keep requests with one value of header:NAME or parameter:NAME on one version.",
+    ),
+]
+
+
+class TrafficPlace(Protocol):
+    """Calls on the rollout, the shadow and the split of models."""
+
+    def show(self, model: str, kind: str) -> dict[str, Any]:
+        """Returns the status document of a kind."""
+
+    def start(self, model: str, kind: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Starts a rollout, a shadow or a split, and returns the new pointers."""
+
+    def act(self, model: str, act: str, why: str) -> dict[str, Any]:
+        """Does an act such as `rollout pause`, and returns the new pointers."""
+
+
+class _AtStore:
+    def __init__(self, store: "ModelStore") -> None:
+        self._store = store
+
+    def show(self, model: str, kind: str) -> dict[str, Any]:
+        from services.rollouts.calls import STATUS
+
+        return STATUS[kind](self._store, model)
+
+    def start(self, model: str, kind: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        from services.rollouts.calls import read_request, start
+
+        return start(self._store, model, read_request(kind, wanted)).model_dump(mode="json")
+
+    def act(self, model: str, act: str, why: str) -> dict[str, Any]:
+        from services.rollouts.calls import ACTS
+
+        return ACTS[act](self._store, model, why, "").model_dump(mode="json")
+
+
+class _AtServer:
+    def __init__(self, registry: "RegistryConnection") -> None:
+        self._registry = registry
+
+    def show(self, model: str, kind: str) -> dict[str, Any]:
+        return self._called("GET", model, kind)
+
+    def start(self, model: str, kind: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        return self._called("POST", model, kind, wanted)
+
+    def act(self, model: str, act: str, why: str) -> dict[str, Any]:
+        return self._called("POST", model, act, {"why": why})
+
+    def _called(
+        self, method: str, model: str, act: str, document: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        from flambeau.registry.connection import path_of
+        from flambeau.registry.errors import RegistryError
+
+        path = path_of("models", model, *act.split())
+        found = self._registry.call(method, path, document)
+        if not isinstance(found, dict):
+            raise RegistryError(f"{self._registry.url} answered without a document of {act}")
+        return found
+
+
+@contextlib.contextmanager
+def traffic_place(store: str, server: str, token_file: Path | None) -> Iterator[TrafficPlace]:
+    """Opens the store, or a connection to the server, for the block.
+
+    Raises:
+        StoreError: the store does not exist, or cannot be opened.
+    """
+    if server:
+        with registry_at(server, token_file) as registry:
+            yield _AtServer(registry)
+    else:
+        yield _AtStore(existing_store(store))

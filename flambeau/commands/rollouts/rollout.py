@@ -1,0 +1,268 @@
+"""`flambeau rollout`: sends a growing share of a model's requests to a new version.
+
+In: a store, or the registry of a server. Out: the rollout's state; its steps are the servers' work.
+"""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from flambeau.commands.options.allow_breaking import AllowBreaking
+from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
+from flambeau.commands.options.model import ModelName, parse_version
+from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
+from flambeau.commands.options.token import TokenFile
+from flambeau.commands.options.verb_classes import Verbs
+from flambeau.commands.rollouts.amounts import changed_guards, duration, share, shares
+from flambeau.commands.rollouts.place import (
+    FAILURES,
+    OfServer,
+    Sticky,
+    TrafficPlace,
+    Why,
+    traffic_place,
+)
+from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.rollouts import (
+    ended_line,
+    moved_line,
+    report_lines,
+    split_lines,
+    status_lines,
+)
+
+rollout_app = Verbs(
+    no_args_is_help=True, help="Roll a version out step by step, judged by its traffic."
+)
+WATCH_EVERY_S = 2.0
+"""Interval of `--watch`: servers write evidence every 2 s."""
+
+Candidate = Annotated[
+    int, typer.Argument(metavar="VERSION", parser=parse_version, help="The new version.")
+]
+
+
+@rollout_app.command()
+@failing_with(FAILURES)
+def start(
+    model: ModelName,
+    version: Candidate,
+    steps: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARES",
+            help="Its shares of the requests, ascending; 100% is the promotion, which takes "
+            "evidence. Without 100%, the last step lasts until you promote or abort.",
+        ),
+    ] = "1%,10%,50%,100%",
+    every: Annotated[
+        str, typer.Option(metavar="DURATION", help="Shortest time of a step, such as 30s or 5m.")
+    ] = "5m",
+    sticky: Sticky = "",
+    mirror: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the other requests that the new version answers too, unseen, to "
+            "compare its answers.",
+        ),
+    ] = "10%",
+    risk: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE", help="Probability that a version within all limits is rolled back."
+        ),
+    ] = "1%",
+    guard: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GUARD.FIELD=VALUE",
+            help="A limit, such as disagreement.limit=2% or latency.ratio=1.5, or latency=off; "
+            "repeat it for each.",
+        ),
+    ] = None,
+    allow_breaking: AllowBreaking = False,
+    why: Why = "",
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a rollout of VERSION beside the version in production.
+
+    Servers go on by themselves, and roll back once a guard is broken: see rollout status.
+    """
+    wanted = {
+        "version": version,
+        "steps": shares(steps, "--steps"),
+        "every_s": duration(every, "--every"),
+        "sticky": sticky,
+        "mirrored": share(mirror, "--mirror"),
+        "risk": share(risk, "--risk"),
+        "guards": changed_guards(guard or []),
+        "allow_breaking": allow_breaking,
+        "why": why,
+    }
+    with traffic_place(store, server, token_file) as place:
+        moved = place.start(model, "rollout", wanted)
+    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+
+
+@rollout_app.command()
+@failing_with(FAILURES)
+def pause(
+    model: ModelName,
+    why: Why = "",
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep the rollout at its step; a broken guard still rolls it back."""
+    with traffic_place(store, server, token_file) as place:
+        _act(place, model, "pause", why, as_json)
+
+
+@rollout_app.command()
+@failing_with(FAILURES)
+def resume(
+    model: ModelName,
+    why: Why = "",
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the paused rollout go on; its step begins again."""
+    with traffic_place(store, server, token_file) as place:
+        _act(place, model, "resume", why, as_json)
+
+
+@rollout_app.command()
+@failing_with(FAILURES)
+def abort(
+    model: ModelName,
+    why: Why = "",
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """End the rollout: the version in production answers every request again."""
+    with traffic_place(store, server, token_file) as place:
+        _act(place, model, "abort", why, as_json)
+
+
+@rollout_app.command()
+@failing_with(FAILURES)
+def promote(
+    model: ModelName,
+    why: Why = "",
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Point production at the new version now, whatever its evidence, and end the rollout."""
+    with traffic_place(store, server, token_file) as place:
+        _act(place, model, "promote", why, as_json)
+
+
+@rollout_app.command()
+@failing_with(FAILURES)
+def status(
+    model: ModelName,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            help="Show it until it ends; the exit code is 0 if it was promoted, otherwise 1.",
+        ),
+    ] = False,
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the rollout, the evidence about each guard, and the traffic that is missing.
+
+    If none runs, show how the last one ended.
+    """
+    with traffic_place(store, server, token_file) as place:
+        if watch:
+            _watch(place, model, as_json)
+            return
+        document = place.show(model, "rollout")
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo("\n".join(status_lines(document)))
+
+
+@rollout_app.command()
+@failing_with(FAILURES)
+def report(
+    model: ModelName,
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the figures of the rollout and of the split with intervals, or of the last ones."""
+    with traffic_place(store, server, token_file) as place:
+        rollout, split = place.show(model, "rollout"), place.show(model, "split")
+    if as_json:
+        print_json({"rollout": rollout, "split": split})
+    else:
+        typer.echo("\n".join([*report_lines(rollout), "", *split_lines(split)]))
+
+
+def _act(place: TrafficPlace, model: str, act: str, why: str, as_json: bool) -> None:
+    moved = place.act(model, f"rollout {act}", why)
+    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+
+
+def _watch(place: TrafficPlace, model: str, as_json: bool) -> None:
+    """Shows the rollout until it has ended; on a terminal in place, otherwise what changes."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    document = place.show(model, "rollout")
+    console = Console()
+    if as_json or not console.is_terminal:
+        shown: Any = None
+        while document["rollout"] is not None:
+            if (now := _changing(document)) != shown:
+                shown = now
+                _print(document, as_json)
+            time.sleep(WATCH_EVERY_S)
+            document = place.show(model, "rollout")
+    else:
+        with Live(console=console, auto_refresh=False) as live:
+            while document["rollout"] is not None:
+                live.update(Text("\n".join(status_lines(document))), refresh=True)
+                time.sleep(WATCH_EVERY_S)
+                document = place.show(model, "rollout")
+    _print(document, as_json)
+    last = document["last"]
+    if last is None or last["outcome"] != "promoted":
+        raise typer.Exit(1)
+
+
+def _print(document: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(document, in_a_line=True)
+    elif document["rollout"] is None:
+        typer.echo(ended_line(document))
+    else:
+        typer.echo("\n".join(status_lines(document)))
+
+
+def _changing(document: dict[str, Any]) -> Any:
+    """Returns the parts of a status whose changes are worth a line."""
+    verdict = document["verdict"] or {}
+    rollout = document["rollout"]
+    states = [(one["guard"], one["state"]) for one in verdict.get("findings", ())]
+    return rollout["id"], rollout["step"], rollout["paused"], verdict.get("decision"), states

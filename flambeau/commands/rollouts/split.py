@@ -1,0 +1,92 @@
+"""`flambeau split`: shares a model's requests among versions, to compare them (A/B)."""
+
+from typing import Annotated
+
+import typer
+
+from flambeau.commands.options.allow_breaking import AllowBreaking
+from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
+from flambeau.commands.options.model import ModelName
+from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
+from flambeau.commands.options.token import TokenFile
+from flambeau.commands.options.verb_classes import Verbs
+from flambeau.commands.rollouts.amounts import arm
+from flambeau.commands.rollouts.place import (
+    FAILURES,
+    OfServer,
+    Sticky,
+    Why,
+    traffic_place,
+)
+from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.rollouts import moved_line, split_lines
+
+split_app = Verbs(no_args_is_help=True, help="Share requests among versions, to compare them.")
+
+
+@split_app.command()
+@failing_with(FAILURES)
+def start(
+    model: ModelName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the split.")],
+    arms: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="VERSION=SHARE...",
+            help="Versions and their shares, 100% together; the others are compared with the "
+            "first.",
+        ),
+    ],
+    sticky: Sticky = "",
+    allow_breaking: AllowBreaking = False,
+    why: Why = "",
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a split of the requests that name no version, until you end it."""
+    wanted = {
+        "name": name,
+        "arms": [arm(text) for text in arms],
+        "sticky": sticky,
+        "allow_breaking": allow_breaking,
+        "why": why,
+    }
+    with traffic_place(store, server, token_file) as place:
+        moved = place.start(model, "split", wanted)
+    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+
+
+@split_app.command()
+@failing_with(FAILURES)
+def end(
+    model: ModelName,
+    why: Why = "",
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """End the split: the version in production answers every request again."""
+    with traffic_place(store, server, token_file) as place:
+        moved = place.act(model, "split end", why)
+    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+
+
+@split_app.command()
+@failing_with(FAILURES)
+def report(
+    model: ModelName,
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show requests, errors, latencies and outputs of each version, and the effects."""
+    with traffic_place(store, server, token_file) as place:
+        document = place.show(model, "split")
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo("\n".join(split_lines(document)))

@@ -1,0 +1,85 @@
+"""Versions that break callers of the version in production, and their promotion.
+
+In: a store. Out: what breaks, in words; or an error, unless a person allows it.
+"""
+
+from model_store.errors import BreakingVersionError
+from model_store.manifest import Manifest
+from model_store.pointers import PRODUCTION, Pointers
+from model_store.semver.compatibility import what_breaks
+from model_store.store import ModelStore
+
+
+def promote_fitting(
+    store: ModelStore,
+    model: str,
+    version: int,
+    alias: str,
+    why: str = "",
+    who: str = "",
+    *,
+    allow_breaking: bool = False,
+) -> Pointers:
+    """Points an alias at a version; one for production must fit callers of the version there.
+
+    Args:
+        store: the store.
+        model: the model's name.
+        version: the version that the alias shall name.
+        alias: the alias.
+        why: reason, for the history.
+        who: who moves it; empty for the user of this process.
+        allow_breaking: True for any version.
+
+    Raises:
+        BreakingVersionError: it breaks callers of the version in production.
+        StoreError: as `ModelStore.promote`.
+    """
+    if alias != PRODUCTION or allow_breaking:
+        return store.promote(model, version, alias, why, who=who)
+    live = live_manifest(store, model)
+    if live is not None and live.version != version:
+        refuse_breaking(live, store.manifest(model, version))
+    expecting = {PRODUCTION: live.version if live else None}
+    return store.promote(model, version, alias, why, expecting, who)
+
+
+def refuse_breaking(live: Manifest, version: Manifest) -> None:
+    """Refuses a version that breaks callers of the live one.
+
+    Raises:
+        BreakingVersionError: it does; the message says by what.
+    """
+    if reason := what_breaks(live, version):
+        raise BreakingVersionError(
+            f"version {version.version_text} breaks callers of {live.version_text}, the one in "
+            f"production: {reason}; publish a version that fits, or allow it (--allow-breaking; "
+            "allow_breaking in a call)"
+        )
+
+
+def broken_callers_of_production(store: ModelStore, version: Manifest) -> str:
+    """Returns what of a version breaks callers of production's, in words; empty if nothing does.
+
+    Raises:
+        StoreError: the store, or a manifest, cannot be read.
+    """
+    live = live_manifest(store, version.model)
+    reason = "" if live is None else what_breaks(live, version)
+    if live is None or not reason:
+        return ""
+    return (
+        f"version {version.version_text} breaks callers of {live.version_text}, the one in "
+        f"production: {reason}; its promotion to production takes --allow-breaking"
+    )
+
+
+def live_manifest(store: ModelStore, model: str) -> Manifest | None:
+    """Returns the manifest of the version in production; None if there is none.
+
+    Raises:
+        StoreError: the store, or the manifest, cannot be read.
+    """
+    pointers = store.pointers(model)
+    live = pointers.aliases.get(PRODUCTION) if pointers else None
+    return None if live is None else store.manifest(model, live)

@@ -1,0 +1,79 @@
+"""Draws the version of a request, by the shares of a rollout or a split. Pure.
+
+A key is hashed with the id of the rollout or the split to a point of [0, 1): the same in every
+process, and after a restart. A rollout's candidate has the points below its share, so that a
+growing share keeps the keys that had the candidate before.
+"""
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from model_store.rollouts.traffic import Rollout, Split
+from services.queueing.records import SequenceStep
+
+MAX_OPEN_SEQUENCES = 100_000
+"""Open sequences whose version is remembered; of further ones, the longest unused is forgotten."""
+_BITS = 64
+
+
+def point_of(route_id: str, key: str) -> float:
+    """Returns the point of a key, uniform in [0, 1).
+
+    Args:
+        route_id: id of the rollout or the split: each one draws anew.
+        key: value of the header or the parameter that it is sticky by, or the id of a sequence.
+    """
+    text = f"{route_id}\0{key}".encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=_BITS // 8).digest()
+    return (int.from_bytes(digest) >> (_BITS - 53)) / 2**53  # as many bits as a float has
+
+
+def rollout_version(rollout: Rollout, point: float) -> int:
+    """Returns the version that a point of [0, 1) draws."""
+    return rollout.candidate if point < rollout.share else rollout.baseline
+
+
+def split_version(split: Split, point: float) -> int:
+    """Returns the version that a point of [0, 1) draws."""
+    ends = 0.0
+    for arm in split.arms:
+        ends += arm.share
+        if point < ends:
+            return arm.version
+    return split.arms[-1].version  # the shares add up to 1 but for rounding
+
+
+class SequenceVersions:
+    """Remembers the version of each open sequence, so that a growing share moves none.
+
+    A step that another process has not seen before is drawn by the hash of its sequence's id, so
+    processes agree as long as the share stays.
+    """
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+
+    def version(
+        self, model: str, step: SequenceStep, idle_s: float, draw: Callable[[], int]
+    ) -> int:
+        """Returns the version of a step.
+
+        Args:
+            model: the model's name.
+            step: place in the sequence.
+            idle_s: time without a step after which the sequence ends.
+            draw: draws the version of a new one.
+        """
+        key, now = (model, step.id), time.monotonic()
+        known = None if step.is_start else self._open.get(key)
+        version = known[0] if known is not None and now < known[1] else draw()
+        if step.is_end:
+            self._open.pop(key, None)
+        else:
+            self._open[key] = version, now + idle_s
+            self._open.move_to_end(key)
+            if len(self._open) > MAX_OPEN_SEQUENCES:
+                self._open.popitem(last=False)
+        return version

@@ -1,0 +1,254 @@
+"""Repeats answered requests at a candidate version, and compares both answers.
+
+In: a request whose caller has its answer, and the answer. Out: a `Pair` to each that asked for it.
+
+Rules:
+- a request is mirrored only while no caller's request waits for either version; it has the
+  priority of jobs, so that it runs in idle slots of the device, and no caller's permit or queue;
+- at most `MOST_IN_FLIGHT` and `MOST_IN_FLIGHT_BYTES` are in flight; further ones are dropped;
+- steps of sequences and streams of answers are not mirrored: they are dropped whole;
+- a fault here reaches no caller; comparing happens in a thread of low priority.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from flambeau.protocol.tensors import Array
+from services.errors import BackendError, DeadlineExceededError, ServingError
+from services.gateway.admission import Admission, InferCall
+from services.gateway.traffic.answer_comparison import Judged, Task, compared, numbers_of
+from services.gateway.traffic.shown_tensors import shown
+from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
+from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
+from services.queueing.records import InferReply, Lane
+from services.rollouts.shadow_figures import AGREES_BELOW, KeptPair
+from services.telemetry.metrics import Metrics
+
+logger = logging.getLogger("flambeau.mirrors")
+
+MOST_IN_FLIGHT = 16
+"""A batch of idle slots; more would delay the next caller's request for longer."""
+MOST_IN_FLIGHT_BYTES = 32 * 2**20
+"""Inputs and live answers of those in flight; the edge's own budget no longer counts them."""
+MOST_TEXTS = 4096
+"""BYTES elements of a request that is mirrored: they are counted one by one."""
+WITHIN_S = 30.0
+"""Time that a mirrored request waits for an idle slot and its answer."""
+
+
+class Pair(NamedTuple):
+    """The answers of both versions to one request."""
+
+    judged: Judged
+    live_s: float
+    candidate_s: float | None
+    """Seconds of the candidate's run; None if it failed."""
+    kept: KeptPair
+
+
+class Target(NamedTuple):
+    """A candidate, and what asked for the pair."""
+
+    version: int
+    task: Task
+    shows: bool
+    """True if the pair may be kept to look at."""
+    take: Callable[[Pair], None]
+    """Called on the event loop with the pair."""
+    drop: Callable[[str], None]
+    """Called on the event loop with the reason if there is none."""
+
+
+class _InFlight:
+    """A mirrored request. Its live answer is kept until both are compared."""
+
+    __slots__ = ("call", "entry", "lane", "nbytes", "reply", "target")
+
+    def __init__(
+        self, target: Target, call: InferCall, reply: InferReply, lane: Lane, nbytes: int
+    ) -> None:
+        self.target, self.call, self.reply, self.lane = target, call, reply, lane
+        self.nbytes = nbytes
+        self.entry: Entry | None = None
+
+
+class Mirrors:
+    """The mirrored requests of one process.
+
+    Args:
+        admission: checks them as others.
+        queue: queue that they go to.
+        metrics: counts pairs, and what was dropped.
+        redacts: True for a tensor of a model whose values must not be kept.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        queue: MemoryQueue,
+        metrics: Metrics,
+        redacts: Callable[[str, str], bool] = lambda _model, _tensor: False,
+    ) -> None:
+        self._admission, self._queue, self._metrics = admission, queue, metrics
+        self._redacts = redacts
+        self._in_flight: set[_InFlight] = set()
+        self._bytes = 0
+        self._thread: ThreadPoolExecutor | None = None
+
+    def offer(self, target: Target, call: InferCall, reply: InferReply) -> None:
+        """Mirrors a request that was answered, or counts why not. Raises nothing."""
+        try:
+            reason = self._begin(target, call, reply)
+        except ServingError:
+            reason = "not_ready"
+        except Exception:
+            logger.exception("a request could not be mirrored")
+            reason = "internal"
+        if reason:
+            self.drop(target, call.model, reason)
+
+    def drop(self, target: Target, model: str, reason: str) -> None:
+        """Counts a request that is not mirrored."""
+        self._metrics.dropped_mirrors.labels(model, str(target.version), reason).inc()
+        target.drop(reason)
+
+    def abandon(self) -> None:
+        """Drops all that are in flight: the process drains."""
+        for one in list(self._in_flight):
+            if one.entry is not None:
+                one.entry.cancel()
+                self._over(one)
+
+    def _begin(self, target: Target, call: InferCall, reply: InferReply) -> str:
+        """Submits one; returns the reason if it was dropped.
+
+        Raises:
+            ServingError: the candidate is not ready, or does not take the request.
+        """
+        if call.sequence is not None:
+            return "sequence"
+        if self._admission.draining:
+            return "not_ready"
+        if len(self._in_flight) >= MOST_IN_FLIGHT:
+            return "in_flight"
+        nbytes = _bytes_of([tensor.array for tensor in call.inputs])
+        nbytes += _bytes_of(reply.outputs.values())
+        if nbytes > MOST_IN_FLIGHT_BYTES:
+            return "too_large"
+        if self._bytes + nbytes > MOST_IN_FLIGHT_BYTES:
+            return "in_flight"
+        named = msgspec.structs.replace(call, version=str(target.version), caller=None)
+        request = self._admission.checked(named)
+        if self._waits(reply.lane) or self._waits(request.lane):
+            return "busy"
+        now = time.monotonic()
+        request = msgspec.structs.replace(request, deadline=now + WITHIN_S)
+        one = _InFlight(target, call, reply, request.lane, nbytes)
+        self._in_flight.add(one)
+        self._bytes += nbytes
+        self._admission.mirrored += 1
+        entry = self._queue.submit(request, partial(self._answered, one), None, now)
+        one.entry = entry
+        if one not in self._in_flight:  # it was answered at once, perhaps with a part
+            entry.cancel()
+        return ""
+
+    def _waits(self, lane: Lane) -> bool:
+        """Returns True if a caller's request waits for a lane of this process."""
+        intake = self._queue.with_room(lane)
+        return intake is None or intake.waiting > 0
+
+    def _over(self, one: _InFlight) -> None:
+        if one in self._in_flight:
+            self._in_flight.discard(one)
+            self._bytes -= one.nbytes
+            self._admission.mirrored -= 1
+
+    def _answered(self, one: _InFlight, outcome: Outcome) -> None:
+        """Handles an outcome of the candidate, on the event loop."""
+        if one not in self._in_flight:
+            return
+        reason = ""
+        if isinstance(outcome, DeadlineExceededError):
+            reason = "expired"
+        elif isinstance(outcome, ServingError) and not isinstance(outcome, BackendError):
+            reason = "refused"
+        elif isinstance(outcome, InferReply) and (not outcome.is_last or not outcome.outputs):
+            reason = "stream"
+            if one.entry is not None:
+                one.entry.cancel()
+        if reason:
+            self._over(one)
+            self.drop(one.target, one.call.model, reason)
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "mirrors", lower_priority, (STEPS_BELOW_LOOP,))
+        compare = partial(_pair, one.target, one.call, one.reply, outcome, self._redacts)
+        work = asyncio.get_running_loop().run_in_executor(self._thread, compare)
+        work.add_done_callback(partial(self._compared, one))
+
+    def _compared(self, one: _InFlight, work: "asyncio.Future[Pair]") -> None:
+        self._over(one)
+        lane = one.call.model, str(one.target.version)
+        if work.cancelled() or work.exception() is not None:
+            logger.error("answers could not be compared", exc_info=work.exception())
+            self.drop(one.target, one.call.model, "internal")
+            return
+        pair = work.result()
+        agrees = pair.judged.disagreement < AGREES_BELOW
+        result = "failed" if pair.candidate_s is None else "agreed" if agrees else "differed"
+        self._metrics.mirrored_pairs.labels(*lane, result).inc()
+        one.target.take(pair)
+
+
+def _pair(
+    target: Target,
+    call: InferCall,
+    live: InferReply,
+    outcome: Outcome,
+    redacts: Callable[[str, str], bool],
+) -> Pair:
+    """Compares both answers, in the thread."""
+    candidate_s: float | None = None
+    judged, error = Judged(1.0, 0.0, False), ""
+    if isinstance(outcome, InferReply):
+        candidate_s = outcome.execution_s
+        judged = compared(numbers_of(live), numbers_of(outcome), target.task)
+    else:
+        error = f"{type(outcome).__name__}: {outcome}"
+    show = partial(shown, call.model, redacts=redacts)
+    is_shown = target.shows and judged.disagreement >= AGREES_BELOW
+    kept = KeptPair(
+        disagreement=judged.disagreement,
+        difference=judged.difference,
+        request_id=call.request_id,
+        when=time.time(),
+        inputs=show([(x.name, x.datatype, x.array) for x in call.inputs]) if is_shown else [],
+        live=show(_named(live)) if is_shown else [],
+        candidate=show(_named(outcome)) if is_shown and isinstance(outcome, InferReply) else [],
+        error=error[:500],
+    )
+    return Pair(judged, live.execution_s, candidate_s, kept)
+
+
+def _named(reply: InferReply) -> Sequence[tuple[str, str, Array]]:
+    return [(name, reply.datatypes[name], array) for name, array in reply.outputs.items()]
+
+
+def _bytes_of(arrays: Iterable[Array]) -> int:
+    """Returns the bytes of arrays; more than the limit for too many texts."""
+    total = 0
+    for array in arrays:
+        if array.dtype.hasobject:
+            if array.size > MOST_TEXTS:
+                return MOST_IN_FLIGHT_BYTES + 1
+            total += sum(map(len, array.ravel().tolist()))
+        total += array.nbytes
+    return total

@@ -1,0 +1,329 @@
+"""Sends requests that name no version where a rollout or a split draws them, and counts outcomes.
+
+In: decoded requests of models that have traffic to share. Out: the same with a version, and a
+callback that counts the outcome and has the request mirrored.
+
+Rules:
+- a request that names a version is left alone; so are jobs, and the steps of a pipeline;
+- a version that is not ready here, or does not take the request, is answered for by the live one;
+  only the latter is a failure of the version, and neither counts as one of the live version;
+- the caller has its answer before anything is counted, and a fault here reaches no caller;
+- a failure is one of the version's own: of its backend, its queue, or its time. Refusals that are
+  the same for all versions, wrong requests and lost connections are not counted;
+- the steps of a sequence keep one version.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from flambeau.protocol.signature import Signature
+from model_store.rollouts.traffic import Rollout, Shadow, Split, Traffic
+from services.errors import (
+    BackendError,
+    DeadlineExceededError,
+    OverloadedError,
+    QueueFullError,
+    ServingError,
+    WouldMissDeadlineError,
+)
+from services.gateway.admission import Admission, InferCall, KeyOf
+from services.gateway.traffic.answer_comparison import (
+    Task,
+    has_nan,
+    numbers_of,
+    output_of,
+    task_of,
+)
+from services.gateway.traffic.draw import (
+    SequenceVersions,
+    point_of,
+    rollout_version,
+    split_version,
+)
+from services.gateway.traffic.mirrors import Mirrors, Pair, Target
+from services.queueing.directory import LIVE_ALIAS
+from services.queueing.memory_queue import Done, MemoryQueue, Outcome
+from services.queueing.records import InferReply
+from services.rollouts.evidence.evidence import Version
+from services.rollouts.traffic_counts import USUAL_RATIO, Comparison, TrafficCounts
+from services.telemetry.metrics import Metrics
+
+logger = logging.getLogger("flambeau.traffic")
+
+_OF_VERSION = (BackendError, DeadlineExceededError, QueueFullError, WouldMissDeadlineError)
+"""Errors that are a version's own. A wrong input that a model refuses is among them: it is as
+frequent for each version, unless one refuses more."""
+
+Counted = tuple[Comparison, float, Version]
+"""Where a request is counted: the counts, the candidate's share, and which of the two it is."""
+_NOTHING: tuple[Counted, ...] = ()
+_NO_TARGETS: Sequence[Target] = ()
+
+
+class _Plan(NamedTuple):
+    """What the traffic of one model means, worked out once."""
+
+    changes: int
+    """Those of the directory when it was worked out."""
+    route: Rollout | Split | None
+    """None if the live version gets all requests."""
+    task: Task
+    counted: Mapping[int, tuple[Counted, ...]]
+    """Where a request is counted, by the version that is drawn."""
+    mirrored: Sequence[tuple[float, Target]]
+    """Share of the live version's requests, and where they are repeated."""
+
+
+class RoutedCall:
+    """A request on its way to the version that was drawn.
+
+    Attributes:
+        call: the request, with a version unless the live one has it.
+    """
+
+    __slots__ = (
+        "_began", "_counted", "_done", "_is_failed", "_is_over", "_mirrors", "_nan", "_output",
+        "_seconds", "_targets", "_task", "call",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        call: InferCall,
+        task: Task,
+        counted: Sequence[Counted],
+        targets: Sequence[Target],
+        mirrors: Mirrors,
+    ) -> None:
+        self.call = call
+        self._task, self._counted, self._targets, self._mirrors = task, counted, targets, mirrors
+        self._began = time.monotonic()
+        self._seconds = -1.0
+        """Time until the first answer: how fast a caller reads the others says nothing."""
+        self._done: Done
+        self._is_failed = self._is_over = self._nan = False
+        self._output: int | None = None
+
+    def watched(self, done: Done) -> Done:
+        """Returns a callback that calls another one, and then counts."""
+        self._done = done
+        return self._replied
+
+    def unwritable(self, error: ServingError) -> None:
+        """Handles an answer that its edge could not write: a handler's failure, for example."""
+        if error.http_status >= 500 and not isinstance(error, OverloadedError):
+            self._is_failed = True
+
+    def timed_out(self) -> None:
+        """Handles a caller that waits no longer because its deadline has passed."""
+        self._is_failed = True
+        self._end()
+
+    def _replied(self, outcome: Outcome) -> None:
+        if self._seconds < 0:
+            self._seconds = time.monotonic() - self._began
+        self._done(outcome)
+        try:
+            if isinstance(outcome, InferReply):
+                self._answered(outcome)
+            elif isinstance(outcome, _OF_VERSION):
+                self._is_failed = True
+                self._end()
+        except Exception:  # it must not harm other requests of its batch
+            logger.exception("the outcome of a request could not be counted")
+
+    def _answered(self, reply: InferReply) -> None:
+        if self._counted:
+            outputs = numbers_of(reply)
+            self._nan = self._nan or has_nan(outputs.values())
+            if self._output is None:
+                self._output = output_of(outputs, self._task)
+        if not reply.is_last:
+            return
+        self._end()
+        is_whole = reply.number == 0 and bool(reply.outputs)
+        for target in self._targets:
+            if is_whole:
+                self._mirrors.offer(target, self.call, reply)
+            else:
+                self._mirrors.drop(target, self.call.model, "stream")
+
+    def _end(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        for comparison, share, version in self._counted:
+            comparison.count(
+                share,
+                version,
+                self._seconds,
+                failed=self._is_failed,
+                nan=self._nan,
+                output=self._output,
+            )
+
+
+class TrafficRouter:
+    """The rollouts, splits and shadows of one process with edges.
+
+    Args:
+        admission: knows the served versions, and checks requests.
+        queue: queue that mirrored requests go to.
+        metrics: counts what the counts of requests do not say.
+        redacts: as in `Mirrors`.
+
+    Attributes:
+        counts: what was counted.
+        mirrors: requests that are repeated at candidates.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        queue: MemoryQueue,
+        metrics: Metrics,
+        redacts: Callable[[str, str], bool] = lambda _model, _tensor: False,
+    ) -> None:
+        self.counts = TrafficCounts()
+        self.mirrors = Mirrors(admission, queue, metrics, redacts)
+        self._admission, self._directory = admission, admission.directory
+        self._fallbacks = metrics.drawn_fallbacks
+        self._sequences = SequenceVersions()
+        self._plans: dict[str, _Plan] = {}
+        """By model with traffic, or that had some."""
+
+    def route(self, call: InferCall, traffic: Traffic, key_of: KeyOf) -> RoutedCall | None:
+        """Draws a request's version; returns None if the live one has it and nothing is counted.
+
+        Args:
+            call: the request.
+            traffic: that of its model.
+            key_of: returns the value of a header or a parameter.
+
+        Raises:
+            ServingError: the model is not ready.
+        """
+        if call.version and call.version != LIVE_ALIAS:
+            return None
+        served, signature = self._directory.resolve(call.model, call.version)
+        live = served.lane.version
+        plan = self._plans.get(call.model)
+        changes = self._directory.changes
+        if plan is None or plan.changes != changes:
+            plan = _plan(traffic, signature, live, self.counts, changes)
+            self._plans[call.model] = plan
+        version, counted = live, _NOTHING
+        if plan.route is not None:
+            version = self._drawn(call, plan.route, signature, key_of)
+            counted = plan.counted[version]
+            if version != live and (reason := self._why_not(call, version)):
+                if reason == "refused_inputs":
+                    for comparison, share, kind in counted:
+                        comparison.count(share, kind, 0.0, failed=True)
+                version, counted = live, _NOTHING
+        targets = _NO_TARGETS
+        if version != live:
+            call = msgspec.structs.replace(call, version=str(version))
+        elif plan.mirrored:
+            drawn = (target for share, target in plan.mirrored if random.random() < share)  # noqa: S311
+            targets = list(drawn)
+        if not counted and not targets and version == live:
+            return None
+        return RoutedCall(call, plan.task, counted, targets, self.mirrors)
+
+    def _drawn(
+        self, call: InferCall, route: Rollout | Split, signature: Signature, key_of: KeyOf
+    ) -> int:
+        """Draws by the sequence, or by the key, or else at random."""
+        step, sequences = call.sequence, signature.sequence
+        if step is not None and sequences is not None:
+            point = point_of(route.id, f"sequence {step.id}")
+            return self._sequences.version(
+                call.model, step, sequences.max_idle_s, lambda: _version_at(route, point)
+            )
+        if route.sticky:
+            source, _, name = route.sticky.partition(":")
+            if key := key_of(source, name):
+                return _version_at(route, point_of(route.id, key))
+        return _version_at(route, random.random())  # noqa: S311
+
+    def _why_not(self, call: InferCall, version: int) -> str:
+        """Returns why a version cannot have a request; empty if it can."""
+        named = msgspec.structs.replace(call, version=str(version))
+        try:
+            reason = "" if self._admission.fits(named) else "refused_inputs"
+        except ServingError:
+            reason = "not_ready"
+        if reason == "refused_inputs" and not self._fits_live(call):
+            return "not_ready"  # the caller's fault, which the live version names
+        if reason:
+            self._fallbacks.labels(call.model, str(version), reason).inc()
+        return reason
+
+    def _fits_live(self, call: InferCall) -> bool:
+        try:
+            return self._admission.fits(call)
+        except ServingError:
+            return False
+
+
+def _version_at(route: Rollout | Split, point: float) -> int:
+    drawn = rollout_version if isinstance(route, Rollout) else split_version
+    return drawn(route, point)  # type: ignore[arg-type]  # the function is that of the class
+
+
+def _plan(
+    traffic: Traffic, signature: Signature, live: int, counts: TrafficCounts, changes: int
+) -> _Plan:
+    """Works out what the traffic of a model means while `live` is its live version."""
+    rollout, split, shadow = traffic.rollout, traffic.split, traffic.shadow
+    route: Rollout | Split | None = None
+    task, counted = Task(), dict[int, tuple[Counted, ...]]()
+    mirrored: list[tuple[float, Target]] = []
+    if rollout is not None and rollout.baseline == live:
+        route, task = rollout, task_of(rollout.guards.outputs, signature)
+        latency = rollout.guards.latency
+        comparison = counts.comparison(rollout.id, latency.ratio if latency else USUAL_RATIO)
+        counted[live] = ((comparison, rollout.share, "live"),)
+        counted[rollout.candidate] = ((comparison, rollout.share, "candidate"),)
+        if rollout.mirrored:
+            mirrored.append((rollout.mirrored, _of_rollout(rollout, task, comparison)))
+    elif split is not None:
+        route, task = split, task_of(None, signature)
+        counted = _of_split(split, counts)
+    if shadow is not None:
+        mirrored.append((shadow.sample, _of_shadow(shadow, task_of(None, signature), counts)))
+    return _Plan(changes, route, task, counted, mirrored)
+
+
+def _of_split(split: Split, counts: TrafficCounts) -> dict[int, tuple[Counted, ...]]:
+    """Returns where arms are counted: each but the first beside it, on their common traffic."""
+    first, *others = split.arms
+    found: dict[int, tuple[Counted, ...]] = {first.version: ()}
+    for arm in others:
+        comparison, share = counts.arm(split.id, arm.version), arm.share / (arm.share + first.share)
+        found[arm.version] = ((comparison, share, "candidate"),)
+        found[first.version] += ((comparison, share, "live"),)
+    return found
+
+
+def _of_rollout(rollout: Rollout, task: Task, comparison: Comparison) -> Target:
+    def take(pair: Pair) -> None:
+        comparison.evidence.count_pair(pair.judged.disagreement)
+
+    return Target(rollout.candidate, task, False, take, lambda _: None)
+
+
+def _of_shadow(shadow: Shadow, task: Task, counts: TrafficCounts) -> Target:
+    figures = counts.shadow(shadow.id, shadow.keep)
+
+    def take(pair: Pair) -> None:
+        figures.count_pair(
+            pair.kept, live_s=pair.live_s, candidate_s=pair.candidate_s, nan=pair.judged.nan
+        )
+
+    return Target(shadow.candidate, task, shadow.keep > 0, take, figures.drop)

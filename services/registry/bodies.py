@@ -1,0 +1,61 @@
+"""JSON of the registry's calls over REST: bodies that are read, and documents that are answered."""
+
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from flambeau.protocol.strict import StrictModel, explain
+from model_store.document import LARGE, SMALL, parse_document
+from model_store.errors import DocumentError
+from services.errors import InvalidRequestError, PayloadTooLargeError
+from services.registry.encoding import encoded
+from services.wire.http1.asgi import RESERVE
+
+_JSON = "application/json"
+_M = TypeVar("_M", bound=StrictModel)
+
+
+async def json_body(request: Request) -> bytes:
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != _JSON:
+        raise InvalidRequestError(
+            f"the Content-Type is '{content_type[:60]}'; send JSON as {_JSON}"
+        )
+    body = (await request.receive())["body"]
+    if len(body) > LARGE.max_bytes:
+        raise PayloadTooLargeError(
+            f"the body has {len(body):,} bytes, over the limit {LARGE.max_bytes:,}; send less"
+        )
+    return bytes(body)
+
+
+async def parsed(model: type[_M], request: Request) -> _M:
+    """Reads a small JSON body.
+
+    Raises:
+        InvalidRequestError: it is not JSON, too large, or violates the schema.
+    """
+    body = await json_body(request)
+    try:
+        return model.model_validate(parse_document(body, "the body", SMALL))
+    except DocumentError as error:
+        raise InvalidRequestError(str(error)) from error
+    except ValidationError as error:
+        raise InvalidRequestError(f"the body: {explain(error, model)}") from error
+
+
+def document(request: Request, data: bytes) -> Response:
+    """Returns a document, which counts against the memory of large responses.
+
+    Raises:
+        BufferFullError: there is no room for it.
+    """
+    request.scope[RESERVE](len(data))
+    return Response(data, media_type=_JSON)
+
+
+def as_json(found: dict[str, Any]) -> Response:
+    """Returns a small answer: at most the state of an upload, or a page of annotations."""
+    return Response(encoded(found), media_type=_JSON)

@@ -1,0 +1,60 @@
+"""Rollouts, shadows and splits over REST: paths below a model, and their JSON.
+
+GET    rollout                                the rollout, its verdict, or how the last one ended
+POST   rollout                                starts one; see `model_store.rollouts.requests`
+POST   rollout/{pause,resume,abort,promote}   {"why": "..."}
+GET    shadow                                 the shadow, and its figures
+POST   shadow                                 starts one
+POST   shadow/stop                            {"why": "..."}
+GET    split                                  the split, and its arms
+POST   split                                  starts one
+POST   split/end                              {"why": "..."}
+"""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from model_store.rollouts.requests import Reason
+from services.access.caller import Principal
+from services.registry.bodies import as_json, document, parsed
+from services.registry.registry import Registry
+from services.registry.rollouts import RolloutRegistry
+from services.rollouts.calls import ACTS, REQUESTS
+
+Call = Callable[[Registry, Request, Principal], Awaitable[Response]]
+
+
+def rollout_calls() -> dict[str, dict[str, Call]]:
+    """Returns the calls by path below a model, and by method."""
+    started: dict[str, dict[str, Call]] = {
+        kind: {"GET": _show(kind), "POST": _start(kind)} for kind in REQUESTS
+    }
+    return started | {act.replace(" ", "/"): {"POST": _act(act)} for act in ACTS}
+
+
+def _show(kind: str) -> Call:
+    async def show(registry: Registry, request: Request, principal: Principal) -> Response:
+        rollouts, model = RolloutRegistry(registry), request.path_params["model"]
+        return document(request, await rollouts.show(principal, model, kind))
+
+    return show
+
+
+def _start(kind: str) -> Call:
+    async def start(registry: Registry, request: Request, principal: Principal) -> Response:
+        rollouts, model = RolloutRegistry(registry), request.path_params["model"]
+        wanted = await parsed(REQUESTS[kind], request)
+        return as_json(await rollouts.start(principal, model, wanted))
+
+    return start
+
+
+def _act(act: str) -> Call:
+    async def do(registry: Registry, request: Request, principal: Principal) -> Response:
+        rollouts, model = RolloutRegistry(registry), request.path_params["model"]
+        wanted = await parsed(Reason, request)
+        return as_json(await rollouts.act(principal, model, act, wanted.why))
+
+    return do

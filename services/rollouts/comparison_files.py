@@ -1,0 +1,105 @@
+"""Files of the counts of shadows and splits, in the model store. Every function blocks.
+
+    <model>/rollouts/<shadow>/shadow/<process>.json                    figures of one process
+    <model>/rollouts/<split>/arms/<version>/evidence/<process>.json    counts beside the first arm
+
+Rules: a process replaces its own files alone, whole. Files are hostile input: a damaged one is
+named, and does not keep the others from being read.
+"""
+
+import re
+from collections.abc import Mapping
+
+import orjson
+
+from model_store.document import DocumentLimits, parse_document
+from model_store.errors import DocumentError, StorageError
+from model_store.rollouts.traffic import Split, Traffic
+from model_store.storage.storage import MissingFileError, Storage
+from services.rollouts.evidence.errors import InvalidEvidenceError
+from services.rollouts.evidence.evidence import Evidence
+from services.rollouts.evidence_files import EvidenceFiles, FoundEvidence
+from services.rollouts.shadow_figures import ShadowFigures, merged
+
+MAX_SHADOW_FILES = 1_000
+MAX_SHADOW_BYTES = 8 * 2**20
+"""A hundred pairs with a hundred values of each tensor have 1 MB."""
+_LIMITS = DocumentLimits(MAX_SHADOW_BYTES, 500_000)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+def write_comparisons(
+    storage: Storage,
+    model: str,
+    traffic: Traffic,
+    process: str,
+    arms: Mapping[int, Evidence],
+    figures: ShadowFigures | None,
+) -> None:
+    """Replaces the files of a process.
+
+    Args:
+        storage: that of the model store.
+        model: name of the model.
+        traffic: that of the model.
+        process: a name that no other process ever has.
+        arms: counts of the split by version of each arm but the first.
+        figures: those of the shadow; None for none.
+
+    Raises:
+        InvalidEvidenceError: the name cannot be that of a file.
+        StorageError: the store failed.
+    """
+    if not _NAME.fullmatch(process):
+        raise InvalidEvidenceError(f"'{process[:60]}' names no process; use letters and digits")
+    if traffic.split is not None:
+        for version, evidence in arms.items():
+            _files(storage, model, traffic.split.id, version).write(process, evidence)
+    if traffic.shadow is not None and figures is not None:
+        document = orjson.dumps(figures.as_plain())
+        storage.replace(f"{_folder(model, traffic.shadow.id)}{process}.json", document)
+
+
+def split_evidence(storage: Storage, model: str, split: Split) -> dict[int, FoundEvidence]:
+    """Reads the counts of each arm but the first, by version.
+
+    Raises:
+        StorageError: a folder cannot be listed.
+    """
+    versions = [arm.version for arm in split.arms[1:]]
+    return {version: _files(storage, model, split.id, version).read() for version in versions}
+
+
+def shadow_figures(
+    storage: Storage, model: str, shadow_id: str
+) -> tuple[ShadowFigures | None, dict[str, str]]:
+    """Reads and adds the figures of all processes.
+
+    Returns:
+        The figures, None if there are none; and the reason by path of each file that is left out.
+
+    Raises:
+        StorageError: the folder cannot be listed.
+    """
+    parts: list[ShadowFigures] = []
+    left_out: dict[str, str] = {}
+    paths = sorted(storage.list(_folder(model, shadow_id)))
+    for path in paths[:MAX_SHADOW_FILES]:
+        try:
+            document = parse_document(storage.get(path, MAX_SHADOW_BYTES), path, _LIMITS)
+            parts.append(ShadowFigures.from_plain(document))
+        except MissingFileError:
+            continue
+        except (StorageError, DocumentError, InvalidEvidenceError) as error:
+            left_out[path] = str(error)
+    for path in paths[MAX_SHADOW_FILES:]:
+        left_out[path] = f"{MAX_SHADOW_FILES:,} files of figures are read at most"
+    return (merged(parts) if parts else None), left_out
+
+
+def _folder(model: str, shadow_id: str) -> str:
+    return f"{model}/rollouts/{shadow_id}/shadow/"
+
+
+def _files(storage: Storage, model: str, split_id: str, version: int) -> EvidenceFiles:
+    return EvidenceFiles(storage, model, f"{split_id}/arms/{version}")

@@ -1,0 +1,214 @@
+"""Rolls versions out by themselves: writes this process's counts, judges, and moves pointers.
+
+In: the rollouts that the directory has, and this process's counts. Out: files of evidence, and
+generations of pointers. The loop runs on the event loop; all that blocks runs in a thread.
+
+Rules: any process that reads the store may control a rollout, and one does at a time (`lease`).
+A process whose own server refused the candidate ends the rollout at once, whoever holds the lease.
+A rollout whose store or files fail is looked at again, and hinders no other.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from model_store.errors import StoreError
+from model_store.rollouts.traffic import Rollout
+from model_store.store import ModelStore
+from services.access import audit
+from services.low_priority_thread import beside_loop
+from services.queueing.directory import Directory
+from services.telemetry.rollout_metrics import RolloutMetrics
+
+if TYPE_CHECKING:
+    from services.rollouts.controlled_rollout import ControlledRollout, Moved
+    from services.rollouts.evidence.evidence import Evidence
+    from services.rollouts.traffic_counts import TrafficCounts
+
+logger = logging.getLogger("flambeau.rollouts")
+
+LOOK_EVERY_S = 2.0
+"""Seconds between two looks at the rollouts."""
+ACTS = {
+    "advanced": "advance rollout",
+    "promoted": "promote",
+    "rolled_back": "roll back",
+    "refused": "roll back",
+}
+"""Acts of the audit log by result."""
+
+
+class RolloutController:
+    """The rollouts that one process counts and may control.
+
+    Args:
+        store: the model store.
+        directory: what is served here, and the traffic of each model.
+        metrics: metrics of rollouts.
+        process: name of this process, unique for all time.
+        counts: what its edges count; None in a process without edges.
+        relayed: returns the counts of a rollout by process that has no store; None if there are
+            no such processes.
+        controls: False in a process that only counts.
+        interval_s: seconds between two looks; the same in all processes.
+    """
+
+    def __init__(
+        self,
+        store: ModelStore,
+        directory: Directory,
+        metrics: RolloutMetrics,
+        process: str,
+        counts: "TrafficCounts | None" = None,
+        *,
+        relayed: "Callable[[str], Awaitable[Mapping[str, Evidence]]] | None" = None,
+        controls: bool = True,
+        interval_s: float = LOOK_EVERY_S,
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self._metrics = metrics
+        self._process = process
+        self._counts = counts
+        self._relayed = relayed
+        self._controls = controls
+        self._interval_s = interval_s
+        self._rollouts: dict[str, ControlledRollout] = {}
+        """By id."""
+        self._complaints: dict[tuple[str, str], str] = {}
+        """Logged reasons by id of the rollout, and file."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Looks at all rollouts until `stop` is set, then writes the counts a last time."""
+        while not stop.is_set():
+            await self.look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await stop.wait()
+        for model, rollout in self._present().items():
+            await self._guarded(model, rollout, self._write_counts(model, rollout))
+
+    async def look(self) -> None:
+        """Writes the counts of each rollout, judges it, and moves it."""
+        present = self._present()
+        self._forget_others(present)
+        for model, rollout in present.items():
+            await self._guarded(model, rollout, self._look_at(model, rollout))
+
+    def _present(self) -> dict[str, Rollout]:
+        """Returns the rollouts of the directory, by model."""
+        traffics = self._directory.traffics().items()
+        return {model: one.rollout for model, one in traffics if one.rollout is not None}
+
+    def _forget_others(self, present: dict[str, Rollout]) -> None:
+        ids = {rollout.id for rollout in present.values()}
+        for rollout_id in self._rollouts.keys() - ids:
+            del self._rollouts[rollout_id]
+        for topic in [topic for topic in self._complaints if topic[0] not in ids]:
+            del self._complaints[topic]
+        if self._counts is not None:
+            traffics = self._directory.traffics().values()
+            self._counts.keep_only({one for traffic in traffics for one in traffic.ids})
+        if self._controls:
+            self._metrics.show(
+                {(model, one.candidate): one.step + 1 for model, one in present.items()}
+            )
+
+    async def _guarded(self, model: str, rollout: Rollout, work: Coroutine[Any, Any, None]) -> None:
+        """Awaits work on one rollout; a failure is logged once and affects no other rollout."""
+        try:
+            await work
+        except Exception as error:
+            bug = None if isinstance(error, StoreError) else error
+            fault = "a rollout cannot be looked at"
+            self._complain((rollout.id, ""), model, fault, str(error), bug)
+        else:
+            self._complaints.pop((rollout.id, ""), None)
+
+    def _complain(
+        self,
+        topic: tuple[str, str],
+        model: str,
+        fault: str,
+        reason: str,
+        bug: Exception | None = None,
+    ) -> None:
+        """Logs a fault, unless it was logged already."""
+        if self._complaints.get(topic) != reason:
+            self._complaints[topic] = reason
+            logger.error(fault, extra={"model": model, "reason": reason}, exc_info=bug)
+
+    async def _look_at(self, model: str, rollout: Rollout) -> None:
+        await self._write_counts(model, rollout)
+        controlled = self._controlled(model, rollout)
+        if not self._controls:
+            return
+        if self._relayed is not None:
+            others = await self._relayed(rollout.id)
+            await beside_loop(lambda: _write(controlled, others))
+        refusal = next(
+            (
+                served.reason
+                for served in self._directory.of_model(model)
+                if served.state == "failed" and served.lane.version == rollout.candidate
+            ),
+            None,
+        )
+        if refusal is not None:
+            self._tell(await beside_loop(lambda: controlled.end_refused(refusal)))
+            return
+        looked = await beside_loop(controlled.look)
+        if looked is not None:
+            self._tell(looked.moved)
+            for path, reason in looked.left_out.items():
+                fault = "a file of evidence was left out"
+                self._complain((rollout.id, path), model, fault, reason)
+
+    async def _write_counts(self, model: str, rollout: Rollout) -> None:
+        if self._counts is None:
+            return
+        counts = self._counts.snapshot().get(rollout.id)
+        if counts is not None:
+            controlled = self._controlled(model, rollout)
+            await beside_loop(lambda: controlled.write_own(counts))
+
+    def _controlled(self, model: str, rollout: Rollout) -> "ControlledRollout":
+        found = self._rollouts.get(rollout.id)
+        if found is None:
+            from services.rollouts.controlled_rollout import ControlledRollout
+
+            found = self._rollouts[rollout.id] = ControlledRollout(
+                self._store, model, rollout.id, self._process, self._interval_s
+            )
+        return found
+
+    def _tell(self, moved: "Moved | None") -> None:
+        """Logs, counts and audits a move."""
+        if moved is None:
+            return
+        rollout = moved.rollout
+        self._metrics.moves.labels(moved.model, moved.result).inc()
+        log = logger.info if moved.result in ("advanced", "promoted") else logger.error
+        log(
+            "rollout moved",
+            extra={
+                "model": moved.model,
+                "version": rollout.candidate,
+                "rollout": rollout.id,
+                "result": moved.result,
+                "step": rollout.step,
+                "generation": moved.generation,
+                "reason": moved.why,
+            },
+        )
+        audit.record(
+            ACTS[moved.result], moved.model, self._process, "", "done",
+            why=f"version {rollout.candidate}: {moved.why}",
+        )  # fmt: skip
+
+
+def _write(rollout: "ControlledRollout", counts: "Mapping[str, Evidence]") -> None:
+    for process, evidence in counts.items():
+        rollout.write_other(process, evidence)

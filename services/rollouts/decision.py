@@ -1,0 +1,87 @@
+"""What to do with a rollout, from the verdict on it, its traffic and the time. Pure.
+
+Rules: a broken guard ends it at any step, paused or not. A step lasts `every_s` at least, and
+until the candidate has answered some requests at its share: silence is no evidence. The step 1, a
+promotion, needs the verdict `promote`.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from model_store.rollouts.traffic import Rollout
+from services.rollouts.evidence.evidence import PARTS, Evidence
+from services.rollouts.evidence.verdict import Verdict
+
+LEAST_REQUESTS = 30
+"""Requests of the candidate at a step's share before the next step: a candidate that fails half of
+them, where the default guards are set, is rolled back by then."""
+
+Move = Literal["rolled_back", "advanced", "promoted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The next move of a rollout, or why there is none."""
+
+    move: Move | None
+    why: str
+
+
+def decide(rollout: Rollout, verdict: Verdict, evidence: Evidence, now: datetime) -> Decision:
+    """Decides about a rollout.
+
+    Args:
+        rollout: as the newest pointers have it.
+        verdict: the one on the evidence.
+        evidence: the counts of all processes.
+        now: time, with a time zone.
+    """
+    if verdict.decision == "roll_back":
+        return Decision("rolled_back", verdict.reason)
+    if rollout.paused:
+        return Decision(None, f"paused: {rollout.paused}")
+    following = rollout.step + 1
+    if following >= len(rollout.steps):
+        return Decision(None, "at its last step; promote or abort it")
+    left_s = rollout.every_s - (now - rollout.step_began).total_seconds()
+    if left_s > 0:
+        return Decision(None, f"the step lasts another {left_s:,.0f} s")
+    requests = requests_at(evidence, rollout.share)
+    if requests < LEAST_REQUESTS:
+        return Decision(
+            None,
+            f"too little traffic: the candidate has answered {requests} requests at "
+            f"{rollout.share:.4g} of the traffic, and the next step needs {LEAST_REQUESTS}",
+        )
+    share = f"{rollout.steps[following] * 100:.6g} %"
+    if rollout.steps[following] < 1:
+        return Decision("advanced", f"{share} of the requests: no guard is broken")
+    if verdict.decision == "promote":
+        return Decision("promoted", verdict.reason)
+    return Decision(None, f"not promoted yet: {verdict.reason}")
+
+
+def requests_at(evidence: Evidence, share: float) -> int:
+    """Returns the requests that the candidate had at a share of the traffic."""
+    return evidence.counts.get(f"share/{round(share * PARTS)}/candidate/requests", 0)
+
+
+def counts_by_share(evidence: Evidence) -> dict[str, Any]:
+    """Returns requests, errors and NaN by share and version, and mirrored pairs, for people.
+
+    Returns:
+        `shares` by share, such as `0.1`, then version; `pairs` and the number of them that differ.
+    """
+    shares: dict[float, dict[str, dict[str, int]]] = {}
+    pairs = differing = 0
+    for name, count in evidence.counts.items():
+        match name.split("/"):
+            case ["share", parts, version, ("requests" | "errors" | "nan") as kind]:
+                at = shares.setdefault(int(parts) / PARTS, {})
+                at.setdefault(version, {})[kind] = count
+            case ["pairs", step]:
+                pairs += count
+                differing += count if step != "0" else 0
+    by_share = {f"{share:.6g}": shares[share] for share in sorted(shares)}
+    return {"shares": by_share, "pairs": pairs, "differing_pairs": differing}

@@ -1,0 +1,183 @@
+"""Counts of the requests that a process's edges split among versions, and of those they mirrored.
+
+In: outcomes of requests, from the edges. Out: `Evidence` by rollout and by arm of a split,
+`ShadowFigures` by shadow; each is this process's own part, which others add to theirs.
+
+Rules: one event loop owns them; what is read is copied. A latency is counted with one of the other
+version that ended in the same block of time, both drawn at random; the others count for nothing.
+"""
+
+import random
+import time
+from collections.abc import Collection, Mapping
+
+from model_store.rollouts.guards import LatencyGuard
+from services.rollouts.evidence.evidence import Evidence, Version
+from services.rollouts.shadow_figures import ShadowFigures
+
+BLOCK_S = 1.0
+"""Time within which two requests of different versions may be compared: a candidate with 1 % of a
+hundred requests a second has one in it. What slows a machine for longer slows both."""
+MOST_LATENCIES_A_BLOCK = 256
+"""Latencies of a version that are kept of one block, drawn at random: counting so many pairs takes
+the event loop 1 ms."""
+USUAL_RATIO = LatencyGuard().ratio
+"""The ratio by which latencies are counted where no guard says one."""
+
+
+class _Sample:
+    """Numbers drawn at random from a stream of unknown length, each with the same probability.
+
+    Source: Vitter, "Random sampling with a reservoir", algorithm R.
+    """
+
+    __slots__ = ("_seen", "drawn")
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self.drawn: list[float] = []
+
+    def add(self, number: float) -> None:
+        """Adds a number."""
+        self._seen += 1
+        if len(self.drawn) < MOST_LATENCIES_A_BLOCK:
+            self.drawn.append(number)
+        elif (place := random.randrange(self._seen)) < MOST_LATENCIES_A_BLOCK:  # noqa: S311
+            self.drawn[place] = number
+
+
+class Comparison:
+    """The counts of one candidate beside one live version.
+
+    Args:
+        ratio: tolerated ratio of their latencies.
+
+    Attributes:
+        evidence: the counts.
+    """
+
+    def __init__(self, ratio: float = USUAL_RATIO) -> None:
+        self.evidence = Evidence()
+        self._ratio = ratio
+        self._block_ends = 0.0
+        self._latencies: dict[Version, _Sample] = {"candidate": _Sample(), "live": _Sample()}
+
+    def count(
+        self,
+        share: float,
+        version: Version,
+        seconds: float,
+        *,
+        failed: bool = False,
+        nan: bool = False,
+        output: int | None = None,
+    ) -> None:
+        """Counts a request whose outcome is known.
+
+        Args:
+            share: as in `Evidence.count_request`, and so are `version` and the last three.
+            version: the one that was drawn.
+            seconds: latency; that of a failure is not compared.
+            failed: it failed.
+            nan: its answer has a NaN or an infinity.
+            output: its class or score.
+        """
+        self.evidence.count_request(share, version, failed=failed, nan=nan, output=output)
+        if failed:
+            return
+        now = time.monotonic()
+        if now >= self._block_ends:
+            self.end_block()
+            self._block_ends = now + BLOCK_S
+        self._latencies[version].add(seconds)
+
+    def end_block(self) -> None:
+        """Counts the latencies of the block that is over, in pairs."""
+        candidate, live = (sample.drawn for sample in self._latencies.values())
+        pairs = min(len(candidate), len(live))
+        if pairs:
+            drawn = zip(random.sample(candidate, pairs), random.sample(live, pairs), strict=True)
+            for one, other in drawn:
+                self.evidence.count_latencies(one, other, self._ratio)
+        self._latencies = {"candidate": _Sample(), "live": _Sample()}
+
+
+class TrafficCounts:
+    """The counts of one process, by the ids of rollouts, splits and shadows."""
+
+    def __init__(self) -> None:
+        self._rollouts: dict[str, Comparison] = {}
+        self._splits: dict[str, dict[int, Comparison]] = {}
+        self._shadows: dict[str, ShadowFigures] = {}
+
+    def comparison(self, rollout_id: str, ratio: float = USUAL_RATIO) -> Comparison:
+        """Returns the counts of a rollout, new ones if there are none.
+
+        Args:
+            rollout_id: id of the rollout.
+            ratio: the tolerated ratio of latencies, which never changes.
+        """
+        found = self._rollouts.get(rollout_id)
+        if found is None:
+            found = self._rollouts[rollout_id] = Comparison(ratio)
+        return found
+
+    def of(self, rollout_id: str) -> Evidence:
+        """Returns the evidence of a rollout, to which more is added."""
+        return self.comparison(rollout_id).evidence
+
+    def arm(self, split_id: str, version: int) -> Comparison:
+        """Returns the counts of a split's arm beside the first arm, new ones if there are none."""
+        arms = self._splits.setdefault(split_id, {})
+        found = arms.get(version)
+        if found is None:
+            found = arms[version] = Comparison()
+        return found
+
+    def shadow(self, shadow_id: str, keep: int = 0) -> ShadowFigures:
+        """Returns the figures of a shadow, new ones if there are none.
+
+        Args:
+            shadow_id: id of the shadow.
+            keep: most pairs that are kept to look at.
+        """
+        found = self._shadows.get(shadow_id)
+        if found is None:
+            found = self._shadows[shadow_id] = ShadowFigures(keep=keep)
+        return found
+
+    def snapshot(self) -> dict[str, Evidence]:
+        """Returns copies of the evidence by rollout."""
+        return {name: _copied(one) for name, one in self._rollouts.items()}
+
+    def split_snapshot(self) -> dict[str, dict[int, Evidence]]:
+        """Returns copies of the evidence by split, and by version of each arm but the first.
+
+        The first arm is the live version of each: its requests are counted in all of them.
+        """
+        return {
+            name: {version: _copied(one) for version, one in arms.items()}
+            for name, arms in self._splits.items()
+        }
+
+    def shadow_snapshot(self) -> dict[str, ShadowFigures]:
+        """Returns copies of the figures by shadow."""
+        return {name: one.copied() for name, one in self._shadows.items()}
+
+    def keep_only(self, ids: Collection[str]) -> None:
+        """Forgets all others."""
+        groups: tuple[dict[str, object], ...]
+        groups = self._rollouts, self._splits, self._shadows  # type: ignore[assignment]
+        for group in groups:
+            for name in [name for name in group if name not in ids]:
+                del group[name]
+
+    @property
+    def ids(self) -> Mapping[str, None]:
+        """Returns the ids of all that is counted."""
+        return dict.fromkeys([*self._rollouts, *self._splits, *self._shadows])
+
+
+def _copied(comparison: Comparison) -> Evidence:
+    found = comparison.evidence
+    return Evidence(dict(found.counts), dict(found.peaks))
