@@ -129,7 +129,9 @@ class ShadowFigures:
             InvalidEvidenceError: they have another form, or too many parts.
         """
         try:
-            worst = [KeptPair(**pair) for pair in plain["worst"][:MAX_PAIRS]]
+            if len(plain["worst"]) > MAX_PAIRS:
+                raise ValueError(f"{len(plain['worst'])} pairs, over {MAX_PAIRS}")
+            worst = [KeptPair(**pair) for pair in plain["worst"]]
             buckets = {
                 name: {int(bucket): int(count) for bucket, count in plain[name].items()}
                 for name in ("live_s", "candidate_s")

@@ -46,6 +46,8 @@ EFFECTS = {
         evidence.MAX_COUNT evidence.MAX_NAMES evidence.MAX_PEAKS evidence.MAX_PLACE
         evidence.MAX_SHARES evidence_files.MAX_FILES evidence_files.MAX_FILE_BYTES
         evidence_files.MAX_TOTAL_BYTES controlled_rollout.MOST_ATTEMPTS
+        shadow_figures.MAX_BUCKETS shadow_figures.MAX_PAIRS
+        shadow_figures.MAX_REASONS
         act_limit.MAX_ACTS model_acts.MAX_MODELS json_bodies.MAX_MEMBERS
         predict_codec.MAX_PARSED_BYTES predict_codec.MAX_PLAIN_BYTES predict_codec.MAX_DEPTH
         predict_codec.MAX_PARSED_MEMBERS
@@ -85,6 +87,7 @@ EFFECTS = {
         tls_handshakes.MAX_RUNNING
         """,
     "drops, and counts": """
+        mirrors.MOST_IN_FLIGHT mirrors.MOST_IN_FLIGHT_BYTES mirrors.MOST_TEXTS
         sampler.MAX_WAITING sampler.MAX_WAITING_BYTES tracer.MAX_KEPT
         torchserve_metrics.MAX_HANDLER_METRICS torchserve_metrics.MAX_HANDLER_SERIES
         """,
@@ -94,7 +97,7 @@ EFFECTS = {
         outbox.MOST_WAITING part_window.MAX_UNREAD
         """,
     "forgets entries": """
-        left_folders.MAX_LEFT_FOLDERS
+        draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES
         link_rates.MAX_BUCKETS
@@ -110,6 +113,7 @@ EFFECTS = {
         executor.MAX_METRICS grpc_call._MAX_WORDS_BYTES key_set.MAX_KEYS
         onnx_runtime.MAX_SHOWN
         model_set.MAX_REASON model_set.MAX_UNLOADED
+        traffic_counts.MOST_LATENCIES_A_BLOCK
         model_failure.MAX_REASON probe_host._MAX_ERROR_CHARACTERS readiness.MAX_REASONS
         readiness.MAX_REASON_CHARACTERS tensors.MAX_ELEMENTS_OF_STATISTICS tensors.MAX_TEXTS
         """,

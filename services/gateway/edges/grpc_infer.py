@@ -134,14 +134,14 @@ class GrpcRequest:
         """Reserves memory for a large request or response, or gives back some if negative."""
         raise NotImplementedError
 
-    def metadata(self, name: str) -> str:
+    def metadata_entry(self, name: str) -> str:
         """Returns an entry of the call's metadata; empty for none."""
         raise NotImplementedError
 
     def key(self, source: str, name: str) -> str:
         """Returns the value of a metadata entry or a parameter; see `ReplySink`."""
         if source == "header":
-            return self.metadata(name)
+            return self.metadata_entry(name)
         assert self._request is not None
         return grpc_codec.parameter_text(message_of(self._request), name)
 
@@ -256,7 +256,7 @@ class InferenceCall(GrpcInference, UnaryCall, GrpcRequest):
 
     # Called by `Inference`.
 
-    def metadata(self, name: str) -> str:
+    def metadata_entry(self, name: str) -> str:
         """Returns an entry of the call's metadata; empty for none."""
         return self.head.text(name)
 

@@ -28,7 +28,7 @@ from services.errors import ServingError
 from services.queueing.arriving_parts import ArrivingParts
 from services.queueing.memory_queue import Entry, Outcome
 from services.queueing.merged_entries import MergedEntries
-from services.queueing.records import HIGHEST_PRIORITY, InferReply, Lane
+from services.queueing.records import HIGHEST_PRIORITY, LOWEST_PRIORITY, InferReply, Lane
 from services.queueing.redis_streams.keys import LaneKeys
 from services.queueing.redis_streams.large_records import push_to, write_pieces
 from services.queueing.redis_streams.outage import refused
@@ -408,7 +408,8 @@ class SendingLane:
             entry, key = (self._again if again else self._outbox).popleft()
             request = entry.request
             number = next(uplink.numbers)
-            stream = request.priority - HIGHEST_PRIORITY + 1
+            # What waits for idle slots is taken last, and waits for them with its worker.
+            stream = min(request.priority, LOWEST_PRIORITY) - HIGHEST_PRIORITY + 1
             sent = Sent(number, entry, self, stream, key, again=again)
             if entry.dead:
                 self._withdrawn += [sent] if key else []

@@ -1,13 +1,16 @@
 """The models served by all workers together, from each worker's report."""
 
 import msgspec
+import pytest
 
+from model_store.rollouts.traffic import Shadow, Traffic
 from services.queueing.fleet import (
     AnnouncedArtifact,
     AnnouncedVersion,
     Announcement,
     State,
     announced,
+    announced_traffic,
     fleet_view,
 )
 from services.queueing.records import Lane, ServedArtifact, ServedVersion
@@ -157,3 +160,40 @@ def test_aliases_are_those_of_the_newest_pointers_whose_version_is_ready() -> No
     assert fleet_view([old, loads]).aliases == {"m": {"canary": 1, "old": 1}}
     assert fleet_view([ready, old]).aliases == {"m": {"canary": 2, "old": 1}}
     assert fleet_view([ready]).aliases == {"m": {"canary": 2}}
+
+
+TRAFFIC = Traffic(shadow=Shadow(candidate=2, sample=0.5))
+
+
+def sharing(generation: int, traffic: Traffic | None) -> Announcement:
+    said = {"m": traffic.model_dump_json()} if traffic is not None else {}
+    return Announcement("w", True, (version(ONE),), {"m": (generation, 1)}, traffic=said)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ([(1, TRAFFIC)], {"m": TRAFFIC}),
+        ([(1, None), (2, TRAFFIC)], {"m": TRAFFIC}),
+        ([(2, None), (1, TRAFFIC)], {}),
+    ],
+)
+def test_traffic_is_that_of_the_newest_pointers(
+    said: list[tuple[int, Traffic | None]], found: dict[str, Traffic]
+) -> None:
+    assert fleet_view([sharing(*one) for one in said]).traffic == found
+    assert fleet_view([sharing(*one) for one in reversed(said)]).traffic == found
+
+
+def test_traffic_of_a_newer_release_is_left_out() -> None:
+    said = Announcement("w", True, (version(ONE),), {"m": (1, 1)}, traffic={"m": '{"new": 1}'})
+    view = fleet_view([said])
+    assert view.traffic == {}
+    assert view.versions
+
+
+def test_announced_traffic_is_that_of_the_models_here() -> None:
+    encoded = msgspec.msgpack.encode(sharing(1, TRAFFIC))
+    said = msgspec.msgpack.decode(encoded, type=Announcement)
+    assert fleet_view([said]).traffic == {"m": TRAFFIC}
+    assert announced_traffic({"m": TRAFFIC, "n": TRAFFIC}, ["m"]).keys() == {"m"}

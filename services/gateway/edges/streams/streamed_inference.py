@@ -209,7 +209,7 @@ class StreamedInference(SlicedReplies, GrpcRequest):
             if decoding and decoding[0] is self:
                 decoding.popleft()
 
-    def metadata(self, name: str) -> str:
+    def metadata_entry(self, name: str) -> str:
         """Returns an entry of the call's metadata; empty for none."""
         return self._stream.head.text(name)
 

@@ -1,0 +1,90 @@
+"""Draws of versions: shares, stickiness, growth; sequences keep their version."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_store.rollouts.traffic import Arm, Rollout, Split
+from services.gateway.traffic.draw import (
+    SequenceVersions,
+    point_of,
+    rollout_version,
+    split_version,
+)
+from services.queueing.records import SequenceStep
+
+KEYS = st.text(max_size=40)
+SHARES = st.floats(0.001, 0.999)
+
+
+def rollout(share: float, **fields: str) -> Rollout:
+    return Rollout(candidate=2, baseline=1, steps=(share,), **fields)  # type: ignore[arg-type]
+
+
+@given(KEYS)
+def test_point_is_the_same_everywhere(key: str) -> None:
+    assert point_of("0123456789abcdef", key) == point_of("0123456789abcdef", key)
+    assert 0 <= point_of("0123456789abcdef", key) < 1
+
+
+def test_point_is_what_it_was_in_the_first_release() -> None:
+    """Another hash would move callers at an update."""
+    assert point_of("0123456789abcdef", "user-1") == 0.47823623727007425
+
+
+@given(KEYS, SHARES, SHARES)
+def test_growing_share_keeps_the_keys_of_the_candidate(key: str, one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    point = point_of("0123456789abcdef", key)
+    before = rollout_version(rollout(low), point)
+    after = rollout_version(rollout(high), point)
+    assert before <= after  # 1 is the baseline
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.from_regex("[0-9a-f]{16}", fullmatch=True), SHARES)
+def test_keys_are_shared_as_asked(route_id: str, share: float) -> None:
+    """Six standard deviations: one example in a thousand million is beyond."""
+    count = 4000
+    drawn = Counter(
+        rollout_version(rollout(share), point_of(route_id, f"user {n}")) for n in range(count)
+    )
+    assert abs(drawn[2] - share * count) <= 6 * (share * (1 - share) * count) ** 0.5 + 1
+
+
+def test_each_rollout_draws_anew() -> None:
+    keys = [f"user {n}" for n in range(200)]
+    first, second = (
+        [rollout_version(rollout(0.5), point_of(route_id, key)) for key in keys]
+        for route_id in ("0" * 16, "1" * 16)
+    )
+    assert first != second
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 100), min_size=2, max_size=8), st.floats(0, 1, exclude_max=True))
+def test_point_draws_the_arm_whose_share_it_is_in(weights: list[int], point: float) -> None:
+    total = sum(weights)
+    arms = tuple(Arm(version=n, share=w / total) for n, w in enumerate(weights, start=1))
+    drawn = split_version(Split(name="s", arms=arms), point)
+    before = sum(arm.share for arm in arms[: drawn - 1])
+    assert before <= point + 1e-9
+    assert point < before + arms[drawn - 1].share + 1e-9
+
+
+def test_open_sequence_keeps_its_version_as_the_share_grows() -> None:
+    versions = SequenceVersions()
+    begin, middle = SequenceStep("s", is_start=True), SequenceStep("s")
+    assert versions.version("m", begin, 60, lambda: 1) == 1
+    assert versions.version("m", middle, 60, lambda: 2) == 1
+    assert versions.version("m", SequenceStep("s", is_end=True), 60, lambda: 2) == 1
+    assert versions.version("m", middle, 60, lambda: 2) == 2
+
+
+def test_sequence_that_begins_again_or_was_idle_is_drawn_anew() -> None:
+    versions = SequenceVersions()
+    begin = SequenceStep("s", is_start=True)
+    assert versions.version("m", begin, 60, lambda: 1) == 1
+    assert versions.version("m", begin, 0, lambda: 2) == 2
+    assert versions.version("m", SequenceStep("s"), 60, lambda: 3) == 3

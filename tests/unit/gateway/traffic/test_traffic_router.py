@@ -1,0 +1,395 @@
+"""Requests on their way to drawn versions: who answers, what is counted, what is mirrored."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from flambeau.protocol.sequence_spec import Sequences
+from flambeau.protocol.signature import Signature
+from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split, Traffic
+from services.errors import (
+    BackendError,
+    DeadlineExceededError,
+    ModelNotReadyError,
+    QueueUnavailableError,
+    ServingError,
+    TooManyInFlightError,
+)
+from services.gateway.admission import Admission, InferCall, InputTensor
+from services.gateway.edges.rest_infer import REST
+from services.gateway.inference import Inference, InferencePath
+from services.gateway.request_accounting import RequestAccounting
+from services.gateway.traffic.mirrors import MOST_IN_FLIGHT, MOST_IN_FLIGHT_BYTES
+from services.gateway.traffic.traffic_router import TrafficRouter
+from services.queueing.directory import Directory
+from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
+from services.queueing.records import JOB_PRIORITY, InferReply, Lane, SequenceStep, ServedVersion
+from services.rollouts.evidence.evidence import Evidence
+from services.telemetry.metrics import Metrics
+from services.wire.body import Body
+from tests.fixtures.inferences import KeepingSink
+from tests.fixtures.queue_ends import Shelf
+from tests.fixtures.redis_servers import until
+from tests.fixtures.signatures import one_to_one
+
+SIGNATURE = one_to_one((4,), rows=8)
+LIVE, CANDIDATE = Lane("m", 1), Lane("m", 2)
+ALWAYS = 0.999999
+"""Share of a candidate that gets all requests of a test."""
+
+
+class Sink(KeepingSink):
+    """Decodes a call that a test has made, and knows a header."""
+
+    def __init__(self, call: InferCall, user: str) -> None:
+        super().__init__()
+        self.call, self.user = call, user
+
+    def decode(self, body: Body, caller: Any) -> InferCall:
+        return self.call
+
+    def key(self, source: str, name: str) -> str:
+        return self.user if (source, name) == ("header", "x-user") else ""
+
+
+class Place:
+    """A gateway of versions 1, which is live, and 2, whose requests stay on shelves."""
+
+    def __init__(self, *signatures: Signature, limit: int = 1000) -> None:
+        self.directory, self.queue = Directory(), MemoryQueue(1000)
+        self.metrics = Metrics("0")
+        self.shelves = {LIVE: Shelf(), CANDIDATE: Shelf()}
+        for lane, signature in zip(self.shelves, signatures or (SIGNATURE, SIGNATURE), strict=True):
+            self.directory.announce(ServedVersion(lane=lane, state="ready", signature=signature))
+            self.queue.open(lane, self.shelves[lane])
+        self.directory.make_live(LIVE)
+        self.directory.set_aliases("m", {"production": 1})
+        self.admission = Admission(
+            self.directory, self.queue, self.metrics,
+            max_in_flight_requests=limit, request_timeout_s=60,
+        )  # fmt: skip
+        self.router = self.admission.router = TrafficRouter(
+            self.admission, self.queue, self.metrics
+        )
+        accounting = RequestAccounting(self.metrics, self.directory, access_log=False)
+        self.path = InferencePath(REST, self.admission, accounting)
+
+    def share(self, **fields: Any) -> None:
+        self.directory.set_traffic("m", Traffic(**fields))
+
+    def begin(
+        self,
+        version: str = "",
+        *,
+        user: str = "",
+        columns: int = 4,
+        sequence: SequenceStep | None = None,
+    ) -> tuple[Inference, Sink]:
+        array = np.ones((1, columns), np.float32)
+        call = InferCall(
+            request_id="r",
+            model="m",
+            version=version,
+            inputs=[InputTensor(name="x", datatype="FP32", array=array)],
+            sequence=sequence,
+        )
+        sink = Sink(call, user)
+        inference = self.path.open(sink, time.monotonic(), "r", "m", version)
+        inference.begin(b"", None)
+        return inference, sink
+
+    def waiting(self) -> tuple[int, int]:
+        return self.shelves[LIVE].waiting, self.shelves[CANDIDATE].waiting
+
+    def answer(self, lane: Lane, outcome: ServingError | float = 1.0, **fields: Any) -> Entry:
+        """Answers the oldest request of a lane."""
+        entry = self.shelves[lane].entries.pop(0)
+        reply: Outcome
+        if isinstance(outcome, ServingError):
+            reply = outcome
+        else:
+            reply = InferReply(
+                lane=lane, outputs={"y": np.full((1, 4), outcome, np.float32)},
+                datatypes={"y": "FP32"}, batch_rows=1, queue_s=0.0, execution_s=0.01, **fields,
+            )  # fmt: skip
+        entry.finish(reply)
+        return entry
+
+    def counted(self, name: str, **labels: str) -> float:
+        labels = {"model": "m", "version": "2", **labels}
+        return self.metrics.registry.get_sample_value(f"flambeau_{name}_total", labels) or 0.0
+
+
+def rollout(share: float = ALWAYS, **fields: Any) -> Rollout:
+    return Rollout(candidate=2, baseline=1, steps=(share,), **{"mirrored": 0.0, **fields})
+
+
+def counts_of(evidence: Evidence) -> dict[str, int]:
+    """Returns the counts by version and name, without the share."""
+    return {"/".join(name.split("/")[2:]): count for name, count in evidence.counts.items()}
+
+
+@pytest.mark.parametrize("version", ["", "production"])
+async def test_candidate_gets_requests_that_name_no_version(version: str) -> None:
+    place, one = Place(), rollout()
+    place.share(rollout=one)
+    inference, sink = place.begin(version)
+    assert place.waiting() == (0, 1)
+    place.answer(CANDIDATE)
+    assert [reply.lane for reply in sink.replies] == [CANDIDATE]
+    assert inference.version == "2"
+    assert counts_of(place.router.counts.of(one.id)) == {"candidate/requests": 1}
+
+
+@pytest.mark.parametrize(("version", "waiting"), [("1", (1, 0)), ("2", (0, 1))])
+async def test_named_version_is_kept_and_not_counted(
+    version: str, waiting: tuple[int, int]
+) -> None:
+    place, one = Place(), rollout(0.5)
+    place.share(rollout=one, shadow=Shadow(candidate=2, sample=1.0))
+    place.begin(version)
+    assert place.waiting() == waiting
+    place.answer(LIVE if version == "1" else CANDIDATE)
+    assert place.waiting() == (0, 0)
+    assert not place.router.counts.of(one.id).counts
+
+
+async def test_rollout_of_another_baseline_draws_nothing() -> None:
+    place = Place()
+    place.share(rollout=Rollout(candidate=2, baseline=3, steps=(ALWAYS,)))
+    place.begin()
+    assert place.waiting() == (1, 0)
+
+
+async def test_key_is_sticky() -> None:
+    place = Place()
+    place.share(rollout=rollout(0.5, sticky="header:x-user"))
+    drawn: dict[str, bool] = {}
+    for _ in range(3):
+        for user in map(str, range(20)):
+            before = place.waiting()[1]
+            place.begin(user=user)
+            is_candidate = place.waiting()[1] > before
+            assert drawn.setdefault(user, is_candidate) is is_candidate
+    assert set(drawn.values()) == {False, True}
+
+
+async def test_sequence_keeps_its_version_as_the_share_grows() -> None:
+    signature = SIGNATURE.model_copy(update={"sequence": Sequences(max_idle_s=60)})
+    place, ids = Place(signature, signature), [str(number) for number in range(20)]
+    first = rollout(0.1)
+    place.share(rollout=first)
+    for name in ids:
+        place.begin(sequence=SequenceStep(name, is_start=True))
+    before = place.waiting()
+    assert before[0] > 10
+    for lane in (LIVE, CANDIDATE):
+        for _ in list(place.shelves[lane].entries):
+            place.answer(lane)
+    place.share(rollout=first.model_copy(update={"steps": (0.9,)}))
+    for name in ids:
+        place.begin(sequence=SequenceStep(name))
+    assert place.waiting() == before
+
+
+async def test_baseline_answers_for_a_candidate_that_is_not_ready() -> None:
+    place, one = Place(), rollout()
+    place.directory.announce(ServedVersion(lane=CANDIDATE, state="loading"))
+    place.share(rollout=one)
+    _, sink = place.begin()
+    place.answer(LIVE)
+    assert len(sink.replies) == 1
+    assert not place.router.counts.of(one.id).counts
+    assert place.counted("drawn_fallbacks", reason="not_ready") == 1
+
+
+async def test_request_that_the_candidate_does_not_take_is_its_failure_and_answered() -> None:
+    place, one = Place(SIGNATURE, one_to_one((5,), rows=8)), rollout()
+    place.share(rollout=one)
+    _, sink = place.begin()
+    place.answer(LIVE)
+    assert len(sink.replies) == 1
+    found = counts_of(place.router.counts.of(one.id))
+    assert found == {"candidate/requests": 1, "candidate/errors": 1}
+
+
+async def test_wrong_request_is_the_callers_fault() -> None:
+    place, one = Place(), rollout()
+    place.share(rollout=one)
+    _, sink = place.begin(columns=3)
+    assert [error.http_status for error in sink.errors] == [400]
+    assert not place.router.counts.of(one.id).counts
+
+
+@pytest.mark.parametrize(
+    ("error", "is_counted"),
+    [
+        (BackendError("x"), True),
+        (DeadlineExceededError("x"), True),
+        (TooManyInFlightError("x"), False),
+        (QueueUnavailableError("x"), False),
+        (ModelNotReadyError("x"), False),
+    ],
+)
+@pytest.mark.parametrize("share", [ALWAYS, 0.000001])
+async def test_failures_of_a_version_are_counted(
+    error: ServingError, is_counted: bool, share: float
+) -> None:
+    place, one = Place(), rollout(share)
+    place.share(rollout=one)
+    _, sink = place.begin()
+    lane, name = (CANDIDATE, "candidate") if share == ALWAYS else (LIVE, "live")
+    place.answer(lane, error)
+    assert sink.errors == [error]
+    counts = counts_of(place.router.counts.of(one.id))
+    assert counts == ({f"{name}/requests": 1, f"{name}/errors": 1} if is_counted else {})
+
+
+async def test_caller_that_leaves_is_not_counted_and_one_whose_time_is_over_is() -> None:
+    place, one = Place(), rollout()
+    place.share(rollout=one)
+    place.begin()[0].cancel("499", ServingError("gone"))
+    assert not place.router.counts.of(one.id).counts
+    place.begin()[0].cancel("DEADLINE_EXCEEDED", DeadlineExceededError("late"))
+    assert counts_of(place.router.counts.of(one.id))["candidate/errors"] == 1
+
+
+async def test_nan_is_counted() -> None:
+    place, one = Place(), rollout()
+    place.share(rollout=one)
+    place.begin()
+    place.answer(CANDIDATE, float("nan"))
+    assert counts_of(place.router.counts.of(one.id))["candidate/nan"] == 1
+
+
+async def test_arms_of_a_split_are_compared_with_the_first() -> None:
+    place = Place()
+    split = Split(name="s", arms=(Arm(version=1, share=0.5), Arm(version=2, share=0.5)))
+    place.share(split=split)
+    for _ in range(60):
+        place.begin()
+    live, candidate = place.waiting()
+    assert live + candidate == 60
+    assert min(live, candidate) > 0
+    for lane, count in ((LIVE, live), (CANDIDATE, candidate)):
+        for _ in range(count):
+            place.answer(lane)
+    found = counts_of(place.router.counts.split_snapshot()[split.id][2])
+    assert found == {"live/requests": live, "candidate/requests": candidate}
+
+
+async def until_compared(place: Place, **labels: str) -> None:
+    """A thread compares."""
+    await until(lambda: place.counted("mirrored_pairs", **labels))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "result", "step"),
+    [(1.0, "agreed", 0), (-1.0, "differed", 1000), (BackendError("x"), "failed", 1000)],
+)
+async def test_mirrored_request_is_compared_once_the_caller_has_its_answer(
+    outcome: float | ServingError, result: str, step: int
+) -> None:
+    place, one = Place(), rollout(0.000001, mirrored=1.0, guards={"outputs": None})
+    place.share(rollout=one)
+    _, sink = place.begin()
+    assert place.waiting() == (1, 0)
+    place.answer(LIVE)
+    assert len(sink.replies) == 1
+    (entry,) = place.shelves[CANDIDATE].entries
+    assert entry.request.priority == JOB_PRIORITY
+    place.answer(CANDIDATE, outcome)
+    await until_compared(place, result=result)
+    assert place.router.counts.of(one.id).counts[f"pairs/{step}"] == 1
+    assert len(sink.replies) == 1
+    assert place.admission.mirrored == 0
+
+
+async def test_shadow_keeps_the_worst_pairs() -> None:
+    place, shadow = Place(), Shadow(candidate=2, sample=1.0, keep=1)
+    place.share(shadow=shadow)
+    for outcome in (0.9, -1.0, 0.8):
+        place.begin()
+        place.answer(LIVE)
+        place.answer(CANDIDATE, outcome)
+    await until(lambda: place.router.counts.shadow(shadow.id).pairs == 3)
+    figures = place.router.counts.shadow(shadow.id)
+    assert (figures.difference, figures.agreed, figures.failed) == (2.0, 0, 0)
+    (worst,) = figures.worst
+    assert worst.candidate[0]["values"] == [-1.0] * 4
+    assert worst.inputs[0]["values"] == [1.0] * 4
+
+
+@contextmanager
+def shadowed(**fields: Any) -> Iterator[tuple[Place, Shadow]]:
+    place, shadow = Place(**fields), Shadow(candidate=2, sample=1.0)
+    place.share(shadow=shadow)
+    yield place, shadow
+
+
+async def test_no_request_is_mirrored_while_callers_wait() -> None:
+    with shadowed() as (place, shadow):
+        place.begin()
+        place.begin("2")
+        place.answer(LIVE)
+        assert place.waiting() == (0, 1)
+        assert place.router.counts.shadow(shadow.id).dropped == {"busy": 1}
+        assert place.counted("dropped_mirrors", reason="busy") == 1
+
+
+async def test_mirrored_requests_in_flight_are_limited_and_take_no_permit() -> None:
+    with shadowed(limit=1) as (place, shadow):
+        held: list[Entry] = []
+        for _ in range(MOST_IN_FLIGHT + 2):
+            _, sink = place.begin()
+            assert not sink.errors
+            place.answer(LIVE)
+            held += place.shelves[CANDIDATE].entries
+            place.shelves[CANDIDATE].entries.clear()
+        assert len(held) == MOST_IN_FLIGHT
+        assert place.router.counts.shadow(shadow.id).dropped == {"in_flight": 2}
+        place.router.mirrors.abandon()
+        assert place.queue.unanswered == place.admission.mirrored == 0
+        assert all(entry.dead for entry in held)
+
+
+async def test_too_large_requests_streams_and_steps_are_dropped_whole() -> None:
+    with shadowed() as (place, shadow):
+        dropped = place.router.counts.shadow(shadow.id).dropped
+        _, sink = place.begin()
+        part = InferReply(
+            lane=LIVE, outputs={"y": np.ones((1, 4), np.float32)}, datatypes={"y": "FP32"},
+            batch_rows=1, queue_s=0.0, execution_s=0.0, is_last=False,
+        )  # fmt: skip
+        place.shelves[LIVE].entries[0].part(part)
+        place.answer(LIVE, number=1)
+        assert len(sink.replies) == 2
+        assert dropped == {"stream": 1}
+        place.begin()
+        entry = place.shelves[LIVE].entries.pop()
+        large = np.zeros(MOST_IN_FLIGHT_BYTES // 4 + 1, np.float32)
+        entry.finish(structs.replace(part, outputs={"y": large}, is_last=True))
+        assert dropped == {"stream": 1, "too_large": 1}
+        assert place.waiting() == (0, 0)
+
+
+async def test_candidate_that_is_not_ready_gets_no_mirrored_request() -> None:
+    with shadowed() as (place, shadow):
+        place.directory.announce(ServedVersion(lane=CANDIDATE, state="failed", reason="x"))
+        _, sink = place.begin()
+        place.answer(LIVE)
+        assert len(sink.replies) == 1
+        assert place.router.counts.shadow(shadow.id).dropped == {"not_ready": 1}
+
+
+async def test_candidate_that_never_answers_is_dropped() -> None:
+    with shadowed() as (place, shadow):
+        place.begin()
+        place.answer(LIVE)
+        place.answer(CANDIDATE, DeadlineExceededError("x"))
+        assert place.router.counts.shadow(shadow.id).dropped == {"expired": 1}
