@@ -229,7 +229,8 @@ def test_an_act_is_decided_again_after_another_writer(
     store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rolling(store)
-    point, moved = store.point, []
+    point = store.point
+    moved: list[Pointers] = []
 
     def raced(model: str, following: Pointers) -> Pointers:
         if not moved:

@@ -25,7 +25,7 @@ ACTS = (
     "rollout/pause", "rollout/resume", "rollout/abort", "rollout/promote", "shadow/stop",
     "split/end",
 )  # fmt: skip
-STARTS = {
+STARTS: dict[str, dict[str, Any]] = {
     "rollout": {"version": 2, "steps": [0.01, 1], "every_s": 3600, "why": "better"},
     "shadow": {"version": 2, "sample": 0.5},
     "split": {

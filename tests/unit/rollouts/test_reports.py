@@ -1,5 +1,8 @@
 """Reports of shadows and splits, from files that servers and strangers have written."""
 
+import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +118,37 @@ def test_damaged_files_are_named_and_hide_nothing(store: ModelStore, data: bytes
     assert shadow is not None
     store.storage.replace(f"digits/rollouts/{shadow.id}/shadow/evil.json", data)
     assert "left out" in shadow_report(store, "digits")["note"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pairs", "x"), ("pairs", -1), ("pairs", 2**60), ("difference", "x"), ("worst", [{}]),
+        ("worst", [{}] * 101), ("live_s", {"9999999": 1}), ("live_s", {"a": 1}), ("dropped", [1]),
+        ("dropped", {"x" * 3000: 1}), ("keep", 101), ("more", 1),
+    ],
+)  # fmt: skip
+def test_figures_that_cannot_be_are_left_out(store: ModelStore, field: str, value: object) -> None:
+    traffic = shadow_of(store)
+    figures = ShadowFigures(keep=5)
+    figures.count_pair(pair(1.0), live_s=0.01, candidate_s=None)
+    write_comparisons(store.storage, "digits", traffic, "a", {}, figures)
+    assert traffic.shadow is not None
+    data = json.dumps({**figures.as_plain(), field: value}).encode()
+    store.storage.replace(f"digits/rollouts/{traffic.shadow.id}/shadow/evil.json", data)
+    document = shadow_report(store, "digits")
+    assert document["figures"]["pairs"] == 1
+    assert "left out" in document["note"]
+
+
+def test_an_infinite_difference_is_read_back(store: ModelStore) -> None:
+    figures = ShadowFigures(keep=5)
+    endless = replace(pair(1.0), difference=math.inf)
+    figures.count_pair(endless, live_s=0.01, candidate_s=0.01)
+    write_comparisons(store.storage, "digits", shadow_of(store), "a", {}, figures)
+    found = shadow_report(store, "digits")["figures"]
+    assert found["difference"] > 1e300
+    assert found["worst"][0]["difference"] > 1e300
 
 
 def test_a_process_needs_a_name(store: ModelStore) -> None:
