@@ -18,6 +18,12 @@ _M = TypeVar("_M", bound=StrictModel)
 
 
 async def json_body(request: Request) -> bytes:
+    """Returns the body of a request that says that it is JSON.
+
+    Raises:
+        InvalidRequestError: it says otherwise.
+        PayloadTooLargeError: it is too large.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != _JSON:
         raise InvalidRequestError(
