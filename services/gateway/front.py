@@ -229,6 +229,7 @@ class Front:
             administration=self._administration,
             always_raw=config.compat == "triton",
             regions=self._regions,
+            registry=self._registry,
         )
         route = RestEdge(
             *parts,

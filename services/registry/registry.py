@@ -22,7 +22,7 @@ from model_store.records.deletion import delete_version
 from model_store.records.moves import parse_time, pointers_when, state_document
 from model_store.store import ModelStore
 from model_store.transfer import CopyReport
-from model_store.uploads.declaration import Declaration, parse_declaration
+from model_store.uploads.declaration import Declaration
 from model_store.uploads.uploads import Uploads, UploadState
 from services.access.audit import audited
 from services.access.caller import Principal
@@ -54,16 +54,25 @@ COLLECT_EVERY_S = 600.0
 """Interval of removing abandoned uploads; they are kept for a day."""
 PIECE_BYTES = 2**20
 """Bytes of a file that are read at once."""
+CHUNK_BYTES = 8 * 2**20
+"""Limit of a chunk of a file, in one request."""
 MAX_PAGE = 100
+USUAL_PAGE = 20
 MAX_WHY = 500
 MAX_MOVES_READ = 1000
 """Moves that a call reads to find those of a time: up to half a minute of a bucket."""
+NOWHERE = (
+    "this process has no registry: a gateway of a split server has no model store, and "
+    "registry=off turns it off; ask the server that has the store"
+)
 NO_UPLOADS = (
     "this registry takes no uploads: its store is a bucket, and no upload_folder is set, where the "
     "files of an upload are collected and checked"
 )
 
 T = TypeVar("T")
+Encode = Callable[[dict[str, Any]], bytes]
+"""Encodes a document, in a thread."""
 
 
 class Registry:
@@ -110,46 +119,62 @@ class Registry:
         """Ends the threads, once their present work is done."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def models(self, principal: Principal, after: str, limit: int) -> bytes:
-        """Lists models, in JSON; see `documents.models_page`."""
+    async def models(
+        self, principal: Principal, after: str, limit: int, encode: Encode = encoded
+    ) -> bytes:
+        """Lists models; see `documents.models_page`."""
 
         def sees(model: str) -> bool:
             return self._access.sees(principal, model)
 
         return await self._in_thread(
-            lambda: encoded(documents.models_page(self._store, sees, after, limit))
+            lambda: encode(documents.models_page(self._store, sees, after, limit))
         )
 
     async def model(
-        self, principal: Principal, model: str, before: int | None, limit: int
+        self,
+        principal: Principal,
+        model: str,
+        before: int | None,
+        limit: int,
+        encode: Encode = encoded,
     ) -> bytes:
-        """Describes a model and a page of its versions, in JSON; see `documents.model_document`."""
+        """Describes a model and a page of its versions; see `documents.model_document`."""
         self._require(principal, "read", model)
         return await self._in_thread(
-            lambda: encoded(documents.model_document(self._store, model, before, limit))
+            lambda: encode(documents.model_document(self._store, model, before, limit))
         )
 
-    async def version(self, principal: Principal, model: str, version: str) -> bytes:
-        """Describes a version, by its number or an alias, in JSON; see `version_document`."""
+    async def version(
+        self, principal: Principal, model: str, version: str, encode: Encode = encoded
+    ) -> bytes:
+        """Describes a version, by its number or an alias; see `documents.version_document`."""
         self._require(principal, "read", model)
 
         def read() -> bytes:
             number = documents.version_number(self._store, model, version)
-            return encoded(documents.version_document(self._store, model, number))
+            return encode(documents.version_document(self._store, model, number))
 
         return await self._in_thread(read)
 
     async def history(
-        self, principal: Principal, model: str, before: int | None, limit: int
+        self,
+        principal: Principal,
+        model: str,
+        before: int | None,
+        limit: int,
+        encode: Encode = encoded,
     ) -> bytes:
-        """Lists the moves of a model's aliases, in JSON; see `documents.history_document`."""
+        """Lists the moves of a model's aliases; see `documents.history_document`."""
         self._require(principal, "read", model)
         return await self._in_thread(
-            lambda: encoded(documents.history_document(self._store, model, before, limit))
+            lambda: encode(documents.history_document(self._store, model, before, limit))
         )
 
-    async def aliases_at(self, principal: Principal, model: str, at: str) -> bytes:
-        """Describes the aliases of a model at a time (ISO 8601), in JSON; see `state_document`.
+    async def aliases_at(
+        self, principal: Principal, model: str, at: str, encode: Encode = encoded
+    ) -> bytes:
+        """Describes the aliases of a model at a time (ISO 8601); see `state_document`.
 
         Raises:
             InvalidRequestError: it is no time, or lies before the newest `MAX_MOVES_READ` moves.
@@ -162,7 +187,7 @@ class Registry:
 
         def read() -> bytes:
             pointers = pointers_when(self._store, model, when, MAX_MOVES_READ)
-            return encoded(state_document(model, when, pointers))
+            return encode(state_document(model, when, pointers))
 
         return await self._in_thread(read)
 
@@ -278,13 +303,18 @@ class Registry:
             )
         return tombstone.model_dump(mode="json")
 
-    async def begin(self, principal: Principal, body: bytes) -> dict[str, Any]:
-        """Begins or resumes an upload; the body is its declaration in JSON."""
+    async def begin(
+        self, principal: Principal, read: Callable[[Callable[[], None]], Declaration]
+    ) -> dict[str, Any]:
+        """Begins or resumes an upload.
+
+        Args:
+            principal: the caller.
+            read: reads the declaration, and calls its argument between slices of the work.
+        """
         if principal.caller is None:  # refused before its body is read
             self._access.require(principal, "push", "")
-        declaration = await self._in_thread(
-            lambda: parse_declaration(body, lend_lock), of_caller=True
-        )
+        declaration = await self._in_thread(lambda: read(lend_lock), of_caller=True)
         target = f"{declaration.model}/{declaration.version}"
         with audited("begin push", target, principal.name, principal.peer):
             self._require(principal, "push", declaration.model)
@@ -385,6 +415,17 @@ class Registry:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._waiting -= 1
+
+
+def check_page(limit: int) -> int:
+    """Returns the size of a page.
+
+    Raises:
+        InvalidRequestError: it is not one.
+    """
+    if not 0 < limit <= MAX_PAGE:
+        raise InvalidRequestError(f"'limit' is {limit}; give 1 to {MAX_PAGE}")
+    return limit
 
 
 def _who(principal: Principal) -> str:

@@ -21,6 +21,7 @@ unasked.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
@@ -31,6 +32,7 @@ from starlette.routing import Route
 from flambeau.protocol.strict import StrictModel, explain
 from model_store.document import LARGE, SMALL, parse_document
 from model_store.errors import DocumentError
+from model_store.uploads.declaration import parse_declaration
 from services.access.caller import Principal
 from services.errors import (
     InvalidRequestError,
@@ -40,18 +42,11 @@ from services.errors import (
 )
 from services.registry.encoding import encoded
 from services.registry.files import wanted_part
-from services.registry.registry import MAX_PAGE, Registry
+from services.registry.registry import NOWHERE, USUAL_PAGE, Registry, check_page
 from services.wire.http1.asgi import RESERVE
 
 PREFIX = "/v1/registry/"
-CHUNK_BYTES = 8 * 2**20
-"""Limit of a body: a chunk of a file."""
-USUAL_PAGE = 20
 _JSON = "application/json"
-_NOWHERE = (
-    "this process has no registry: a gateway of a split server has no model store, and "
-    "registry=off turns it off; ask the server that has the store"
-)
 
 _M = TypeVar("_M", bound=StrictModel)
 RegistryCall = Callable[[Registry, Request, Principal], Awaitable[Response]]
@@ -113,7 +108,7 @@ class RegistryRoutes:
             principal = self._principal_of(request)
             principal.take_request()
             if self._registry is None:
-                raise UnsupportedError(_NOWHERE)
+                raise UnsupportedError(NOWHERE)
             method = "GET" if request.method == "HEAD" else request.method
             return await by_method[method](self._registry, request, principal)
 
@@ -199,7 +194,8 @@ async def _delete(registry: Registry, request: Request, principal: Principal) ->
 
 
 async def _begin(registry: Registry, request: Request, principal: Principal) -> Response:
-    return _json(await registry.begin(principal, await _json_body(request)))
+    body = await _json_body(request)
+    return _json(await registry.begin(principal, partial(parse_declaration, body)))
 
 
 async def _upload(registry: Registry, request: Request, principal: Principal) -> Response:
@@ -258,10 +254,7 @@ def _before(request: Request) -> int | None:
 
 
 def _page_size(request: Request) -> int:
-    found = _number(request.query_params.get("limit", str(USUAL_PAGE)), "limit")
-    if not 0 < found <= MAX_PAGE:
-        raise InvalidRequestError(f"'limit' is {found}; give 1 to {MAX_PAGE}")
-    return found
+    return check_page(_number(request.query_params.get("limit", str(USUAL_PAGE)), "limit"))
 
 
 def _number(text: str, name: str) -> int:

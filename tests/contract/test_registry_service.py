@@ -102,8 +102,7 @@ def file_sizes_up_to(size_bytes: int) -> Iterator[None]:
 
 
 async def begin(registry: Registry, files: dict[str, bytes], principal: Principal = CALLER) -> str:
-    body = declared(files).model_dump_json().encode()
-    return str((await registry.begin(principal, body))["id"])
+    return str((await registry.begin(principal, lambda _: declared(files)))["id"])
 
 
 async def send(registry: Registry, upload: str, files: dict[str, bytes]) -> None:

@@ -36,8 +36,8 @@ from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.shared_regions.regions import SharedRegions
 from services.ports import LIVE_PATH, READY_PATH
-from services.registry.registry import Registry
-from services.registry.rest_routes import CHUNK_BYTES, PREFIX, RegistryRoutes
+from services.registry.registry import CHUNK_BYTES, Registry
+from services.registry.rest_routes import PREFIX, RegistryRoutes
 from services.wire.body import SMALL_BODY_BYTES, Body
 from services.wire.http1.asgi import RESERVE, asgi_opener
 from services.wire.http1.exchange import (
