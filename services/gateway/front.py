@@ -387,6 +387,8 @@ class Front:
 
     async def close(self) -> None:
         """Closes the edges, once the last responses are written."""
+        if self._registry is not None:
+            self._registry.feed.leave()
         await asyncio.gather(*(one.server.stop(LAST_REPLIES_S) for one in self._ports))
         self._compression.close()
 

@@ -18,6 +18,7 @@ from model_store.pointers import Pointers
 from model_store.records.annotations import annotations_of
 from model_store.records.moves import moves_page
 from model_store.store import ModelStore
+from model_store.uploads.uploads import UploadState
 from services.registry.encoding import Json
 
 REPORT = "report.json"
@@ -181,6 +182,27 @@ def history_document(
         "name": model,
         "moves": [move.document() for move in page.moves],
         "next": page.next,
+    }
+
+
+def upload_document(state: UploadState) -> dict[str, Any]:
+    """Describes the state of an upload."""
+    declaration = state.declaration
+    linked = frozenset(state.linked)
+    return {
+        "id": state.id,
+        "model": declaration.model,
+        "version": declaration.version,
+        "is_published": state.is_published,
+        "files": [
+            {
+                "file": one.file,
+                "size_bytes": one.size_bytes,
+                "received": state.received[one.file],
+                "is_linked": one.file in linked,
+            }
+            for one in declaration.files
+        ],
     }
 
 

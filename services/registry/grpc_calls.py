@@ -5,6 +5,7 @@ failure is a `ServingError`, with its gRPC code.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -86,7 +87,10 @@ class GrpcRegistry:
 
     def streams(self) -> dict[str, tuple[Stream, type[Message]]]:
         """Returns the calls with a stream of responses, and their requests, by name."""
-        return {"Download": (self._download, pb.DownloadRequest)}
+        return {
+            "Download": (self._download, pb.DownloadRequest),
+            "WatchEvents": (self._events, pb.WatchEventsRequest),
+        }
 
     @property
     def _registry(self) -> Registry:
@@ -220,6 +224,14 @@ class GrpcRegistry:
             facts.data = data
             yield facts.SerializeToString()
             facts = pb.DownloadChunk()
+
+    async def _events(
+        self, asked: pb.WatchEventsRequest, principal: Principal
+    ) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._registry.events(principal, asked.after)) as events:
+            async for event in events:
+                if event is not None:
+                    yield messages.event_message(event.document).SerializeToString()
 
 
 def _page_size(limit: int) -> int:

@@ -69,13 +69,24 @@ def move_message(document: dict[str, Any]) -> pb.AliasMove:
         who=document["who"],
         when=_moment(document["when"]),
         why=document["why"],
-        changes=[
-            pb.AliasChange(alias=one["alias"], before=one["from"], after=one["to"])
-            for one in document.get("changes", ())
-        ],
+        changes=_changes(document),
         traffic_json=_json(document.get("traffic")),
         evidence_json=_json(document.get("evidence")),
     )
+
+
+def _changes(document: dict[str, Any]) -> list[pb.AliasChange]:
+    return [
+        pb.AliasChange(alias=one["alias"], before=one["from"], after=one["to"])
+        for one in document.get("changes", ())
+    ]
+
+
+def event_message(document: dict[str, Any]) -> pb.RegistryEvent:
+    """Converts an event."""
+    kind = pb.RegistryEvent.Kind.Value(f"KIND_{document['kind'].upper()}")
+    own = {"kind": kind, "at": _moment(document["at"]), "changes": _changes(document)}
+    return pb.RegistryEvent(**{**document, **own})
 
 
 def annotations_message(document: dict[str, Any]) -> pb.Annotations:

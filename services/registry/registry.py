@@ -10,7 +10,7 @@ wait for one.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -40,6 +40,7 @@ from services.interpreter_lock import lend_lock
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
 from services.registry.encoding import encoded
+from services.registry.event_feed import Event, EventCaller, EventFeed
 from services.registry.failures import Places, store_failures
 from services.registry.files import StoredFile, find_file
 from services.registry.registry_access import RegistryAccess
@@ -84,6 +85,10 @@ class Registry:
         access: permissions.
         is_served: tells if this server holds a version: it serves it, is loading it, or unloaded it
             to make room.
+        scan_every_s: seconds between scans for events; None for the usual interval of the store.
+
+    Attributes:
+        feed: events of the store.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class Registry:
         uploads: Uploads | None,
         access: RegistryAccess,
         is_served: Callable[[str, int], bool],
+        scan_every_s: float | None = None,
     ) -> None:
         self._store = store
         self._uploads = uploads
@@ -101,13 +107,19 @@ class Registry:
         if uploads is not None:
             places[str(uploads.folder)] = "the folder of the uploads"
         self._places = Places(places)
+        self.feed = EventFeed(store, self._in_thread, scan_every_s)
         self._waiting = 0
         self._threads = ThreadPoolExecutor(
             THREADS, "registry", lambda: lower_priority(STEPS_BELOW_LOOP)
         )
 
     async def run(self) -> None:
-        """Removes abandoned uploads, until cancelled."""
+        """Removes abandoned uploads, and follows the events of the store, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._collect(), name="uploads")
+            tasks.create_task(self.feed.run(), name="events")
+
+    async def _collect(self) -> None:
         while self._uploads is not None:
             try:
                 await self._in_thread(self._uploads.collect)
@@ -223,6 +235,21 @@ class Registry:
             start += len(data)
             yield data
 
+    def events(self, principal: Principal, after: str) -> AsyncGenerator[Event | None, None]:
+        """Reads the events of models that the caller may read; see `EventFeed.read`.
+
+        Raises:
+            ForbiddenError: the registry needs a credential.
+        """
+        if principal.caller is None:
+            self._access.require(principal, "read", "")
+        caller = EventCaller(
+            principal.name or principal.peer,
+            lambda model: self._access.reads(principal, model),
+            lambda: principal.caller is not None and principal.caller.is_over(),
+        )
+        return self.feed.read(caller, after)
+
     async def promote(
         self, principal: Principal, model: str, alias: str, version: int, why: str
     ) -> dict[str, Any]:
@@ -322,11 +349,11 @@ class Registry:
             state = await self._in_thread(
                 lambda: uploads.begin(declaration, _owner(principal)), of_caller=True
             )
-        return _state_document(state)
+        return documents.upload_document(state)
 
     async def upload(self, principal: Principal, upload_id: str) -> dict[str, Any]:
         """Returns the state of an upload of this caller."""
-        return _state_document(await self._own(principal, upload_id))
+        return documents.upload_document(await self._own(principal, upload_id))
 
     async def append(
         self,
@@ -443,23 +470,3 @@ def _check_why(why: str) -> None:
         raise InvalidRequestError(
             f"'why' has {len(why):,} characters, over {MAX_WHY}; give a shorter reason"
         )
-
-
-def _state_document(state: UploadState) -> dict[str, Any]:
-    declaration: Declaration = state.declaration
-    linked = frozenset(state.linked)
-    return {
-        "id": state.id,
-        "model": declaration.model,
-        "version": declaration.version,
-        "is_published": state.is_published,
-        "files": [
-            {
-                "file": one.file,
-                "size_bytes": one.size_bytes,
-                "received": state.received[one.file],
-                "is_linked": one.file in linked,
-            }
-            for one in declaration.files
-        ],
-    }

@@ -10,6 +10,7 @@ DELETE /v1/registry/models/M/versions/V[?why=TEXT]               deletes it
 GET    /v1/registry/models/M/versions/V/files/F                  a file of it; Range is honoured
 POST   /v1/registry/models/M/aliases/A                           {"version": 3, "why": "..."}
 POST   /v1/registry/models/M/aliases/A/rollback                  {"why": "..."}
+GET    /v1/registry/events[?after=ID]                            events, as they happen
 POST   /v1/registry/uploads                                      begins or resumes an upload
 GET    /v1/registry/uploads/ID                                   its state
 PUT    /v1/registry/uploads/ID/files/F?offset=N                  appends the body to a file
@@ -41,6 +42,7 @@ from services.errors import (
     UnsupportedError,
 )
 from services.registry.encoding import encoded
+from services.registry.event_routes import EVENTS, stream_events
 from services.registry.files import wanted_part
 from services.registry.registry import NOWHERE, USUAL_PAGE, Registry, check_page
 from services.wire.http1.asgi import RESERVE
@@ -91,6 +93,7 @@ class RegistryRoutes:
             f"{version}/files/{{file}}": {"GET": _download},
             f"{model}/aliases/{{alias}}": {"POST": _promote},
             f"{model}/aliases/{{alias}}/rollback": {"POST": _rollback},
+            EVENTS: {"GET": stream_events},
             "uploads": {"POST": _begin},
             upload: {"GET": _upload, "DELETE": _abandon},
             f"{upload}/files/{{file}}": {"PUT": _append},

@@ -1,6 +1,7 @@
 """The registry of a real server over gRPC, by grpcio's client."""
 
 import hashlib
+import http.client
 import json
 import os
 from collections.abc import Iterator
@@ -300,3 +301,45 @@ def test_a_gateway_without_a_store_says_the_words_of_rest(tmp_path: Path) -> Non
         assert rest.status == 501
         for send in (stub.ListModels, lambda: list(stub.Download())):
             assert error_of(send) == (CODE.UNIMPLEMENTED, rest.error())
+
+
+def test_events_by_server_sent_events_and_by_grpc(source: ModelStore, tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path, registry="open") as server,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        stub = Stub(channel)
+        reading = http.client.HTTPConnection(server.http, timeout=TIMEOUT_S)
+        reading.request("GET", "/v1/registry/events")
+        told = reading.getresponse()
+        assert told.getheader("content-type").startswith("text/event-stream")
+        push(stub, version_bytes(source, "linear", 1))
+        stub.Promote(model="linear", alias="canary", version=1, why="ready")
+        first, second = stub.WatchEvents(after="0"), []
+        for event in first:
+            second.append(event)
+            if len(second) == 2:
+                break
+        pushed, promoted = second
+        assert (pushed.kind, pushed.model, pushed.version) == (1, "linear", 1)
+        assert (promoted.kind, promoted.why, promoted.changes[0].alias) == (2, "ready", "canary")
+        lines = [told.readline().decode().rstrip() for _ in range(12)]
+        documents = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        assert [one["id"] for one in documents][:2] == [pushed.id, promoted.id]
+        assert f"id: {pushed.id}" in lines
+        assert "event: promoted" in lines
+        again = http.client.HTTPConnection(server.http, timeout=TIMEOUT_S)
+        again.request("GET", "/v1/registry/events", headers={"last-event-id": pushed.id})
+        rest = again.getresponse()
+        while not (line := rest.readline().decode()).startswith("id: "):
+            assert line
+        assert line == f"id: {promoted.id}\n"
+        bad = call(server, "GET", "/v1/registry/events?after=x")
+        assert (bad.status, "give the id of an event" in bad.error()) == (400, True)
+        watch = stub.WatchEvents(after=promoted.id)
+        server.ask_to_stop()
+        assert error_of(lambda: next(watch))[0] is CODE.UNAVAILABLE
+        assert "event: error" in told.read().decode()
+        server.wait()
+        reading.close()
+        again.close()

@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -430,3 +431,47 @@ class DownloadChunk(_message.Message):
     size_bytes: int
     sha256: str
     def __init__(self, data: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: str
+    def __init__(self, after: _Optional[str] = ...) -> None: ...
+
+class RegistryEvent(_message.Message):
+    __slots__ = ("id", "kind", "model", "version", "at", "who", "why", "semver", "generation", "changes")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[RegistryEvent.Kind]
+        KIND_PUSHED: _ClassVar[RegistryEvent.Kind]
+        KIND_PROMOTED: _ClassVar[RegistryEvent.Kind]
+        KIND_ROLLED_BACK: _ClassVar[RegistryEvent.Kind]
+        KIND_DELETED: _ClassVar[RegistryEvent.Kind]
+        KIND_ANNOTATED: _ClassVar[RegistryEvent.Kind]
+    KIND_UNSPECIFIED: RegistryEvent.Kind
+    KIND_PUSHED: RegistryEvent.Kind
+    KIND_PROMOTED: RegistryEvent.Kind
+    KIND_ROLLED_BACK: RegistryEvent.Kind
+    KIND_DELETED: RegistryEvent.Kind
+    KIND_ANNOTATED: RegistryEvent.Kind
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    SEMVER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    kind: RegistryEvent.Kind
+    model: str
+    version: int
+    at: _timestamp_pb2.Timestamp
+    who: str
+    why: str
+    semver: str
+    generation: int
+    changes: _containers.RepeatedCompositeFieldContainer[AliasChange]
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[RegistryEvent.Kind, str]] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ..., why: _Optional[str] = ..., semver: _Optional[str] = ..., generation: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ...) -> None: ...
