@@ -41,6 +41,7 @@ from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
 from services.registry.encoding import encoded
 from services.registry.event_feed import Event, EventCaller, EventFeed
+from services.registry.event_webhooks import EventWebhooks, WebhookTargets
 from services.registry.failures import Places, store_failures
 from services.registry.files import StoredFile, find_file
 from services.registry.registry_access import RegistryAccess
@@ -86,6 +87,7 @@ class Registry:
         is_served: tells if this server holds a version: it serves it, is loading it, or unloaded it
             to make room.
         scan_every_s: seconds between scans for events; None for the usual interval of the store.
+        webhooks: webhooks that are told of events; None for none.
 
     Attributes:
         feed: events of the store.
@@ -98,6 +100,7 @@ class Registry:
         access: RegistryAccess,
         is_served: Callable[[str, int], bool],
         scan_every_s: float | None = None,
+        webhooks: WebhookTargets | None = None,
     ) -> None:
         self._store = store
         self._uploads = uploads
@@ -108,6 +111,9 @@ class Registry:
             places[str(uploads.folder)] = "the folder of the uploads"
         self._places = Places(places)
         self.feed = EventFeed(store, self._in_thread, scan_every_s)
+        self._webhooks = None
+        if webhooks is not None:
+            self._webhooks = EventWebhooks(self.feed, store.storage, webhooks, self._in_thread)
         self._waiting = 0
         self._threads = ThreadPoolExecutor(
             THREADS, "registry", lambda: lower_priority(STEPS_BELOW_LOOP)
@@ -118,6 +124,8 @@ class Registry:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._collect(), name="uploads")
             tasks.create_task(self.feed.run(), name="events")
+            if self._webhooks is not None:
+                tasks.create_task(self._webhooks.run(), name="webhooks")
 
     async def _collect(self) -> None:
         while self._uploads is not None:

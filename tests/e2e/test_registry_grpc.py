@@ -1,9 +1,11 @@
 """The registry of a real server over gRPC, by grpcio's client."""
 
+import asyncio
 import hashlib
 import http.client
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,11 @@ from tests.e2e.grpc_calls import TIMEOUT_S, error_of
 from tests.e2e.rest_calls import call
 from tests.fixtures import onnx_models
 from tests.fixtures.redis_servers import redis_process
-from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.servers import COMMAND, ROOT, ServerProcess, running_processes, running_server
 from tests.fixtures.split_servers import running_gateway, running_worker
 from tests.fixtures.store_versions import draft_in
 from tests.fixtures.uploads import version_bytes
+from tests.fixtures.webhook_receiver import SECRET, Receiver
 
 BIG_BYTES = 5 * 2**20
 CODE = grpc.StatusCode
@@ -312,7 +315,7 @@ def test_events_by_server_sent_events_and_by_grpc(source: ModelStore, tmp_path: 
         reading = http.client.HTTPConnection(server.http, timeout=TIMEOUT_S)
         reading.request("GET", "/v1/registry/events")
         told = reading.getresponse()
-        assert told.getheader("content-type").startswith("text/event-stream")
+        assert told.headers.get_content_type() == "text/event-stream"
         push(stub, version_bytes(source, "linear", 1))
         stub.Promote(model="linear", alias="canary", version=1, why="ready")
         first, second = stub.WatchEvents(after="0"), []
@@ -343,3 +346,31 @@ def test_events_by_server_sent_events_and_by_grpc(source: ModelStore, tmp_path: 
         server.wait()
         reading.close()
         again.close()
+
+
+def test_webhooks_of_the_settings_are_called(source: ModelStore, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "store").mkdir()
+    with Receiver() as receiver:
+        settings = {
+            "registry": "open",
+            "registry_webhooks": [receiver.url],
+            "webhook_secret_file": str(tmp_path / "secret"),
+        }
+        with (
+            running_processes(tmp_path / "store", **settings) as server,
+            grpc.insecure_channel(server.grpc) as channel,
+        ):
+            push(Stub(channel), version_bytes(source, "linear", 1))
+            _, document = asyncio.run(receiver.call())
+            assert (document["type"], document["data"]["model"]) == ("registry.pushed", "linear")
+        assert receiver.calls.empty()
+    command = [COMMAND, "serve", "--store", str(tmp_path / "store")]
+    for setting, words in (
+        ("registry_webhooks=[http://127.0.0.1/x]", "set webhook_secret_file too"),
+        ("registry_webhooks=[ftp://127.0.0.1/x]", "is no URL"),
+    ):
+        done = subprocess.run(
+            [*command, "--set", setting], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
