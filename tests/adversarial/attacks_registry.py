@@ -22,6 +22,7 @@ REFUSED = ("400", "404", "405", "409", "413", "431", "503", "closed")
 PATHS = (
     "models/{}", "models/{}/versions/1", "models/linear/versions/{}", "models/{}/history",
     "models/linear/versions/1/files/{}", "uploads/{}", "models?after={}", "models?limit={}",
+    "events?after={}",
 )  # fmt: skip
 
 
