@@ -140,7 +140,8 @@ class _ModelScan:
             self._claimed = {int(n) for n in storage.names(name) if _NUMBER.fullmatch(n)}
             for gone in self._published.keys() - self._claimed:
                 del self._published[gone]
-        for version in self._claimed - self._published.keys():
+        missing = len(self._claimed) > len(self._published)
+        for version in self._claimed - self._published.keys() if missing else ():
             at_s = storage.changed_s(f"{name}/{version}/{MANIFEST}")
             if at_s is not None:
                 has_changed = True
