@@ -7,6 +7,7 @@ after it finds the tombstone. Only then is the manifest deleted, and the files a
 """
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -17,8 +18,8 @@ from model_store.errors import (
     VersionInUseError,
 )
 from model_store.host.this_user import this_user
-from model_store.listing import list_models
-from model_store.manifest import CLAIM, check_name
+from model_store.listing import NewestOfModel, list_models, model_names, newest_of
+from model_store.manifest import CLAIM, Manifest, check_name
 from model_store.pipelines.graph import parse_part
 from model_store.pipelines.parts import MAX_LOOKED_AT
 from model_store.pointers import Pointers
@@ -119,21 +120,48 @@ def _refuse_named(current: Pointers | None, model: str, version: int) -> None:
 
 
 def _refuse_part(store: ModelStore, model: str, version: int) -> None:
-    """Refuses a version that the newest version of a pipeline names by its number.
+    """Refuses a version that a pipeline in use names by its number.
 
     Raises:
-        VersionInUseError: one does. The pipelines of the first `MAX_LOOKED_AT` models are read.
+        VersionInUseError: one does. The pipelines of the first `MAX_LOOKED_AT` models are read:
+            their newest versions, and those that an alias or a rollout names.
     """
-    for name, listing in [*list_models(store.storage).items()][:MAX_LOOKED_AT]:
-        with suppress(StoreError):  # a damaged model uses nothing
-            newest = store.manifest(name, listing.versions[-1]) if listing.versions else None
-            texts = newest.pipeline.graph.models() if newest and newest.pipeline else ()
-            parts = [parse_part(text) for text in texts]
-            if any((part.model, part.wanted) == (model, version) for part in parts):
-                break
-    else:
+    for name, newest in _newest_versions(store):
+        for used in _used_versions(store, name, newest):
+            names_it = False
+            with suppress(StoreError):  # a damaged version uses nothing
+                names_it = _names_part(store.manifest(name, used), model, version)
+            if names_it:
+                raise VersionInUseError(
+                    f"version {version} of '{model}' is a part of the pipeline '{name}' {used}; "
+                    "publish the pipeline again without it, and move its aliases first"
+                )
+
+
+def _newest_versions(store: ModelStore) -> Iterator[tuple[str, NewestOfModel]]:
+    """Yields the first `MAX_LOOKED_AT` models: in a folder, without a listing of all versions."""
+    if store.is_local:
+        for name in sorted(model_names(store.storage))[:MAX_LOOKED_AT]:
+            with suppress(StoreError):  # a damaged model uses nothing
+                if (newest := newest_of(store.storage, name)) is not None:
+                    yield name, newest
         return
-    raise VersionInUseError(
-        f"version {version} of '{model}' is a part of the pipeline '{name}'; publish the pipeline "
-        "again without it first"
-    )
+    for name, listing in [*list_models(store.storage).items()][:MAX_LOOKED_AT]:
+        if listing.versions:
+            generation = max(listing.generations, default=0)
+            yield name, NewestOfModel(listing.versions[-1], generation)
+
+
+def _used_versions(store: ModelStore, name: str, newest: NewestOfModel) -> set[int]:
+    """Returns the newest version of a model, and those that its pointers name."""
+    used = {newest.version}
+    if newest.generation:
+        with suppress(StoreError):  # damaged pointers name nothing
+            used |= store.pointers_at(name, newest.generation).versions
+    return used
+
+
+def _names_part(manifest: Manifest, model: str, version: int) -> bool:
+    texts = manifest.pipeline.graph.models() if manifest.pipeline else ()
+    parts = map(parse_part, texts)
+    return any((part.model, part.wanted) == (model, version) for part in parts)

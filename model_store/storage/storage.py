@@ -211,6 +211,17 @@ class Storage:
                 return False
             return True
 
+    def changed_s(self, path: str) -> float | None:
+        """Returns the Unix time of the last change of a file or folder, or None if it is missing.
+
+        Not for buckets.
+        """
+        with self._failures(f"look for '{path}'"):
+            try:
+                return os.stat(os.path.join(self.url, path)).st_mtime
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
     def get(self, path: str, max_bytes: int) -> bytes:
         """Reads a whole file.
 

@@ -129,6 +129,19 @@ def parse_declaration(data: bytes, between: Callable[[], None] = lambda: None) -
     except orjson.JSONDecodeError as error:
         raise UploadRefusedError(f"{_WHAT} is not JSON that can be read: {error}") from error
     between()
+    return read_declaration(document, between)
+
+
+def read_declaration(document: Any, between: Callable[[], None] = lambda: None) -> Declaration:
+    """Validates the values of a declaration up to the first fault.
+
+    Args:
+        document: plain values.
+        between: as for `parse_declaration`.
+
+    Raises:
+        UploadRefusedError: they violate the schema.
+    """
     _check_keys(document, _WHAT)
     if isinstance(document, dict) and isinstance(document.get("files"), list):
         document["files"] = _parsed_files(document["files"], between)

@@ -8,13 +8,16 @@ In: an upload that begins. Out: its place, or an error that says which share is 
 Rules:
 - one owner has a part of the places, so that it leaves some to others;
 - what open uploads have still to receive is no free space for another: uploads that fit alone do
-  not fill the disk together.
+  not fill the disk together;
+- the uploads of one owner reserve a part of the free space, and one that receives nothing for an
+  hour reserves none.
 """
 
 import contextlib
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +33,11 @@ MAX_OPEN = 64
 """Uploads of one store that are open at once."""
 MAX_PER_OWNER = 16
 """Open uploads of one owner."""
+OWNER_SHARE = 0.5
+"""Part of the free space that uploads of one owner may reserve: one caller alone can push a version
+that takes half of the disk, and none keeps all others out."""
+RESERVED_S = 3600.0
+"""Time without a byte after which an upload no longer reserves space; it can still go on."""
 CLAIM_FILE = "claim.json"
 
 
@@ -45,11 +53,18 @@ class Shares:
     Args:
         folder: the folder of the uploads.
         max_per_owner: open uploads of one owner.
+        owner_share: part of the free space that uploads of one owner may reserve.
     """
 
-    def __init__(self, folder: Path, max_per_owner: int = MAX_PER_OWNER) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_per_owner: int = MAX_PER_OWNER,
+        owner_share: float = OWNER_SHARE,
+    ) -> None:
         self._folder = folder
         self._max_per_owner = max_per_owner
+        self._owner_share = owner_share
 
     def open_ids(self) -> list[str]:
         """Returns the uploads that are open, or whose removal was cut off."""
@@ -98,11 +113,14 @@ class Shares:
             missing_bytes: those of them that have still to arrive.
 
         Raises:
-            StorageFullError: less is free, without what other uploads have still to receive.
+            StorageFullError: less is free, without what other uploads have still to receive; or the
+                uploads of this owner would reserve more than its share.
             OSError: the folder cannot be read or written to.
         """
         with self._locked():
-            others = sum(map(self._missing_bytes, set(self.open_ids()) - {upload_id}))
+            claims = {one: self._claim(one) for one in self.open_ids() if one != upload_id}
+            waiting = {one: self._missing_bytes(one, claim) for one, claim in claims.items()}
+            others = sum(waiting.values())
             free = shutil.disk_usage(self._folder).free
             lacking = missing_bytes + others - free
             if lacking > 0:
@@ -112,18 +130,42 @@ class Shares:
                     "for other uploads; make room there, or finish or abandon others, and push "
                     "again"
                 )
-            self._write(upload_id, _Claim(owner=owner, size_bytes=size_bytes))
+            claim = _Claim(owner=owner, size_bytes=size_bytes)
+            if self._claim(upload_id) != claim:  # to begin again is no byte that arrives
+                own = [waiting[one] for one, c in claims.items() if c and c.owner == owner]
+                self._check_share(missing_bytes, sum(own), free)
+                self._write(upload_id, claim)
 
-    def _missing_bytes(self, upload_id: str) -> int:
-        """Returns the bytes that an upload has still to receive."""
-        claim = self._claim(upload_id)
+    def _check_share(self, missing_bytes: int, own_bytes: int, free_bytes: int) -> None:
+        """Refuses an owner more space than its share of what is free.
+
+        Raises:
+            StorageFullError: its other uploads reserve too much, or this one alone needs more.
+        """
+        share = int(free_bytes * self._owner_share)
+        if missing_bytes and missing_bytes + own_bytes > share:
+            raise StorageFullError(
+                f"the upload needs {missing_bytes:,} bytes, and your other uploads have reserved "
+                f"{own_bytes:,}: of the {free_bytes:,} bytes free in {self._folder}, one caller "
+                f"may reserve {share:,}; finish or abandon others, or make room there"
+            )
+
+    def _missing_bytes(self, upload_id: str, claim: _Claim | None) -> int:
+        """Returns the bytes that an upload has still to receive; 0 if none come any more."""
         if claim is None or not claim.size_bytes:
             return 0
-        here = 0
+        here, last_s = 0, 0.0
+        with contextlib.suppress(FileNotFoundError):
+            last_s = os.lstat(self._folder / upload_id / CLAIM_FILE).st_mtime
         for folder, _, files in os.walk(self._folder / upload_id / "store"):
             for name in files:
                 with contextlib.suppress(FileNotFoundError):
-                    here += os.lstat(os.path.join(folder, name)).st_size
+                    found = os.lstat(os.path.join(folder, name))
+                    here += found.st_size
+                    if found.st_nlink == 1:  # else it is a file of the store
+                        last_s = max(last_s, found.st_mtime)
+        if time.time() - last_s > RESERVED_S:
+            return 0
         return max(0, claim.size_bytes - here)
 
     def _claim(self, upload_id: str) -> _Claim | None:

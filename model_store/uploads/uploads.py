@@ -39,7 +39,6 @@ from model_store.errors import (
 )
 from model_store.manifest import MANIFEST, FileEntry, Manifest, parse_manifest
 from model_store.records.tombstone import refuse_deleted
-from model_store.storage.plain_file import read_plain_file
 from model_store.storage.storage import FULL, MissingFileError, append_whole
 from model_store.store import ModelStore, manifest_path
 from model_store.transfer import CopyReport, copy_version
@@ -49,10 +48,10 @@ from model_store.uploads.declaration import (
     DeclaredFile,
     UploadRecord,
     check_against_manifest,
-    parse_record,
 )
+from model_store.uploads.known_records import KnownRecords
 from model_store.uploads.running_digests import RunningDigests
-from model_store.uploads.shares import MAX_PER_OWNER, Shares
+from model_store.uploads.shares import MAX_PER_OWNER, OWNER_SHARE, Shares
 from model_store.uploads.upload_lock import lock_file, lock_of, locked, unknown_upload
 
 MAX_SKIPPED = 1_000_000
@@ -89,6 +88,7 @@ class Uploads:
         max_age_s: seconds without activity after which an upload is collected.
         threads: takes digests while files arrive; None takes them at the end.
         max_per_owner: open uploads of one owner.
+        owner_share: part of the free space that uploads of one owner may reserve.
 
     Attributes:
         folder: the folder of the uploads.
@@ -102,13 +102,15 @@ class Uploads:
         max_age_s: float = MAX_AGE_S,
         threads: Executor | None = None,
         max_per_owner: int = MAX_PER_OWNER,
+        owner_share: float = OWNER_SHARE,
     ) -> None:
         self._store = store
         self.folder = folder
         self._check_signature = check_signature
         self._max_age_s = max_age_s
         self._digests = RunningDigests(threads)
-        self._shares = Shares(folder, max_per_owner)
+        self._shares = Shares(folder, max_per_owner, owner_share)
+        self._records = KnownRecords()
 
     def begin(self, declaration: Declaration, owner: str) -> UploadState:
         """Begins an upload, or resumes the same owner's upload of the same contents.
@@ -303,7 +305,7 @@ class Uploads:
         """Returns True for a known upload; forgets the files and the record of another one."""
         path, known = place / "upload.json", None
         with contextlib.suppress(OSError, StoreError):
-            known = parse_record(read_plain_file(path, LARGE.max_bytes), str(path)).declaration
+            known = self._records.read(path).declaration
         if known != declaration:
             path.unlink(missing_ok=True)
             self._digests.forget(place)
@@ -357,8 +359,7 @@ class Uploads:
         place = self.folder / upload_id
         with locked(place, mode):
             try:
-                data = read_plain_file(place / "upload.json", LARGE.max_bytes)
-                record = parse_record(data, "upload.json")
+                record = self._records.read(place / "upload.json")
             except (OSError, StoreError) as error:
                 raise unknown_upload(upload_id) from error
             if record.owner != owner:

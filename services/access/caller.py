@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from services.access.grants import REGISTRY_SCOPES, Grant, Scope
+from services.access.grants import ALL_MODELS, REGISTRY_SCOPES, Grant, Scope
 from services.errors import ForbiddenError, UnknownModelError
 
 if TYPE_CHECKING:
@@ -72,10 +72,7 @@ class Caller:
 
     def sees_all(self) -> bool:
         """Returns True if every model is visible to this caller, whatever its name."""
-        return any(
-            grant.scope in ("infer", "manage") and grant.models.strip("*") == ""
-            for grant in self._grants
-        )
+        return self.may("infer", ALL_MODELS) or self.may("manage", ALL_MODELS)
 
     def require_registered(self, scope: Scope, model: str, alias: str = "") -> None:
         """Refuses a scope of the registry that is not granted.

@@ -17,6 +17,8 @@ registry: `read` versions and their files; `push` versions, tags and description
 aliases; `delete` versions."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 REGISTRY_SCOPES: tuple[Scope, ...] = ("read", "push", "promote", "delete")
+ALL_MODELS = "*"
+"""Stands for all models where one is named; no model has this name."""
 _MODELS = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}")
 
 
@@ -35,7 +37,9 @@ class Grant:
         return f"{self.scope}:{self.models}{aliases}"
 
     def covers(self, model: str) -> bool:
-        """Returns True if a model matches the pattern."""
+        """Returns True if a model matches the pattern; `ALL_MODELS` needs one that covers all."""
+        if model == ALL_MODELS:
+            return not self.models.strip("*")
         return fnmatchcase(model, self.models)
 
     def moves(self, alias: str) -> bool:
@@ -67,4 +71,4 @@ def parse_grant(text: str) -> Grant:
         raise ValueError(
             f"'{text[:60]}' names no aliases; write a pattern, as in promote:digits*@canary"
         )
-    return Grant(found, models or "*", aliases or "*")
+    return Grant(found, models or ALL_MODELS, aliases or "*")

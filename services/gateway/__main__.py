@@ -10,11 +10,11 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the process with these arguments. Returns its exit code."""
     with needing("edges"):
         from services.gateway.config import GatewayConfig
-        from services.gateway.jobs.webhooks import SecretError
         from services.gateway.server import serve
         from services.ports import PortError
         from services.queueing.redis_streams.clients import QueueUrlError
         from services.settings import ConfigError, settings_from
+        from services.webhook_calls import SecretError
 
     try:
         serve(

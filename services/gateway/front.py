@@ -231,6 +231,7 @@ class Front:
             administration=self._administration,
             always_raw=config.compat == "triton",
             regions=self._regions,
+            registry=self._registry,
         )
         route = RestEdge(
             *parts,
@@ -389,6 +390,8 @@ class Front:
 
     async def close(self) -> None:
         """Closes the edges, once the last responses are written."""
+        if self._registry is not None:
+            self._registry.feed.leave()
         await asyncio.gather(*(one.server.stop(LAST_REPLIES_S) for one in self._ports))
         self._compression.close()
 

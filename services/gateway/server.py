@@ -20,7 +20,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.fleet_figures import FleetFigures
 from services.gateway.front import Front, Listening
 from services.gateway.jobs.job_service import JobService
-from services.gateway.jobs.webhooks import Webhooks, read_secret
+from services.gateway.jobs.webhooks import Webhooks
 from services.gateway.payload_settings import open_sampler
 from services.process import process_name, raise_descriptor_limit, stop_on_signals
 from services.queueing.directory import Directory
@@ -40,6 +40,7 @@ from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
 from services.tracing.fleet_settings import FleetSettings
 from services.tracing.setting import apply_change, open_tracer
+from services.webhook_calls import read_secret
 
 logger = logging.getLogger("flambeau.server")
 

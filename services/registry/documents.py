@@ -1,6 +1,6 @@
 """The documents of the registry's answers. Every function here reads the store, and blocks.
 
-In: a store and names. Out: plain values, and `orjson.Fragment` for the parts that are JSON already:
+In: a store and names. Out: plain values, and `Json` for the parts that are JSON already:
 these are not parsed, whose numbers may have thousands of digits.
 """
 
@@ -18,6 +18,8 @@ from model_store.pointers import Pointers
 from model_store.records.annotations import annotations_of
 from model_store.records.moves import moves_page
 from model_store.store import ModelStore
+from model_store.uploads.uploads import UploadState
+from services.registry.encoding import Json
 
 REPORT = "report.json"
 
@@ -142,12 +144,12 @@ def version_document(store: ModelStore, model: str, version: int) -> dict[str, A
         **_annotations(store, model, version),
         "aliases": _naming(dict(pointers.aliases) if pointers else {}, version),
         "is_signed": store.signature(model, version) is not None,
-        "manifest": orjson.Fragment(manifest.model_dump_json()),
+        "manifest": Json(manifest.model_dump_json().encode()),
         "report": _report(store, manifest),
     }
 
 
-def _report(store: ModelStore, manifest: Manifest) -> orjson.Fragment | None:
+def _report(store: ModelStore, manifest: Manifest) -> Json | None:
     """Returns the report; None if there is none, or it cannot be read."""
     entry = manifest.file(REPORT)
     if entry is None:
@@ -156,7 +158,7 @@ def _report(store: ModelStore, manifest: Manifest) -> orjson.Fragment | None:
         data = store.read_file(manifest, entry, LARGE.max_bytes)
         check_size(data, REPORT, LARGE)
         orjson.loads(data)
-        return orjson.Fragment(data)
+        return Json(data)
     return None
 
 
@@ -180,6 +182,27 @@ def history_document(
         "name": model,
         "moves": [move.document() for move in page.moves],
         "next": page.next,
+    }
+
+
+def upload_document(state: UploadState) -> dict[str, Any]:
+    """Describes the state of an upload."""
+    declaration = state.declaration
+    linked = frozenset(state.linked)
+    return {
+        "id": state.id,
+        "model": declaration.model,
+        "version": declaration.version,
+        "is_published": state.is_published,
+        "files": [
+            {
+                "file": one.file,
+                "size_bytes": one.size_bytes,
+                "received": state.received[one.file],
+                "is_linked": one.file in linked,
+            }
+            for one in declaration.files
+        ],
     }
 
 

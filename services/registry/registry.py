@@ -10,7 +10,7 @@ wait for one.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from model_store.records.moves import parse_time, pointers_when, state_document
 from model_store.semver.breaking import broken_callers_of_production, promote_fitting
 from model_store.store import ModelStore
 from model_store.transfer import CopyReport
-from model_store.uploads.declaration import Declaration, parse_declaration
+from model_store.uploads.declaration import Declaration
 from model_store.uploads.uploads import Uploads, UploadState
 from services.access.audit import audited
 from services.access.caller import Principal
@@ -41,6 +41,8 @@ from services.interpreter_lock import lend_lock
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
 from services.registry.encoding import encoded
+from services.registry.event_feed import Event, EventCaller, EventFeed
+from services.registry.event_webhooks import EventWebhooks, WebhookTargets
 from services.registry.failures import Places, store_failures
 from services.registry.files import StoredFile, find_file
 from services.registry.registry_access import RegistryAccess
@@ -55,16 +57,25 @@ COLLECT_EVERY_S = 600.0
 """Interval of removing abandoned uploads; they are kept for a day."""
 PIECE_BYTES = 2**20
 """Bytes of a file that are read at once."""
+CHUNK_BYTES = 8 * 2**20
+"""Limit of a chunk of a file, in one request."""
 MAX_PAGE = 100
+USUAL_PAGE = 20
 MAX_WHY = 500
 MAX_MOVES_READ = 1000
 """Moves that a call reads to find those of a time: up to half a minute of a bucket."""
+NOWHERE = (
+    "this process has no registry: a gateway of a split server has no model store, and "
+    "registry=off turns it off; ask the server that has the store"
+)
 NO_UPLOADS = (
     "this registry takes no uploads: its store is a bucket, and no upload_folder is set, where the "
     "files of an upload are collected and checked"
 )
 
 T = TypeVar("T")
+Encode = Callable[[dict[str, Any]], bytes]
+"""Encodes a document, in a thread."""
 
 
 class Registry:
@@ -76,6 +87,11 @@ class Registry:
         access: permissions.
         is_served: tells if this server holds a version: it serves it, is loading it, or unloaded it
             to make room.
+        scan_every_s: seconds between scans for events; None for the usual interval of the store.
+        webhooks: webhooks that are told of events; None for none.
+
+    Attributes:
+        feed: events of the store.
     """
 
     def __init__(
@@ -84,6 +100,8 @@ class Registry:
         uploads: Uploads | None,
         access: RegistryAccess,
         is_served: Callable[[str, int], bool],
+        scan_every_s: float | None = None,
+        webhooks: WebhookTargets | None = None,
     ) -> None:
         self._store = store
         self._uploads = uploads
@@ -93,13 +111,24 @@ class Registry:
         if uploads is not None:
             places[str(uploads.folder)] = "the folder of the uploads"
         self._places = Places(places)
+        self.feed = EventFeed(store, self._in_thread, scan_every_s)
+        self._webhooks = None
+        if webhooks is not None:
+            self._webhooks = EventWebhooks(self.feed, store.storage, webhooks, self._in_thread)
         self._waiting = 0
         self._threads = ThreadPoolExecutor(
             THREADS, "registry", lambda: lower_priority(STEPS_BELOW_LOOP)
         )
 
     async def run(self) -> None:
-        """Removes abandoned uploads, until cancelled."""
+        """Removes abandoned uploads, and follows the events of the store, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._collect(), name="uploads")
+            tasks.create_task(self.feed.run(), name="events")
+            if self._webhooks is not None:
+                tasks.create_task(self._webhooks.run(), name="webhooks")
+
+    async def _collect(self) -> None:
         while self._uploads is not None:
             try:
                 await self._in_thread(self._uploads.collect)
@@ -111,46 +140,62 @@ class Registry:
         """Ends the threads, once their present work is done."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def models(self, principal: Principal, after: str, limit: int) -> bytes:
-        """Lists models, in JSON; see `documents.models_page`."""
+    async def models(
+        self, principal: Principal, after: str, limit: int, encode: Encode = encoded
+    ) -> bytes:
+        """Lists models; see `documents.models_page`."""
 
         def sees(model: str) -> bool:
             return self._access.sees(principal, model)
 
         return await self._in_thread(
-            lambda: encoded(documents.models_page(self._store, sees, after, limit))
+            lambda: encode(documents.models_page(self._store, sees, after, limit))
         )
 
     async def model(
-        self, principal: Principal, model: str, before: int | None, limit: int
+        self,
+        principal: Principal,
+        model: str,
+        before: int | None,
+        limit: int,
+        encode: Encode = encoded,
     ) -> bytes:
-        """Describes a model and a page of its versions, in JSON; see `documents.model_document`."""
+        """Describes a model and a page of its versions; see `documents.model_document`."""
         self._require(principal, "read", model)
         return await self._in_thread(
-            lambda: encoded(documents.model_document(self._store, model, before, limit))
+            lambda: encode(documents.model_document(self._store, model, before, limit))
         )
 
-    async def version(self, principal: Principal, model: str, version: str) -> bytes:
-        """Describes a version, by its number or an alias, in JSON; see `version_document`."""
+    async def version(
+        self, principal: Principal, model: str, version: str, encode: Encode = encoded
+    ) -> bytes:
+        """Describes a version, by its number or an alias; see `documents.version_document`."""
         self._require(principal, "read", model)
 
         def read() -> bytes:
             number = documents.version_number(self._store, model, version)
-            return encoded(documents.version_document(self._store, model, number))
+            return encode(documents.version_document(self._store, model, number))
 
         return await self._in_thread(read)
 
     async def history(
-        self, principal: Principal, model: str, before: int | None, limit: int
+        self,
+        principal: Principal,
+        model: str,
+        before: int | None,
+        limit: int,
+        encode: Encode = encoded,
     ) -> bytes:
-        """Lists the moves of a model's aliases, in JSON; see `documents.history_document`."""
+        """Lists the moves of a model's aliases; see `documents.history_document`."""
         self._require(principal, "read", model)
         return await self._in_thread(
-            lambda: encoded(documents.history_document(self._store, model, before, limit))
+            lambda: encode(documents.history_document(self._store, model, before, limit))
         )
 
-    async def aliases_at(self, principal: Principal, model: str, at: str) -> bytes:
-        """Describes the aliases of a model at a time (ISO 8601), in JSON; see `state_document`.
+    async def aliases_at(
+        self, principal: Principal, model: str, at: str, encode: Encode = encoded
+    ) -> bytes:
+        """Describes the aliases of a model at a time (ISO 8601); see `state_document`.
 
         Raises:
             InvalidRequestError: it is no time, or lies before the newest `MAX_MOVES_READ` moves.
@@ -163,7 +208,7 @@ class Registry:
 
         def read() -> bytes:
             pointers = pointers_when(self._store, model, when, MAX_MOVES_READ)
-            return encoded(state_document(model, when, pointers))
+            return encode(state_document(model, when, pointers))
 
         return await self._in_thread(read)
 
@@ -198,6 +243,21 @@ class Registry:
                 raise NotFoundError(f"{file.path} ends at {start:,} bytes; verify the version")
             start += len(data)
             yield data
+
+    def events(self, principal: Principal, after: str) -> AsyncGenerator[Event | None, None]:
+        """Reads the events of models that the caller may read; see `EventFeed.read`.
+
+        Raises:
+            ForbiddenError: the registry needs a credential.
+        """
+        if principal.caller is None:
+            self._access.require(principal, "read", "")
+        caller = EventCaller(
+            principal.name or principal.peer,
+            lambda model: self._access.reads(principal, model),
+            lambda: principal.caller is not None and principal.caller.is_over(),
+        )
+        return self.feed.read(caller, after)
 
     async def promote(
         self,
@@ -289,13 +349,18 @@ class Registry:
             )
         return tombstone.model_dump(mode="json")
 
-    async def begin(self, principal: Principal, body: bytes) -> dict[str, Any]:
-        """Begins or resumes an upload; the body is its declaration in JSON."""
+    async def begin(
+        self, principal: Principal, read: Callable[[Callable[[], None]], Declaration]
+    ) -> dict[str, Any]:
+        """Begins or resumes an upload.
+
+        Args:
+            principal: the caller.
+            read: reads the declaration, and calls its argument between slices of the work.
+        """
         if principal.caller is None:  # refused before its body is read
             self._access.require(principal, "push", "")
-        declaration = await self._in_thread(
-            lambda: parse_declaration(body, lend_lock), of_caller=True
-        )
+        declaration = await self._in_thread(lambda: read(lend_lock), of_caller=True)
         target = f"{declaration.model}/{declaration.version}"
         with audited("begin push", target, principal.name, principal.peer):
             self._require(principal, "push", declaration.model)
@@ -303,11 +368,11 @@ class Registry:
             state = await self._in_thread(
                 lambda: uploads.begin(declaration, _owner(principal)), of_caller=True
             )
-        return _state_document(state)
+        return documents.upload_document(state)
 
     async def upload(self, principal: Principal, upload_id: str) -> dict[str, Any]:
         """Returns the state of an upload of this caller."""
-        return _state_document(await self._own(principal, upload_id))
+        return documents.upload_document(await self._own(principal, upload_id))
 
     async def append(
         self,
@@ -421,6 +486,17 @@ class Registry:
             self._waiting -= 1
 
 
+def check_page(limit: int) -> int:
+    """Returns the size of a page.
+
+    Raises:
+        InvalidRequestError: it is not one.
+    """
+    if not 0 < limit <= MAX_PAGE:
+        raise InvalidRequestError(f"'limit' is {limit}; give 1 to {MAX_PAGE}")
+    return limit
+
+
 def _who(principal: Principal) -> str:
     """Returns the caller for histories."""
     return principal.name or f"anonymous at {principal.peer}"
@@ -436,23 +512,3 @@ def _check_why(why: str) -> None:
         raise InvalidRequestError(
             f"'why' has {len(why):,} characters, over {MAX_WHY}; give a shorter reason"
         )
-
-
-def _state_document(state: UploadState) -> dict[str, Any]:
-    declaration: Declaration = state.declaration
-    linked = frozenset(state.linked)
-    return {
-        "id": state.id,
-        "model": declaration.model,
-        "version": declaration.version,
-        "is_published": state.is_published,
-        "files": [
-            {
-                "file": one.file,
-                "size_bytes": one.size_bytes,
-                "received": state.received[one.file],
-                "is_linked": one.file in linked,
-            }
-            for one in declaration.files
-        ],
-    }

@@ -52,3 +52,8 @@ class RegistryAccess:
         if caller is None:
             return not self.is_closed
         return any(caller.may(scope, model) for scope in REGISTRY_SCOPES)
+
+    def reads(self, principal: Principal, model: str) -> bool:
+        """Returns True if the caller may read of the model."""
+        caller = principal.caller
+        return not self.is_closed if caller is None else caller.may("read", model)

@@ -11,6 +11,7 @@ GET    /v1/registry/models/M/versions/V/files/F                  a file of it; R
 POST   /v1/registry/models/M/aliases/A                           {"version": 3, "why": "..."}
 POST   /v1/registry/models/M/aliases/A/rollback                  {"why": "..."}
 GET    /v1/registry/models/M/{rollout,shadow,split}              what runs; see rollout_routes.py
+GET    /v1/registry/events[?after=ID]                            events, as they happen
 POST   /v1/registry/uploads                                      begins or resumes an upload
 GET    /v1/registry/uploads/ID                                   its state
 PUT    /v1/registry/uploads/ID/files/F?offset=N                  appends the body to a file
@@ -22,7 +23,7 @@ unasked.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from functools import partial
 
 from pydantic import Field
 from starlette.requests import Request
@@ -30,6 +31,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from flambeau.protocol.strict import StrictModel
+from model_store.uploads.declaration import parse_declaration
 from services.access.caller import Principal
 from services.errors import (
     InvalidRequestError,
@@ -37,21 +39,13 @@ from services.errors import (
     UnsupportedError,
 )
 from services.registry.bodies import as_json, document, json_body, parsed
+from services.registry.event_routes import EVENTS, stream_events
 from services.registry.files import wanted_part
-from services.registry.registry import MAX_PAGE, Registry
+from services.registry.registry import NOWHERE, USUAL_PAGE, Registry, check_page
 from services.registry.rollout_routes import rollout_calls
 
 PREFIX = "/v1/registry/"
-CHUNK_BYTES = 8 * 2**20
-"""Limit of a body: a chunk of a file."""
-USUAL_PAGE = 20
-_JSON = "application/json"
-_NOWHERE = (
-    "this process has no registry: a gateway of a split server has no model store, and "
-    "registry=off turns it off; ask the server that has the store"
-)
 
-_M = TypeVar("_M", bound=StrictModel)
 RegistryCall = Callable[[Registry, Request, Principal], Awaitable[Response]]
 
 
@@ -95,6 +89,7 @@ class RegistryRoutes:
             f"{version}/files/{{file}}": {"GET": _download},
             f"{model}/aliases/{{alias}}": {"POST": _promote},
             f"{model}/aliases/{{alias}}/rollback": {"POST": _rollback},
+            EVENTS: {"GET": stream_events},
             "uploads": {"POST": _begin},
             upload: {"GET": _upload, "DELETE": _abandon},
             f"{upload}/files/{{file}}": {"PUT": _append},
@@ -113,7 +108,7 @@ class RegistryRoutes:
             principal = self._principal_of(request)
             principal.take_request()
             if self._registry is None:
-                raise UnsupportedError(_NOWHERE)
+                raise UnsupportedError(NOWHERE)
             method = "GET" if request.method == "HEAD" else request.method
             return await by_method[method](self._registry, request, principal)
 
@@ -204,7 +199,8 @@ async def _delete(registry: Registry, request: Request, principal: Principal) ->
 
 
 async def _begin(registry: Registry, request: Request, principal: Principal) -> Response:
-    return as_json(await registry.begin(principal, await json_body(request)))
+    body = await json_body(request)
+    return as_json(await registry.begin(principal, partial(parse_declaration, body)))
 
 
 async def _upload(registry: Registry, request: Request, principal: Principal) -> Response:
@@ -234,10 +230,7 @@ def _before(request: Request) -> int | None:
 
 
 def _page_size(request: Request) -> int:
-    found = _number(request.query_params.get("limit", str(USUAL_PAGE)), "limit")
-    if not 0 < found <= MAX_PAGE:
-        raise InvalidRequestError(f"'limit' is {found}; give 1 to {MAX_PAGE}")
-    return found
+    return check_page(_number(request.query_params.get("limit", str(USUAL_PAGE)), "limit"))
 
 
 def _number(text: str, name: str) -> int:

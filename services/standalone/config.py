@@ -2,15 +2,18 @@
 
 import os
 import platform
+import re
 import sys
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.gateway.config import GatewaySettings
 from services.inference.config import InferenceSettings
 from services.registry.registry_access import RegistryMode
 
+MAX_WEBHOOKS = 8
+"""URLs that are told of events of the registry."""
 MOST_AUTOMATIC = 4
 """An edge takes some 40 µs for a small request and the model process 20, so that two edges keep it
 busy (docs/adr/0058); requests with larger bodies leave room for more edges."""
@@ -38,6 +41,11 @@ class ServerConfig(GatewaySettings, InferenceSettings):
     """Folder where the files of uploads are collected before their version is published; set it for
     a store in a bucket, which takes no uploads otherwise, or for a larger disk. Empty for a folder
     within the store, from which files are published without a copy."""
+    registry_webhooks: Annotated[tuple[str, ...], Field(max_length=MAX_WEBHOOKS)] = ()
+    """URLs that are called when a version is pushed, promoted, rolled back, deleted or annotated,
+    as `[https://ci.example.org/models]`; each call is signed. Empty for none."""
+    webhook_secret_file: str = ""
+    """File with the secret that signs webhooks; required for any."""
 
     torchserve: str = ""
     """Folder that `flambeau serve --torchserve` makes for TorchServe's API and its registered
@@ -52,6 +60,14 @@ class ServerConfig(GatewaySettings, InferenceSettings):
                 "serve with 1, or start several servers behind a load balancer"
             )
         return self
+
+    @field_validator("registry_webhooks")
+    @classmethod
+    def _are_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not re.fullmatch(r"https?://[!-~]{1,2000}", url):
+                raise ValueError(f"{url[:80]!r} is no URL; give one as https://ci.example.org/hook")
+        return value
 
     @property
     def edges(self) -> int:

@@ -10,9 +10,12 @@ from services.access.config import is_loopback
 from services.inference.trust import Trust
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.directory import Directory
+from services.registry.event_webhooks import WebhookTargets
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
+from services.settings import ConfigError
 from services.standalone.config import ServerConfig
+from services.webhook_calls import SecretError, WebhookCalls, read_secret
 
 
 def open_registry(config: ServerConfig, store: ModelStore, directory: Directory) -> Registry | None:
@@ -22,6 +25,9 @@ def open_registry(config: ServerConfig, store: ModelStore, directory: Directory)
         config: settings of the server.
         store: its model store.
         directory: versions that are served, which are not deleted.
+
+    Raises:
+        ConfigError: webhooks have no secret to sign with.
     """
     if config.registry == "off" or config.torchserve:
         return None
@@ -44,6 +50,20 @@ def open_registry(config: ServerConfig, store: ModelStore, directory: Directory)
             if one.state != "failed"  # an unloaded one is loaded again when it is requested
         )
 
-    return Registry(
-        store, uploads, RegistryAccess(mode=config.registry, is_closed=is_closed), is_served
-    )
+    access = RegistryAccess(mode=config.registry, is_closed=is_closed)
+    return Registry(store, uploads, access, is_served, webhooks=_webhooks(config))
+
+
+def _webhooks(config: ServerConfig) -> WebhookTargets | None:
+    """Returns the webhooks of the settings.
+
+    Raises:
+        ConfigError: there is no secret to sign with.
+    """
+    if not config.registry_webhooks:
+        return None
+    try:
+        secret = read_secret(config.webhook_secret_file)
+    except SecretError as error:
+        raise ConfigError(str(error)) from error
+    return WebhookTargets(config.registry_webhooks, WebhookCalls(secret))

@@ -23,6 +23,7 @@ PATHS = (
     "models/{}", "models/{}/versions/1", "models/linear/versions/{}", "models/{}/history",
     "models/linear/versions/1/files/{}", "uploads/{}", "models?after={}", "models?limit={}",
     "models/{}/rollout", "models/linear/rollout/{}", "models/{}/shadow", "models/{}/split",
+    "events?after={}",
 )  # fmt: skip
 
 

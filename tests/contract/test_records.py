@@ -1,6 +1,7 @@
 """Deletion and annotations, in a folder and in a bucket."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,36 @@ def test_a_part_that_a_pipeline_names_by_number_is_kept(store: ModelStore) -> No
     with pytest.raises(VersionInUseError, match="is a part of the pipeline 'reader'"):
         delete_version(store, "finder", 1)
     assert store.versions("finder") == [1]
+
+
+def test_a_part_of_a_pipeline_that_an_alias_names_is_kept(store: ModelStore) -> None:
+    publish_parts(store.url)
+    old = json.loads(json.dumps(READER).replace("@^1", "@1"))
+    publish_graph(store.url, graph=old)
+    store.promote("reader", 1)
+    publish_graph(store.url)
+    with pytest.raises(VersionInUseError, match="is a part of the pipeline 'reader' 1"):
+        delete_version(store, "finder", 1)
+    assert store.versions("finder") == [1]
+
+
+def test_a_deletion_lists_its_own_model_alone(
+    two: ModelStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_in(two, folder, "other")
+    two.promote("digits", 2)
+    listed: list[str] = []
+
+    def listing(storage: Storage, folder: str = "") -> Sequence[str]:
+        listed.append(folder)
+        return names(storage, folder)
+
+    names = Storage.names
+    monkeypatch.setattr(Storage, "names", listing)
+    delete_version(two, "digits", 1)
+    if two.is_local:
+        assert listed.count("other") == 1  # its newest version; nothing is looked for in others
+        assert listed.count("other/pointers") == 1
 
 
 def test_annotations_change_and_are_limited(two: ModelStore) -> None:

@@ -12,12 +12,18 @@ import pytest
 from model_store.records.annotations import annotate
 from model_store.storage.plain_file import read_plain_file
 from model_store.store import ModelStore
-from model_store.uploads import uploads as uploads_module
+from model_store.uploads import known_records
 from model_store.uploads.uploads import Uploads
 from services.access.caller import Caller, Principal
 from services.access.grants import parse_grant
 from services.access.tenants import Tenants
-from services.errors import ForbiddenError, NoSpaceError, StoreUnavailableError, UnknownModelError
+from services.errors import (
+    ForbiddenError,
+    NoSpaceError,
+    NotFoundError,
+    StoreUnavailableError,
+    UnknownModelError,
+)
 from services.registry.failures import Places
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
@@ -102,8 +108,7 @@ def file_sizes_up_to(size_bytes: int) -> Iterator[None]:
 
 
 async def begin(registry: Registry, files: dict[str, bytes], principal: Principal = CALLER) -> str:
-    body = declared(files).model_dump_json().encode()
-    return str((await registry.begin(principal, body))["id"])
+    return str((await registry.begin(principal, lambda _: declared(files)))["id"])
 
 
 async def send(registry: Registry, upload: str, files: dict[str, bytes]) -> None:
@@ -178,7 +183,7 @@ async def test_a_caller_that_may_no_longer_push_appends_nothing(
 
 
 async def test_a_chunk_reads_the_state_of_its_upload_once(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, uploads: Uploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
 
@@ -187,6 +192,11 @@ async def test_a_chunk_reads_the_state_of_its_upload_once(
         return read_plain_file(path, max_bytes)
 
     upload = await begin(registry, {"manifest.json": b"{}"})
-    monkeypatch.setattr(uploads_module, "read_plain_file", reading)
-    await registry.append(CALLER, upload, "manifest.json", 0, b"{}")
+    monkeypatch.setattr(known_records, "read_plain_file", reading)
+    await registry.append(CALLER, upload, "manifest.json", 0, b"{")
+    await registry.append(CALLER, upload, "manifest.json", 1, b"}")
     assert read == ["upload.json"]
+    path = next(uploads.folder.glob("*/upload.json"))
+    path.write_text("{}")
+    with pytest.raises(NotFoundError, match="begin it again"):
+        await registry.append(CALLER, upload, "manifest.json", 2, b"")

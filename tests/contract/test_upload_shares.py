@@ -1,8 +1,10 @@
 """Shares of the folder of uploads: places by owner, and space on the disk."""
 
 import contextlib
+import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from model_store.errors import StorageFullError, TooManyUploadsError
 from model_store.store import ModelStore
 from model_store.uploads.declaration import Declaration
-from model_store.uploads.shares import MAX_OPEN, MAX_PER_OWNER
+from model_store.uploads.shares import MAX_OPEN, MAX_PER_OWNER, OWNER_SHARE, RESERVED_S
 from tests.fixtures.uploads import declared, opened, uploads_into
 
 OWNER = "key:ci"
@@ -131,3 +133,41 @@ def test_an_upload_larger_than_the_disk_is_refused_at_its_begin(
     with pytest.raises(StorageFullError, match="the upload needs"):
         uploads.begin(sized(2**40 - 2), OWNER)
     assert opened(tmp_path / "uploads") == []
+
+
+def test_one_owner_leaves_space_to_others(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads = uploads_into(store, tmp_path / "uploads", owner_share=OWNER_SHARE)
+    free_disk(monkeypatch, lambda: 1_000_000)
+    with pytest.raises(StorageFullError, match="one caller may reserve 500,000"):
+        uploads.begin(sized(500_000), OWNER)
+    first = uploads.begin(sized(300_000, b"1"), OWNER)
+    with pytest.raises(StorageFullError, match="your other uploads have reserved 300,001"):
+        uploads.begin(sized(300_000, b"2"), OWNER)
+    assert opened(tmp_path / "uploads") == [first.id]
+    other = uploads.begin(sized(400_000), "key:other")
+    uploads.append(first.id, OWNER, "weights.bin", 0, bytes(250_000))
+    uploads.begin(sized(249_000, b"2"), OWNER)
+    uploads.abandon(other.id, "key:other")
+    free_disk(monkeypatch, lambda: 310_000)
+    uploads.begin(sized(300_000, b"1"), OWNER)  # what it has reserved it keeps
+
+
+def test_an_upload_without_bytes_for_an_hour_reserves_nothing(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "uploads"
+    uploads = uploads_into(store, place, 2 * RESERVED_S)
+    free_disk(monkeypatch, lambda: 1_000_000)
+    first = uploads.begin(sized(900_000), "key:a")
+    with pytest.raises(StorageFullError):
+        uploads.begin(sized(900_000), "key:b")
+    long_ago = time.time() - 1.5 * RESERVED_S
+    os.utime(place / first.id / "claim.json", (long_ago, long_ago))
+    uploads.begin(sized(900_000), "key:a")  # to begin again reserves nothing anew
+    second = uploads.begin(sized(900_000), "key:b")
+    uploads.abandon(second.id, "key:b")
+    uploads.append(first.id, "key:a", "weights.bin", 0, bytes(10))
+    with pytest.raises(StorageFullError):
+        uploads.begin(sized(900_000), "key:b")

@@ -101,7 +101,10 @@ def reflected(channel: grpc.Channel) -> ProtoReflectionDescriptorDatabase:
 
 
 def test_reflection_lists_the_services(reflected: ProtoReflectionDescriptorDatabase) -> None:
-    assert {SERVICE, "grpc.health.v1.Health"} <= set(reflected.get_services())
+    services = {SERVICE, "grpc.health.v1.Health", "flambeau.v1.Registry"}
+    assert services <= set(reflected.get_services())
+    registry = DescriptorPool(reflected).FindServiceByName("flambeau.v1.Registry")
+    assert registry.methods_by_name["Download"].server_streaming
 
 
 def test_reflection_describes_the_calls(reflected: ProtoReflectionDescriptorDatabase) -> None:

@@ -41,7 +41,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     file = tmp_path_factory.mktemp("keys") / "keys.yaml"
     made = {name: new_key() for name in GRANTS}
     for name, key in made.items():
-        add_key(file, ApiKey(name=name, sha256=digest_of(key).hex(), grants=GRANTS[name]))
+        document = {"name": name, "sha256": digest_of(key).hex(), "grants": GRANTS[name]}
+        add_key(file, ApiKey.model_validate(document))
     return file, made
 
 

@@ -32,6 +32,8 @@ DOCUMENTS = [*ROOT.glob("*.md"), *PAGES, *RUNBOOKS, *DECISIONS]
 DEFAULTS_IN_WORDS = {
     "models": "all",
     "upload_folder": ".uploads in the store",
+    "registry_webhooks": "none",
+    "webhook_secret_file": "none",
     "keep_artifacts": "none",
     "artifact": "fastest",
     "max_concurrent_runs": "by the cores",

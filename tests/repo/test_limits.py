@@ -21,7 +21,7 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 127, 393
+SETTINGS, RECIPE_KEYS = 128, 393
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
 `processes` cannot be found out: how many cores the models need is the operator's to say. Nor can
@@ -29,13 +29,16 @@ SETTINGS, RECIPE_KEYS = 127, 393
 dashboards there are; or `compat`: whether a client compares the words of another server.
 `shared_memory_objects` opens memory of other programs to callers, which nobody must get unasked.
 `registry` opens the store to callers, which nobody must get unasked; a bucket has no
-`upload_folder` that could be found.
+`upload_folder` that could be found, and whom `registry_webhooks` tell is the operator's to say.
 `torchserve` names the folder that its own option makes, for all processes of a server.
 Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
 """
 
 EFFECTS = {
     "refuses with an error": """
+        grpc_edge.MAX_STREAMED_ANSWERS grpc_requests.MAX_CHUNK_FIELDS grpc_requests.MAX_ENTRY_BYTES
+        event_feed.MAX_BEHIND event_feed.MAX_READERS event_feed.MAX_READERS_OF_ONE
+        config.MAX_WEBHOOKS
         registry.MAX_PAGE registry.MAX_WAITING registry.MAX_WHY registry.MAX_MOVES_READ
         archive_registry.MAX_PASSES archive_source.MAX_DOWNLOADS running_settings.MAX_TRACE_RATE
         archive_source.MAX_REDIRECTS archive_source.MAX_URL_CHARACTERS
@@ -92,11 +95,13 @@ EFFECTS = {
         torchserve_metrics.MAX_HANDLER_METRICS torchserve_metrics.MAX_HANDLER_SERIES
         """,
     "makes callers wait, or answers them without a wait": """
+        event_webhooks.MAX_TELLING
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
         grpc_jobs.MAX_WAITING grpc_stream.MAX_IN_FLIGHT job_service.MAX_WAIT_S
         outbox.MOST_WAITING part_window.MAX_UNREAD
         """,
     "forgets entries": """
+        event_webhooks.MAX_AGE_S event_webhooks.MAX_LATER
         draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES

@@ -1,4 +1,4 @@
-"""The gRPC edge: `inference.GRPCInferenceService`, jobs, health and reflection.
+"""The gRPC edge: `inference.GRPCInferenceService`, jobs, the registry, health and reflection.
 
 In: heads of gRPC calls. Out: their handlers: `grpc_infer.py` for inference, functions here for
 everything else. Everything runs on the event loop, on HTTP/2 frames of our own (docs/adr/0030 has
@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from protos import open_inference_pb2 as pb
 from protos.flambeau.v1.jobs_pb2 import SubmitJobRequest
 from services.access.caller import Principal
-from services.errors import ServingError, UnsupportedError
+from services.errors import ServingError, TooManyInFlightError, UnsupportedError
 from services.gateway.admission import Admission
 from services.gateway.edges import grpc_health, grpc_reflection
 from services.gateway.edges.administration.calls import AdministrationCalls
@@ -39,7 +39,10 @@ from services.gateway.jobs.job_service import JobService
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.shared_regions.regions import SharedRegions
-from services.wire.body import Body
+from services.registry.grpc_calls import SERVICE as REGISTRY_SERVICE
+from services.registry.grpc_calls import GrpcRegistry, Stream
+from services.registry.registry import Registry
+from services.wire.body import SMALL_BODY_BYTES, Body
 from services.wire.byte_budget import ByteBudget
 from services.wire.compression import CompressionThread
 from services.wire.http2.grpc_call import Call, parsed
@@ -47,6 +50,7 @@ from services.wire.http2.grpc_connection import GrpcConnection
 from services.wire.http2.grpc_head import GrpcHead
 from services.wire.http2.grpc_port import GrpcPort
 from services.wire.http2.simple_call import SimpleCall, failure
+from services.wire.http2.streamed_answer import StreamedAnswer
 from services.wire.loop_turns import LoopTurns
 from services.wire.open_port import PortLimits, PortServer
 
@@ -56,13 +60,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flambeau.grpc")
 
 SERVICE = "inference.GRPCInferenceService"
-SERVICES = (SERVICE, JOB_SERVICE, grpc_predict.SERVICE, model_calls.SERVICE)
+SERVICES = (
+    SERVICE,
+    JOB_SERVICE,
+    REGISTRY_SERVICE,
+    grpc_predict.SERVICE,
+    model_calls.SERVICE,
+)
 REFLECTION_SERVICES = (grpc_reflection.SERVICE, grpc_reflection.SERVICE_V1)
 INFER = f"/{SERVICE}/ModelInfer"
 STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
+MAX_STREAMED_ANSWERS = 256
+"""Streams of answers of all connections, each with a task and a message that waits for its peer."""
 
 Answer = Callable[[Any, Principal], Message]
 Route = Callable[[GrpcHead], None]
+Read = Callable[[Body], Any]
+"""Reads a request message; raises `InvalidRequestError`."""
 
 
 class GrpcEdge:
@@ -83,6 +97,7 @@ class GrpcEdge:
         administration: calls beside inference.
         always_raw: True to answer with raw outputs, whatever the form of the request.
         regions: shared memory of callers; None where it is off.
+        registry: registry of the model store; None in processes without one.
     """
 
     def __init__(
@@ -102,6 +117,7 @@ class GrpcEdge:
         administration: AdministrationCalls | None = None,
         always_raw: bool = False,
         regions: SharedRegions | None = None,
+        registry: Registry | None = None,
     ) -> None:
         self._path = InferencePath(GRPC, admission, accounting, sampler, regions)
         self._encode = encode_raw_always if always_raw else encode_serialized
@@ -109,6 +125,7 @@ class GrpcEdge:
         self._accounting = accounting
         self._authenticator = authenticator
         self._jobs = GrpcJobs(admission, accounting, service)
+        self._registry = GrpcRegistry(registry)
         self._administration = administration or AdministrationCalls(
             admission.directory, accounting
         )
@@ -117,6 +134,8 @@ class GrpcEdge:
         self._reflection = GrpcReflection((*SERVICES, grpc_health.SERVICE, *REFLECTION_SERVICES))
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks of calls whose handlers await."""
+        self._streamed: set[asyncio.Task[None]] = set()
+        """Those of streams of answers."""
         self._routes = self._all_routes()
         port = GrpcPort(self._route, limits, accounting.metrics, budget, turns, compression)
         self._server = PortServer(port, partial(GrpcConnection, port), tls)
@@ -142,7 +161,7 @@ class GrpcEdge:
             route(head)
             return
         head.open = Call
-        head.takes_little = True
+        head.most_bytes = SMALL_BODY_BYTES
         head.refusal = head.refusal or UnsupportedError(
             f"unknown method '{head.path[:200]}'; reflection lists the methods"
         )
@@ -160,11 +179,24 @@ class GrpcEdge:
             for name, (answer, message, is_open) in quick.items()
         }
         for name, (answer, message) in self._jobs.calls().items():
-            routes[f"/{JOB_SERVICE}/{name}"] = partial(self._route_slow, answer, message)
-        for name, (answer, message) in grpc_calls(self._administration).items():
-            routes[f"/{SERVICE}/{name}"] = partial(self._route_slow, answer, message)
-        for name, (answer, message) in ModelCalls(self._path.admission.directory).calls().items():
-            routes[name] = partial(self._route_slow, answer, message)
+            routes[f"/{JOB_SERVICE}/{name}"] = partial(
+                self._route_slow,
+                answer,
+                partial(self._read_job_call, message),
+                None if message is SubmitJobRequest else SMALL_BODY_BYTES,
+            )
+        for name, call in self._registry.calls().items():
+            routes[f"/{REGISTRY_SERVICE}/{name}"] = partial(
+                self._route_slow, call.answer, call.read, call.most_bytes
+            )
+        for name, (stream, message) in self._registry.streams().items():
+            route = partial(self._route_streamed, stream, message)
+            routes[f"/{REGISTRY_SERVICE}/{name}"] = route
+        small = {f"/{SERVICE}/{name}": c for name, c in grpc_calls(self._administration).items()}
+        small |= ModelCalls(self._path.admission.directory).calls()
+        for name, (answer, message) in small.items():
+            read = partial(parsed, message)
+            routes[name] = partial(self._route_slow, answer, read, SMALL_BODY_BYTES)
         routes[f"/{grpc_predict.SERVICE}/Predict"] = self._route_predict
         routes[INFER] = self._route_infer
         routes[STREAM_INFER] = self._route_stream
@@ -207,7 +239,7 @@ class GrpcEdge:
         self, answer: Answer, message: type[Message], is_open: bool, head: GrpcHead
     ) -> None:
         """Routes a call that is answered at once; `is_open` needs no authentication."""
-        head.takes_little = True
+        head.most_bytes = SMALL_BODY_BYTES
         if not is_open:
             self._turn_away(head)
 
@@ -219,21 +251,31 @@ class GrpcEdge:
 
         head.open = partial(SimpleCall, start)
 
-    def _route_slow(self, answer: SlowAnswer, message: type[Message], head: GrpcHead) -> None:
-        """Routes a call whose handler awaits."""
-        head.takes_little = message is not SubmitJobRequest
+    def _read_job_call(self, message: type[Message], body: Body) -> Message:
+        if message is SubmitJobRequest:
+            self._jobs.check_submitted(body)
+        return parsed(message, body)
+
+    def _route_slow(
+        self, answer: SlowAnswer, read: Read, most_bytes: int | None, head: GrpcHead
+    ) -> None:
+        """Routes a call whose handler awaits.
+
+        Args:
+            answer: the handler.
+            read: reads the request message.
+            most_bytes: limit of it; None for the port's.
+            head: head of the call.
+        """
+        head.most_bytes = most_bytes
         self._turn_away(head)
 
         def start(body: Body, call: SimpleCall) -> None:
             principal = self._principal(call)
-            if message is SubmitJobRequest:
-                self._jobs.check_submitted(body)
-            request = parsed(message, body)
-            task = asyncio.get_running_loop().create_task(run(request, principal, call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            request = read(body)
+            self._keep(asyncio.get_running_loop().create_task(run(request, principal, call)))
 
-        async def run(request: Message, principal: Principal, call: SimpleCall) -> None:
+        async def run(request: Any, principal: Principal, call: SimpleCall) -> None:
             try:
                 principal.take_request()
                 with call.working():
@@ -246,6 +288,30 @@ class GrpcEdge:
                 call.fail(failure(error))
 
         head.open = partial(SimpleCall, start)
+
+    def _route_streamed(self, stream: Stream, message: type[Message], head: GrpcHead) -> None:
+        """Routes a call that is answered with several messages."""
+        head.most_bytes = SMALL_BODY_BYTES
+        self._turn_away(head)
+
+        def start(body: Body, call: StreamedAnswer) -> None:
+            principal = self._principal(call)
+            request = parsed(message, body)
+            if len(self._streamed) >= MAX_STREAMED_ANSWERS:
+                raise TooManyInFlightError(
+                    f"{MAX_STREAMED_ANSWERS} calls with streams of answers are open here, the "
+                    "limit; try again"
+                )
+            principal.take_request()
+            task = call.answer_with(stream(request, principal))
+            self._streamed.add(task)
+            task.add_done_callback(self._streamed.discard)
+
+        head.open = partial(StreamedAnswer, start)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _principal(self, call: SimpleCall, is_open: bool = False) -> Principal:
         """Identifies the caller of a call.
@@ -304,7 +370,7 @@ def _opening(open_call: Any) -> Route:
     """Returns a route for calls that need no state of their own."""
 
     def route(head: GrpcHead) -> None:
-        head.takes_little = True
+        head.most_bytes = SMALL_BODY_BYTES
         head.open = open_call
 
     return route

@@ -36,8 +36,9 @@ from services.gateway.request_accounting import RequestAccounting
 from services.gateway.server_facts import ServerFacts
 from services.gateway.shared_regions.regions import SharedRegions
 from services.ports import LIVE_PATH, READY_PATH
-from services.registry.registry import Registry
-from services.registry.rest_routes import CHUNK_BYTES, PREFIX, RegistryRoutes
+from services.registry.event_routes import EVENTS
+from services.registry.registry import CHUNK_BYTES, Registry
+from services.registry.rest_routes import PREFIX, RegistryRoutes
 from services.wire.body import SMALL_BODY_BYTES, Body
 from services.wire.http1.asgi import RESERVE, asgi_opener
 from services.wire.http1.exchange import (
@@ -110,6 +111,7 @@ class RestEdge:
         self._open_other = asgi_opener(application, compresses=False)
         self._open_compressed = asgi_opener(application)
         self._open_job = asgi_opener(application, reads_bodies=True)
+        self._open_events = asgi_opener(application, streams=True)
         self._open_registry = asgi_opener(
             application, reads_bodies=True, most_bytes=CHUNK_BYTES, compresses=False
         )
@@ -139,6 +141,8 @@ class RestEdge:
                 return predict_opener(self._predict_path, head, predicts, authorization)
             if head.path == _DOCUMENT or head.path.startswith(_RESULTS):
                 return self._open_compressed
+            if head.path == PREFIX + EVENTS:
+                return self._open_events
             if head.path.startswith(PREFIX):
                 return self._open_registry
             is_job = head.method == "POST" and _JOBS.fullmatch(head.path)

@@ -2,27 +2,17 @@
 
 In: due notifications. Out: a signed HTTP POST each; one without a 2xx status is retried later.
 
-The body is the job as GET /v2/jobs/ID gives it, without its result. Headers and signature are those
-of the Standard Webhooks specification: `webhook-id`, `webhook-timestamp` and `webhook-signature`,
-an HMAC-SHA256 over `id.timestamp.body`.
+The body is the job as GET /v2/jobs/ID gives it, without its result; its id is the job's
+(`services/webhook_calls.py`).
 
-Rules: no redirect is followed, and only hosts that the configuration names are called.
+Rule: only hosts that the configuration names are called.
 """
 
 import asyncio
-import base64
 import contextlib
-import hashlib
-import hmac
-import http.client
 import logging
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import orjson
 from redis.exceptions import RedisError
@@ -33,47 +23,13 @@ from services.gateway.jobs.job_service import check_webhook
 from services.queueing.job_records import Job
 from services.queueing.redis_streams.jobs import Jobs
 from services.queueing.redis_streams.webhook_queue import Delivery, WebhookQueue
+from services.webhook_calls import WebhookCalls
 
 logger = logging.getLogger("flambeau.webhooks")
 
 LOOK_EVERY_S = 0.5
-TIMEOUT_S = 10.0
-"""Timeout of a call."""
 AT_ONCE = 32
 """Concurrent calls; each occupies a thread."""
-SECRET_PREFIX = b"whsec_"
-
-
-class SecretError(ValueError):
-    """The secret that webhooks are signed with cannot be used."""
-
-
-def read_secret(file: str) -> bytes:
-    """Reads a secret: `whsec_` and base64, or any other bytes as they are.
-
-    Raises:
-        SecretError: the file cannot be read, or holds less than 24 bytes.
-    """
-    if not file:
-        raise SecretError("webhook_hosts is set: set webhook_secret_file too, to sign with")
-    try:
-        secret = Path(file).read_bytes().strip()
-    except OSError as error:
-        raise SecretError(f"webhook_secret_file {file}: {error.strerror}") from error
-    if secret.startswith(SECRET_PREFIX):
-        try:
-            secret = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
-        except ValueError as error:
-            raise SecretError(f"webhook_secret_file {file}: not base64 ({error})") from error
-    if len(secret) < 24:
-        raise SecretError(f"webhook_secret_file {file} holds {len(secret)} bytes; give 24 or more")
-    return secret
-
-
-def signature(secret: bytes, webhook_id: str, timestamp: int, body: bytes) -> str:
-    """Returns the value of `webhook-signature`."""
-    signed = b"%b.%d.%b" % (webhook_id.encode(), timestamp, body)
-    return f"v1,{base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()}"
 
 
 class Webhooks:
@@ -98,9 +54,8 @@ class Webhooks:
         self._queue = queue
         self._jobs = jobs
         self._models = models
-        self._secret = secret
+        self._caller = WebhookCalls(secret)
         self._hosts = hosts
-        self._opener = urllib.request.build_opener(_NoRedirect)
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook")
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -145,26 +100,4 @@ class Webhooks:
             logger.warning("a webhook may be called twice", extra=facts)
 
     def _post(self, job: Job, delivery: Delivery) -> int:
-        """Calls once. Returns the status, or 1 without a response."""
-        body = orjson.dumps(job_document(job))
-        now = int(time.time())
-        headers = {
-            "content-type": "application/json",
-            "user-agent": "flambeau",
-            "webhook-id": delivery.job_id,
-            "webhook-timestamp": str(now),
-            "webhook-signature": signature(self._secret, delivery.job_id, now, body),
-        }
-        request = urllib.request.Request(job.webhook, body, headers, method="POST")  # noqa: S310
-        try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as reply:
-                return int(reply.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except (OSError, http.client.HTTPException, ValueError):  # the host may send anything
-            return 1
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """Follows no redirect: it could lead to any host."""
+        return self._caller.post(job.webhook, delivery.job_id, orjson.dumps(job_document(job)))

@@ -43,14 +43,14 @@ class GrpcHead:
         timeout_s: timeout of the caller; None for no limit.
         encoding: encoding of compressed messages; empty for none.
         refusal: error for which no message of it is awaited.
-        takes_little: True if its messages are small.
         max_bytes: limit of one message; set by the port.
+        most_bytes: limit below the port's; None for none.
         open: factory of the call.
     """
 
     __slots__ = (
-        "encoding", "fields", "http_status", "max_bytes", "open", "path", "refusal",
-        "takes_little", "timeout_s",
+        "encoding", "fields", "http_status", "max_bytes", "most_bytes", "open", "path", "refusal",
+        "timeout_s",
     )  # fmt: skip
 
     def __init__(self, fields: Fields) -> None:
@@ -59,8 +59,8 @@ class GrpcHead:
         self.http_status = 0
         self.timeout_s: float | None = None
         self.encoding = ""
-        self.takes_little = False
         self.max_bytes = 0
+        self.most_bytes: int | None = None
         self.refusal: ServingError | None = None
         self.open: Callable[[Any, GrpcHead, int], Any]  # of a connection, it and a stream: a `Call`
         if pseudo[b":method"] != b"POST":

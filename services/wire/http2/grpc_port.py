@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 
 from services.interpreter_lock import lend_lock
 from services.telemetry.metrics import Metrics
-from services.wire.body import SMALL_BODY_BYTES
 from services.wire.byte_budget import ByteBudget
 from services.wire.compression import CompressionThread
 from services.wire.http2.grpc_call import Call
@@ -102,5 +101,5 @@ class GrpcPort(OpenPort):
         if not head.http_status:
             self._router(head)
         limit = self.limits.max_request_bytes
-        head.max_bytes = min(limit, SMALL_BODY_BYTES) if head.takes_little else limit
+        head.max_bytes = limit if head.most_bytes is None else min(limit, head.most_bytes)
         return head

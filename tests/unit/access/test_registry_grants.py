@@ -25,6 +25,18 @@ def test_a_grant_of_promotion_names_aliases() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "covers_all"),
+    [("*", True), ("**", True), ("?", False), ("[*]", False), ("[!a]", False), ("a*", False)],
+)
+def test_all_models_need_a_pattern_that_covers_all(pattern: str, covers_all: bool) -> None:
+    """A pattern of one character matches the name `*`, which stands for all models."""
+    caller = principal(f"manage:{pattern}").caller
+    assert caller is not None
+    assert caller.may("manage", "*") is covers_all
+    assert caller.sees_all() is covers_all
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("push:digits@canary", "only promote moves"),

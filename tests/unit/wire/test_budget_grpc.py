@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, cast
 
 from services.telemetry.metrics import Metrics
+from services.wire.body import SMALL_BODY_BYTES
 from services.wire.byte_budget import ByteBudget
 from services.wire.http2.frames import (
     DATA,
@@ -206,7 +207,7 @@ async def test_little_messages_are_limited_where_no_more_is_needed() -> None:
 
         def route(self, head: Any) -> None:
             super().route(head)
-            head.takes_little = True
+            head.most_bytes = SMALL_BODY_BYTES
 
     w = connect(make_port(Little()))
     w.send(begin(1) + sent_of(1, message(b"x" * 9000)))

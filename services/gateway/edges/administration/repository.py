@@ -12,6 +12,7 @@ from typing import Any
 from protos import open_inference_pb2 as pb
 from services.access.audit import audited
 from services.access.caller import Principal
+from services.access.grants import ALL_MODELS
 from services.errors import (
     ControlModeError,
     DeadlineExceededError,
@@ -58,9 +59,9 @@ def require_management(principal: Principal, model: str, is_closed: bool) -> Non
             "management needs a credential, as other machines reach this server; set api_keys_file "
             "or jwt_keys (docs/guides/security.md)"
         )
-    if principal.caller is not None and model != "*":
+    if principal.caller is not None and model != ALL_MODELS:
         principal.caller.require("manage", model)
-    elif principal.caller is not None and not principal.caller.may("manage", "*"):
+    elif principal.caller is not None and not principal.caller.may("manage", ALL_MODELS):
         raise ForbiddenError(
             f"{principal.name} does not have the scope 'manage' on all models, which settings of "
             "the server need; ask the operator for it"

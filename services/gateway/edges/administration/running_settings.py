@@ -13,6 +13,7 @@ from typing import Literal
 
 from services.access.audit import audited
 from services.access.caller import Principal
+from services.access.grants import ALL_MODELS
 from services.errors import InvalidRequestError, UnsupportedError
 from services.gateway.edges.administration.repository import require_management
 from services.tracing.setting import Change, apply_change
@@ -79,7 +80,7 @@ class RunningSettings:
             ServingError: a value cannot be set, or the caller may not.
         """
         with audited("set", "logs", principal.name, principal.peer):
-            require_management(principal, "*", self._is_closed)
+            require_management(principal, ALL_MODELS, self._is_closed)
             _check_names(values, _LOG_NAMES, "logging")
             if values.get("log_file"):
                 raise UnsupportedError(
@@ -119,7 +120,7 @@ class RunningSettings:
             ServingError: a value cannot be set, or the caller may not.
         """
         with audited("set", "traces", principal.name, principal.peer):
-            require_management(principal, "*", self._is_closed)
+            require_management(principal, ALL_MODELS, self._is_closed)
             if model:
                 raise UnsupportedError(
                     "settings of traces are those of the whole server; leave the model out"

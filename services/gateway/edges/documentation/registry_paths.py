@@ -36,8 +36,14 @@ _FILES = {"application/octet-stream": {"schema": {"type": "string", "format": "b
 
 
 def registry_paths() -> dict[str, Any]:
-    """Returns the paths: of models and versions, and of uploads."""
-    found = {**_model_paths(), **_version_paths(), **_alias_paths(), **_upload_paths()}
+    """Returns the paths: of models and versions, of uploads, and of events."""
+    found = {
+        **_model_paths(),
+        **_version_paths(),
+        **_alias_paths(),
+        **_upload_paths(),
+        **_event_paths(),
+    }
     return {_BASE + path: item for path, item in found.items()} | rollout_paths(_BASE + "models/")
 
 
@@ -88,6 +94,27 @@ def _model_paths() -> dict[str, Any]:
                 parameters=[earlier, _LIMIT, at],
             ),
         },
+    }
+
+
+def _event_paths() -> dict[str, Any]:
+    after = _query(
+        "after", "The id of the last event that arrived; 0 for all that are kept.", _TEXT
+    )
+    events = {"text/event-stream": {"schema": _TEXT}}
+    errors = {
+        "400": "`after` is no id, or events after it are no longer kept",
+        "503": "Too many readers",
+    }
+    return {
+        "events": {
+            "get": operation(
+                "registryEvents",
+                "Events of the registry, as they happen",
+                {"200": {"description": "OK", "content": events}, **errors_of(_UNKNOWN | errors)},
+                parameters=[after],
+            )
+        }
     }
 
 

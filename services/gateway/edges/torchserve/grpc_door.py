@@ -30,7 +30,7 @@ from services.gateway.edges.torchserve.grpc_tokens import GrpcToken
 from services.gateway.torchserve.management import Management
 from services.gateway.torchserve.predictions import Predictions
 from services.gateway.torchserve.tokens import Kind, Tokens
-from services.wire.body import Body
+from services.wire.body import SMALL_BODY_BYTES, Body
 from services.wire.http2.grpc_call import Call, parsed
 from services.wire.http2.grpc_connection import GrpcConnection
 from services.wire.http2.grpc_head import GrpcHead
@@ -135,7 +135,7 @@ class _Service:
         head: GrpcHead,
     ) -> None:
         """Routes a call whose handler awaits."""
-        head.takes_little = True
+        head.most_bytes = SMALL_BODY_BYTES
         token = self.token(head)
 
         def start(body: Body, call: SimpleCall) -> None:
@@ -250,6 +250,6 @@ class _ServiceServer:
             route(head)
             return
         head.open = Call
-        head.takes_little = True
+        head.most_bytes = SMALL_BODY_BYTES
         words = f"Method not found: {head.path.removeprefix('/')[:200]}"
         head.refusal = head.refusal or UnsupportedError(words)

@@ -12,10 +12,11 @@ import pytest
 
 from services.errors import InvalidRequestError
 from services.gateway.jobs.job_service import check_webhook
-from services.gateway.jobs.webhooks import SecretError, Webhooks, read_secret
+from services.gateway.jobs.webhooks import Webhooks
 from services.queueing.job_records import Job
 from services.queueing.records import Lane
 from services.queueing.redis_streams.webhook_queue import PAUSES_S, Delivery
+from services.webhook_calls import SecretError, read_secret
 
 
 @contextmanager

@@ -1,0 +1,287 @@
+"""Events of a store: versions that arrived, moves of aliases, deletions and annotations.
+
+In: the files of a store, and the times of their arrival. Out: events, in the order of their ids.
+
+Rules:
+- the store alone says what happened: an event is a manifest, a generation of pointers, a tombstone
+  or annotations, whoever wrote them; all servers of a store tell the same events by the same ids;
+- an id begins with the time of arrival, so that ids order events, and one can be gone on from;
+- of a deleted version only its deletion is told, and of annotations only the newest.
+"""
+
+import heapq
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+from flambeau.protocol.names import is_name
+from model_store.errors import DocumentError, ManifestError, StorageError, StoreError
+from model_store.listing import model_names
+from model_store.manifest import MANIFEST
+from model_store.pointers import Pointers
+from model_store.records.annotations import annotations_of
+from model_store.records.moves import changes_between
+from model_store.records.tombstone import tombstone_of
+from model_store.storage.storage import MissingFileError
+from model_store.store import ModelStore
+
+Record = Literal["annotations", "manifest", "pointers", "tombstone"]
+RECORDS: tuple[Record, ...] = ("annotations", "manifest", "pointers", "tombstone")
+_FOLDERS: dict[str, Record] = {
+    "annotations": "annotations",
+    "pointers": "pointers",
+    "tombstones": "tombstone",
+}
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_ID = re.compile(r"([0-9]{16})\.([a-z]+)\.([0-9]{1,9})\.(.+)")
+_AFTER = re.compile(r"[0-9]{1,16}|[0-9]{16}\.[A-Za-z0-9._-]{1,160}")
+MAX_KEPT = 10_000
+"""Newest events of a store that are told again."""
+QUIET_S = 2.0
+"""Age of a folder's last change from which its listing is final: times of files are coarse."""
+
+
+class StoredEvent(NamedTuple):
+    """One event; tuples order events as their ids do."""
+
+    at_us: int
+    """Time of arrival, in microseconds of Unix time."""
+    record: Record
+    number: int
+    """The version, or the generation of pointers; 0 for annotations of the model."""
+    model: str
+
+    @property
+    def id(self) -> str:
+        """The event's id, the same at all servers."""
+        return f"{self.at_us:016d}.{self.record}.{self.number}.{self.model}"
+
+
+def event_of(event_id: str) -> StoredEvent | None:
+    """Returns the event that an id names, whether or not a store has it; None if it is none."""
+    found = _ID.fullmatch(event_id)
+    if found is None or not is_name(found[4]):
+        return None
+    record = next((one for one in RECORDS if one == found[2]), None)
+    return None if record is None else StoredEvent(int(found[1]), record, int(found[3]), found[4])
+
+
+def first_after(after: str) -> StoredEvent:
+    """Returns the least event that may follow an id, or a time in microseconds of Unix time.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if _AFTER.fullmatch(after) and after.isdecimal():
+        return StoredEvent(int(after), "annotations", -1, "")
+    found = event_of(after)
+    if found is None:
+        raise ValueError(
+            f"'after' is '{after[:80]}'; give the id of an event, 0 for all that are kept, or "
+            "leave it out for those from now on"
+        )
+    return found._replace(model=found.model + "\0")
+
+
+class EventScan:
+    """Finds the events of a store, and reads again only folders that have changed.
+
+    Args:
+        store: the store.
+    """
+
+    def __init__(self, store: ModelStore) -> None:
+        self._store = store
+        self._models: dict[str, _ModelScan] = {}
+        self._newest: list[StoredEvent] | None = None
+
+    def events(self) -> list[StoredEvent]:
+        """Returns the newest `MAX_KEPT` events that the store has now, in order.
+
+        Raises:
+            StorageError: it cannot be listed.
+        """
+        storage = self._store.storage
+        if not storage.is_local:
+            return _newest(_found_in_bucket(self._store))
+        names = set(model_names(storage))
+        has_changed = self._newest is None or names != self._models.keys()
+        self._models = {name: self._models.get(name) or _ModelScan(name) for name in names}
+        now_s = datetime.now(UTC).timestamp()
+        for scan in self._models.values():
+            has_changed |= scan.look(self._store, now_s)
+        if has_changed or self._newest is None:
+            self._newest = _newest(one for scan in self._models.values() for one in scan.events())
+        return self._newest
+
+
+class _ModelScan:
+    """What a scan of a folder knows of one model."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._changed: dict[str, float] = {}
+        self._by_folder: dict[str, set[StoredEvent]] = {}
+        self._published: dict[int, StoredEvent] = {}
+        self._claimed: set[int] = set()
+
+    def events(self) -> Iterator[StoredEvent]:
+        """Yields the events of the model."""
+        yield from self._published.values()
+        for found in self._by_folder.values():
+            yield from found
+
+    def look(self, store: ModelStore, now_s: float) -> bool:
+        """Reads what has changed; returns True if something may have."""
+        storage, name, has_changed = store.storage, self.name, False
+        if self._has_changed(store, name, now_s):
+            has_changed = True
+            self._claimed = {int(n) for n in storage.names(name) if _NUMBER.fullmatch(n)}
+            for gone in self._published.keys() - self._claimed:
+                del self._published[gone]
+        missing = len(self._claimed) > len(self._published)
+        for version in self._claimed - self._published.keys() if missing else ():
+            at_s = storage.changed_s(f"{name}/{version}/{MANIFEST}")
+            if at_s is not None:
+                has_changed = True
+                self._published[version] = _event(at_s, "manifest", version, name)
+        for folder, record in _FOLDERS.items():
+            if self._has_changed(store, f"{name}/{folder}", now_s):
+                has_changed = True
+                self._by_folder[folder] = set(self._records(store, folder, record))
+        return has_changed
+
+    def _has_changed(self, store: ModelStore, folder: str, now_s: float) -> bool:
+        """Returns True unless the folder was listed after its last change."""
+        at_s = store.storage.changed_s(folder)
+        if at_s is None:  # it is not there yet
+            self._by_folder.pop(folder.rpartition("/")[2], None)
+            return False
+        if self._changed.get(folder) == at_s:
+            return False
+        self._changed.pop(folder, None)
+        if now_s - at_s > QUIET_S:
+            self._changed[folder] = at_s
+        return True
+
+    def _records(self, store: ModelStore, folder: str, record: Record) -> Iterator[StoredEvent]:
+        for file in store.storage.names(f"{self.name}/{folder}"):
+            number = _number_in(file)
+            if number is None:
+                continue
+            at_s = store.storage.changed_s(f"{self.name}/{folder}/{file}")
+            if at_s is not None:
+                yield _event(at_s, record, number, self.name)
+
+
+def _found_in_bucket(store: ModelStore) -> Iterator[StoredEvent]:
+    for path, facts in store.storage.details("").items():
+        match path.split("/"):
+            case [model, folder, file] if is_name(model):
+                if folder in _FOLDERS and (number := _number_in(file)) is not None:
+                    yield _event(facts.changed_s, _FOLDERS[folder], number, model)
+                elif file == MANIFEST and _NUMBER.fullmatch(folder):
+                    yield _event(facts.changed_s, "manifest", int(folder), model)
+
+
+def _number_in(file: str) -> int | None:
+    stem, _, ending = file.partition(".")
+    if ending != "json":
+        return None
+    if stem == "model":
+        return 0
+    return int(stem) if _NUMBER.fullmatch(stem) else None
+
+
+def _event(at_s: float, record: Record, number: int, model: str) -> StoredEvent:
+    return StoredEvent(int(at_s * 1e6), record, number, model)
+
+
+def _newest(events: Iterable[StoredEvent]) -> list[StoredEvent]:
+    """Returns the newest events, in order, without the arrival of deleted versions."""
+    found = set(events)
+    deleted = {(one.model, one.number) for one in found if one.record == "tombstone"}
+    told = (
+        one for one in found if one.record != "manifest" or (one.model, one.number) not in deleted
+    )
+    return heapq.nlargest(MAX_KEPT, told)[::-1]
+
+
+def event_document(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
+    """Describes an event; None if it tells nothing, or its record has gone meanwhile.
+
+    Args:
+        store: the store.
+        event: an event of it.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    try:
+        found = _DESCRIBE[event.record](store, event)
+    except (MissingFileError, ManifestError, DocumentError):
+        return None
+    if found is None:
+        return None
+    at = datetime.fromtimestamp(event.at_us / 1e6, UTC).isoformat()
+    return {"id": event.id, "kind": "", "model": event.model, "version": None, "at": at, **found}
+
+
+def _pushed(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
+    try:
+        manifest = store.manifest(event.model, event.number)
+    except StorageError:
+        raise
+    except StoreError:  # deleted meanwhile, or damaged
+        return None
+    return {"kind": "pushed", "version": event.number, "semver": manifest.semver}
+
+
+def _moved(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
+    pointers = store.pointers_at(event.model, event.number)
+    before = store.pointers_at(event.model, event.number - 1) if event.number > 1 else None
+    changes = changes_between(before.aliases if before else {}, pointers.aliases)
+    if not changes:
+        return None
+    went_back = all(
+        one.before is not None and one.after is not None and one.after < one.before
+        for one in changes
+    )
+    return {
+        "kind": "rolled_back" if went_back else "promoted",
+        "version": changes[0].after,
+        **_by(pointers),
+        "generation": pointers.generation,
+        "changes": [one.document() for one in changes],
+    }
+
+
+def _by(pointers: Pointers) -> dict[str, str]:
+    return {"who": pointers.who, "why": pointers.why}
+
+
+def _deleted(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
+    found = tombstone_of(store.storage, event.model, event.number)
+    if found is None:  # its deletion was taken back
+        return None
+    return {
+        "kind": "deleted",
+        "version": event.number,
+        "semver": found.semver,
+        "who": found.who,
+        "why": found.why,
+    }
+
+
+def _annotated(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
+    noted = annotations_of(store.storage, event.model, event.number or None)
+    return {"kind": "annotated", "version": event.number or None, "who": noted.who}
+
+
+_DESCRIBE = {
+    "annotations": _annotated,
+    "manifest": _pushed,
+    "pointers": _moved,
+    "tombstone": _deleted,
+}

@@ -1,0 +1,257 @@
+"""Events of a store, by two feeds that know nothing of each other, as two servers have them."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_store.records import events as events_module
+from model_store.records.annotations import annotate
+from model_store.records.deletion import delete_version
+from model_store.records.events import EventScan, event_document, event_of, first_after
+from model_store.store import ModelStore
+from services.errors import (
+    InvalidRequestError,
+    ShuttingDownError,
+    TooManyInFlightError,
+    UnauthenticatedError,
+    UnreadAnswersError,
+)
+from services.registry import event_feed
+from services.registry.event_feed import Event, EventCaller, EventFeed
+from tests.fixtures.store_versions import publish_in
+
+TIMEOUT_S = 30
+ALL = EventCaller("key:all", lambda _: True, lambda: False)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ModelStore:
+    """Returns an empty store in a folder."""
+    return ModelStore(str(tmp_path / "registry"))
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_feed, "SETTLE_S", 0.05)
+
+
+@contextlib.asynccontextmanager
+async def running_feed(store: ModelStore) -> AsyncIterator[EventFeed]:
+    feed = EventFeed(ModelStore(store.url), asyncio.to_thread, 0.02)
+    task = asyncio.create_task(feed.run())
+    yield feed
+    task.cancel()
+
+
+async def next_event(events: AsyncGenerator[Event | None, None]) -> Event:
+    async with asyncio.timeout(TIMEOUT_S):
+        async for event in events:
+            if event is not None:
+                return event
+    raise AssertionError("the stream ended")
+
+
+async def take(events: AsyncGenerator[Event | None, None], count: int) -> list[Event]:
+    return [await next_event(events) for _ in range(count)]
+
+
+def happenings(store: ModelStore, folder: Path) -> None:
+    """Two versions are pushed, promoted and annotated; one is rolled back, and one deleted."""
+    for _ in range(3):
+        publish_in(store, folder)
+    store.promote("digits", 1, why="first", who="ada")
+    store.promote("digits", 2, why="better", who="ada")
+    store.rollback("digits", "production", why="worse", who="eve")
+    annotate(store.storage, "digits", 2, "ada", "a note")
+    annotate(store.storage, "digits", None, "ada", "a note")
+    delete_version(store, "digits", 3, who="eve", why="old")
+
+
+def told(event: Event) -> tuple[Any, ...]:
+    found = event.document
+    return found["kind"], found["version"], found.get("who", ""), found.get("why", "")
+
+
+EXPECTED = [
+    ("pushed", 1, "", ""),
+    ("pushed", 2, "", ""),
+    ("promoted", 1, "ada", "first"),
+    ("promoted", 2, "ada", "better"),
+    ("rolled_back", 1, "eve", "worse"),
+    ("annotated", 2, "ada", ""),
+    ("annotated", None, "ada", ""),
+    ("deleted", 3, "eve", "old"),
+]
+
+
+async def test_two_servers_tell_the_same_events_in_order(place: ModelStore, folder: Path) -> None:
+    async with running_feed(place) as one, running_feed(place) as other:
+        live = one.read(ALL, "")
+        assert await anext(live) is None
+        await asyncio.to_thread(happenings, place, folder)
+        found = await take(other.read(ALL, "0"), len(EXPECTED))
+        assert [told(event) for event in found] == EXPECTED
+        assert [event.id for event in found] == sorted(event.id for event in found)
+        seen = [await next_event(live)]
+        while seen[-1].id != found[-1].id:
+            seen.append(await next_event(live))
+        # The third version was there for a moment, and may have been seen.
+        assert [e for e in seen if told(e) != ("pushed", 3, "", "")] == found
+        for number, event in enumerate(found[:-1]):
+            rest = one.read(ALL, event.id)
+            assert await take(rest, len(found) - number - 1) == found[number + 1 :]
+
+
+async def test_a_promotion_names_its_changes(place: ModelStore, folder: Path) -> None:
+    publish_in(place, folder)
+    place.promote("digits", 1, "canary")
+    async with running_feed(place) as feed:
+        _, event = await take(feed.read(ALL, "0"), 2)
+    assert event.document["changes"] == [{"alias": "canary", "from": None, "to": 1}]
+    assert event.document["generation"] == 1
+    assert event.id.endswith(".pointers.1.digits")
+
+
+async def test_a_reader_sees_the_models_that_it_may_read(place: ModelStore, folder: Path) -> None:
+    for model in ("digits", "linear"):
+        publish_in(place, folder, model)
+    mine = EventCaller("key:a", lambda model: model == "linear", lambda: False)
+    async with running_feed(place) as feed:
+        assert (await next_event(feed.read(mine, "0"))).document["model"] == "linear"
+
+
+async def test_a_slow_reader_is_cut_off_by_name(
+    place: ModelStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_feed, "MAX_BEHIND", 3)
+    async with running_feed(place) as feed:
+        slow = feed.read(ALL, "")
+        await anext(slow)
+        quick = feed.read(ALL, "0")
+        publish_in(place, folder)
+        await next_event(quick)
+        await next_event(slow)
+        for _ in range(4):
+            publish_in(place, folder)
+            await next_event(quick)
+        with pytest.raises(UnreadAnswersError, match="go on after the last one"):
+            await next_event(slow)
+
+
+async def test_readers_are_limited(place: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_feed, "MAX_READERS", 3)
+    monkeypatch.setattr(event_feed, "MAX_READERS_OF_ONE", 2)
+    async with running_feed(place) as feed:
+        mine = [feed.read(ALL, "") for _ in range(2)]
+        for reader in mine:
+            await anext(reader)
+        with pytest.raises(TooManyInFlightError, match="2 of them yours"):
+            await anext(feed.read(ALL, ""))
+        other = ALL._replace(name="key:other")
+        third = feed.read(other, "")
+        await anext(third)
+        with pytest.raises(TooManyInFlightError):
+            await anext(feed.read(other, ""))
+        for reader in (*mine, third):
+            await reader.aclose()
+        await anext(feed.read(ALL, ""))
+
+
+async def test_a_stream_ends_with_its_server_or_its_credential(
+    place: ModelStore, folder: Path
+) -> None:
+    over = threading.Event()
+    async with running_feed(place) as feed:
+        ended = feed.read(ALL._replace(is_over=over.is_set), "0")
+        await anext(ended)
+        over.set()
+        publish_in(place, folder)
+        with pytest.raises(UnauthenticatedError):
+            await next_event(ended)
+        open_one = feed.read(ALL, "")
+        await anext(open_one)
+        feed.leave()
+        with pytest.raises(ShuttingDownError):
+            await next_event(open_one)
+        with pytest.raises(ShuttingDownError):
+            await anext(feed.read(ALL, ""))
+
+
+@pytest.mark.parametrize("after", ["x", "-1", "1.2", "9" * 17, "1" * 16 + ".pushed.1.a/b", "é"])
+async def test_what_is_no_id_is_refused(place: ModelStore, after: str) -> None:
+    feed = EventFeed(place, asyncio.to_thread)
+    with pytest.raises(InvalidRequestError, match="give the id of an event"):
+        await anext(feed.read(ALL, after))
+
+
+async def test_events_that_are_not_kept_are_told_as_such(
+    place: ModelStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (events_module, event_feed):
+        monkeypatch.setattr(module, "MAX_KEPT", 2)
+    for _ in range(4):
+        publish_in(place, folder)
+    async with running_feed(place) as feed:
+        kept = await take(feed.read(ALL, "0"), 2)
+        assert [event.document["version"] for event in kept] == [3, 4]
+        with pytest.raises(InvalidRequestError, match=f"events before {kept[0].id}"):
+            await take(feed.read(ALL, "1"), 1)
+
+
+def test_ids_are_read_back(place: ModelStore, folder: Path) -> None:
+    happenings(place, folder)
+    found = EventScan(place).events()
+    assert [event_of(one.id) for one in found] == found
+    assert found == sorted(found)
+    for before, event in itertools.pairwise(found):
+        assert before < first_after(before.id) <= event
+
+
+def test_a_scan_reads_only_what_has_changed(
+    place: ModelStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happenings(place, folder)
+    long_ago = time.time() - 100
+    for found, _, _ in os.walk(place.url):
+        os.utime(found, (long_ago, long_ago))
+    scan = EventScan(place)
+    before = scan.events()
+    names, looked = place.storage.names, []
+
+    def listing(path: str = "") -> Any:
+        looked.append(path)
+        return names(path)
+
+    monkeypatch.setattr(place.storage, "names", listing)
+    assert scan.events() is before
+    assert looked == [""]
+    version = publish_in(place, folder)
+    assert [one.number for one in scan.events() if one not in before] == [version]
+
+
+def test_a_store_of_any_kind_has_the_same_events(store: ModelStore, folder: Path) -> None:
+    happenings(store, folder)
+    found = {(one.record, one.number, one.model) for one in EventScan(store).events()}
+    assert found == {
+        ("manifest", 1, "digits"), ("manifest", 2, "digits"), ("tombstone", 3, "digits"),
+        *(("pointers", generation, "digits") for generation in range(1, 5)),
+        ("annotations", 0, "digits"), ("annotations", 2, "digits"),
+    }  # fmt: skip
+
+
+def test_a_damaged_record_tells_nothing(place: ModelStore, folder: Path) -> None:
+    happenings(place, folder)
+    for file in ("pointers/00000002.json", "1/manifest.json", "annotations/2.json"):
+        Path(place.url, "digits", file).write_text("{")
+    documents = [event_document(place, one) for one in EventScan(place).events()]
+    assert [one["kind"] for one in documents if one is not None] == [
+        "pushed", "promoted", "annotated", "deleted"
+    ]  # fmt: skip
