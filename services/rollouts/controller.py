@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from model_store.errors import StoreError
-from model_store.rollouts.traffic import Rollout
+from model_store.rollouts.traffic import Rollout, Traffic
 from model_store.store import ModelStore
 from services.access import audit
 from services.low_priority_thread import beside_loop
@@ -25,6 +25,7 @@ from services.telemetry.rollout_metrics import RolloutMetrics
 if TYPE_CHECKING:
     from services.rollouts.controlled_rollout import ControlledRollout, Moved
     from services.rollouts.evidence.evidence import Evidence
+    from services.rollouts.shadow_figures import ShadowFigures
     from services.rollouts.traffic_counts import TrafficCounts
 
 logger = logging.getLogger("flambeau.rollouts")
@@ -77,8 +78,10 @@ class RolloutController:
         self._interval_s = interval_s
         self._rollouts: dict[str, ControlledRollout] = {}
         """By id."""
+        self._comparisons: dict[str, tuple[dict[int, Evidence], ShadowFigures | None]] = {}
+        """Counts of splits and shadows as they were written, by model."""
         self._complaints: dict[tuple[str, str], str] = {}
-        """Logged reasons by id of the rollout, and file."""
+        """Logged reasons by id of the rollout, shadow or split, and file."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Looks at all rollouts until `stop` is set, then writes the counts a last time."""
@@ -88,14 +91,16 @@ class RolloutController:
                 async with asyncio.timeout(self._interval_s):
                     await stop.wait()
         for model, rollout in self._present().items():
-            await self._guarded(model, rollout, self._write_counts(model, rollout))
+            await self._guarded(model, rollout.id, self._write_counts(model, rollout))
+        await self._write_all_comparisons()
 
     async def look(self) -> None:
         """Writes the counts of each rollout, judges it, and moves it."""
         present = self._present()
         self._forget_others(present)
         for model, rollout in present.items():
-            await self._guarded(model, rollout, self._look_at(model, rollout))
+            await self._guarded(model, rollout.id, self._look_at(model, rollout))
+        await self._write_all_comparisons()
 
     def _present(self) -> dict[str, Rollout]:
         """Returns the rollouts of the directory, by model."""
@@ -106,26 +111,27 @@ class RolloutController:
         ids = {rollout.id for rollout in present.values()}
         for rollout_id in self._rollouts.keys() - ids:
             del self._rollouts[rollout_id]
-        for topic in [topic for topic in self._complaints if topic[0] not in ids]:
+        traffics = self._directory.traffics().values()
+        all_ids = {one for traffic in traffics for one in traffic.ids}
+        for topic in [topic for topic in self._complaints if topic[0] not in all_ids]:
             del self._complaints[topic]
         if self._counts is not None:
-            traffics = self._directory.traffics().values()
-            self._counts.keep_only({one for traffic in traffics for one in traffic.ids})
+            self._counts.keep_only(all_ids)
         if self._controls:
             self._metrics.show(
                 {(model, one.candidate): one.step + 1 for model, one in present.items()}
             )
 
-    async def _guarded(self, model: str, rollout: Rollout, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, model: str, its_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Awaits work on one rollout; a failure is logged once and affects no other rollout."""
         try:
             await work
         except Exception as error:
             bug = None if isinstance(error, StoreError) else error
             fault = "a rollout cannot be looked at"
-            self._complain((rollout.id, ""), model, fault, str(error), bug)
+            self._complain((its_id, ""), model, fault, str(error), bug)
         else:
-            self._complaints.pop((rollout.id, ""), None)
+            self._complaints.pop((its_id, ""), None)
 
     def _complain(
         self,
@@ -173,6 +179,39 @@ class RolloutController:
         if counts is not None:
             controlled = self._controlled(model, rollout)
             await beside_loop(lambda: controlled.write_own(counts))
+
+    async def _write_all_comparisons(self) -> None:
+        """Writes the counts of splits and shadows that have changed."""
+        traffics = dict(self._directory.traffics())
+        for model in self._comparisons.keys() - traffics.keys():
+            del self._comparisons[model]
+        if self._counts is None:
+            return
+        arms, figures = self._counts.split_snapshot(), self._counts.shadow_snapshot()
+        for model, traffic in traffics.items():
+            split, shadow = traffic.split, traffic.shadow
+            found = (
+                arms.get(split.id, {}) if split is not None else {},
+                figures.get(shadow.id) if shadow is not None else None,
+            )
+            if any(found) and found != self._comparisons.get(model):
+                work = self._write_comparisons(model, traffic, *found)
+                await self._guarded(model, next(iter(traffic.ids)), work)
+
+    async def _write_comparisons(
+        self,
+        model: str,
+        traffic: Traffic,
+        arms: "dict[int, Evidence]",
+        figures: "ShadowFigures | None",
+    ) -> None:
+        from services.rollouts.comparison_files import write_comparisons
+
+        storage, process = self._store.storage, self._process
+        await beside_loop(
+            lambda: write_comparisons(storage, model, traffic, process, arms, figures)
+        )
+        self._comparisons[model] = arms, figures
 
     def _controlled(self, model: str, rollout: Rollout) -> "ControlledRollout":
         found = self._rollouts.get(rollout.id)

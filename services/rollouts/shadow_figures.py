@@ -6,7 +6,7 @@ mirrored request waits for an idle device, which says nothing about a version.
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from services.rollouts.evidence.errors import InvalidEvidenceError
@@ -113,6 +113,16 @@ class ShadowFigures:
             if left <= 0:
                 return seconds_of(bucket)
         return None
+
+    def copied(self) -> Self:
+        """Returns a copy; both share the pairs, which nobody changes."""
+        return replace(
+            self,
+            live_s=dict(self.live_s),
+            candidate_s=dict(self.candidate_s),
+            dropped=dict(self.dropped),
+            worst=list(self.worst),
+        )
 
     def as_plain(self) -> dict[str, Any]:
         """Returns what `json.dumps` takes, and `from_plain` restores."""

@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry
 from model_store.pointers import Pointers
 from model_store.rollouts import transitions
 from model_store.rollouts.guards import Guards, RateGuard
-from model_store.rollouts.traffic import Rollout
+from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split, Traffic
 from model_store.store import ModelStore
 from services.queueing.directory import Directory
 from services.queueing.records import Lane, ServedVersion
+from services.rollouts.comparison_files import shadow_figures, split_evidence
 from services.rollouts.controller import RolloutController
 from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.evidence_files import EvidenceFiles
@@ -393,6 +394,31 @@ def test_counts_of_processes_without_a_store_are_written_for_them(store: ModelSt
             "gateway-1.json",
             "worker.json",
         ]
+
+    run(work())
+
+
+def test_counts_of_splits_and_shadows_are_written(store: ModelStore) -> None:
+    async def work() -> None:
+        server = Server(store, "edge")
+        split = Split(name="two", arms=(Arm(version=1, share=0.5), Arm(version=2, share=0.5)))
+        shadow = Shadow(candidate=2, sample=0.1)
+        server.directory.set_traffic("digits", Traffic(split=split, shadow=shadow))
+        server.counts.arm(split.id, 2).count(0.5, "candidate", 0.001)
+        server.counts.shadow(shadow.id).drop("busy")
+        await server.controller.look()
+        found = split_evidence(store.storage, "digits", split)[2]
+        assert found.total.counts["share/500000/candidate/requests"] == 1
+        figures, left_out = shadow_figures(store.storage, "digits", shadow.id)
+        assert figures is not None
+        assert (figures.dropped, left_out) == ({"busy": 1}, {})
+        server.counts.shadow(shadow.id).drop("busy")
+        stop = asyncio.Event()
+        stop.set()
+        await server.controller.run(stop)
+        figures, _ = shadow_figures(store.storage, "digits", shadow.id)
+        assert figures is not None
+        assert figures.dropped == {"busy": 2}
 
     run(work())
 
