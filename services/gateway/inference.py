@@ -353,7 +353,7 @@ class Inference:
     def answered(self, reply: InferReply) -> None:
         """Counts, times and, if asked to, logs the answer that is about to be written."""
         self.is_over = True
-        self._sink = _NO_SINK
+        self._sink, self._routed = _NO_SINK, None  # cycles, too
         path = self._path
         accounting, lane = path.accounting, reply.lane
         seconds = time.monotonic() - self.received_at
@@ -409,9 +409,9 @@ class Inference:
         """Drops the request, because its caller has disconnected; counts it under a code."""
         if not self.is_over:
             self._leave_queue()
-            self._count_failed(code, error, None)
             if self._routed is not None and isinstance(error, DeadlineExceededError):
                 self._routed.timed_out()
+            self._count_failed(code, error, None)
 
     def _leave_queue(self) -> None:
         entry, self._entry = self._entry, None
@@ -421,7 +421,7 @@ class Inference:
     def _count_failed(self, code: str, error: ServingError, lane: Lane | None) -> None:
         """Counts, times and logs a request that was not answered with outputs."""
         self.is_over = True
-        self._sink = _NO_SINK
+        self._sink, self._routed = _NO_SINK, None
         accounting = self._path.accounting
         # The version that the request names; a caller must not invent values of labels.
         lane = lane or accounting.directory.served_lane(self.model, self.version)

@@ -115,7 +115,7 @@ class ShadowFigures:
         return None
 
     def copied(self) -> Self:
-        """Returns a copy; both share the pairs, which nobody changes."""
+        """Returns a copy; pairs never change, so it takes some microseconds."""
         return replace(
             self,
             live_s=dict(self.live_s),

@@ -76,22 +76,23 @@ def output_of(outputs: Mapping[str, Array], task: Task) -> int | None:
 
     It takes a few microseconds: a row of classes has at most `MAX_PLACE` elements.
     """
-    for _, array in _judged_outputs(outputs, task):
-        if not array.size:
+    if task.kind == "numbers":
+        return None
+    for name, array in outputs.items():
+        if not array.size or not _is_judged(name, array, task):
             continue
-        if task.kind == "classes":
-            if array.shape[-1] > (task.values or MAX_PLACE):
-                continue
-            row = array.reshape(-1, array.shape[-1])[0]
-            return int(row.argmax())
-        return score_step(float(array.reshape(-1)[0]))
+        if task.kind == "scores":
+            return score_step(float(array.item(0)))
+        classes = array.shape[-1]
+        if classes <= (task.values or MAX_PLACE):
+            return int(array.reshape(-1, classes)[0].argmax())
     return None
 
 
 def has_nan(outputs: Iterable[Array]) -> bool:
     """Returns True if an element is no finite number; of large outputs, some are looked at."""
     for array in outputs:
-        if array.dtype.kind in "biuOSU" or not array.size:
+        if array.dtype.kind not in "fc":
             continue
         some = array
         if array.size > CHECKED_ELEMENTS and array.flags.c_contiguous:
@@ -103,14 +104,16 @@ def has_nan(outputs: Iterable[Array]) -> bool:
 
 def compared(live: Mapping[str, Array], candidate: Mapping[str, Array], task: Task) -> Judged:
     """Compares two answers."""
-    judged = [name for name, _ in _judged_outputs(live, task)] or list(live)
+    judged = list(live)
+    if task.kind != "numbers":
+        judged = [name for name, array in live.items() if _is_judged(name, array, task)] or judged
     disagreement, difference, nan = 0.0, 0.0, False
     for name in live:
         other = candidate.get(name)
         if other is None or other.shape != live[name].shape:
             found = Judged(1.0, 0.0, False)
         else:
-            found = _compared(live[name], other, task, is_judged=name in judged)
+            found = _compared(name, live[name], other, task)
         if name in judged:
             disagreement = max(disagreement, found.disagreement)
         difference = max(difference, found.difference)
@@ -120,27 +123,19 @@ def compared(live: Mapping[str, Array], candidate: Mapping[str, Array], task: Ta
     return Judged(1.0 if nan else disagreement, difference, nan)
 
 
-def _judged_outputs(outputs: Mapping[str, Array], task: Task) -> list[tuple[str, Array]]:
-    """Returns the outputs that have the classes or the scores of the task; none if it has none."""
-    if task.kind == "numbers":
-        return []
-    found = []
-    for name, array in outputs.items():
-        if array.dtype.kind in "biuOSU" or array.ndim == 0:
-            continue
-        if task.kind == "scores":
-            has_it = math.prod(array.shape[1:]) == 1
-        else:
-            has_it = name in task.named or (array.shape[-1] == task.values > 1)
-        if has_it:
-            found.append((name, array))
-    return found
+def _is_judged(name: str, array: Array, task: Task) -> bool:
+    """Returns True if an output has the classes or the scores of the task."""
+    if array.dtype.kind not in "fc" or array.ndim == 0:
+        return False
+    if task.kind == "scores":
+        return math.prod(array.shape[1:]) == 1
+    return name in task.named or array.shape[-1] == task.values > 1
 
 
-def _compared(live: Array, candidate: Array, task: Task, *, is_judged: bool) -> Judged:
+def _compared(name: str, live: Array, candidate: Array, task: Task) -> Judged:
     if not live.size:
         return Judged(0.0, 0.0, False)
-    if live.dtype.kind in "biuOSU":
+    if live.dtype.kind not in "fc":
         differ = np.not_equal(live, candidate)
         difference = 0.0
         if live.dtype.kind in "biu" and candidate.dtype.kind in "biuf":
@@ -153,10 +148,10 @@ def _compared(live: Array, candidate: Array, task: Task, *, is_judged: bool) -> 
     nan = bool((~np.isfinite(other) & np.isfinite(one)).any())
     one, other = np.where(odd, 0, one), np.where(odd, 0, other)
     difference = float(np.abs(one - other).max())
-    if task.kind == "classes" and is_judged and live.ndim:
+    if task.kind == "classes" and _is_judged(name, live, task):
         places = [np.nan_to_num(_floats(x)).argmax(-1) for x in (live, candidate)]
         return Judged(float(np.mean(places[0] != places[1])), difference, nan)
-    if task.kind == "scores" and is_judged:
+    if task.kind == "scores" and _is_judged(name, live, task):
         return Judged(float(np.clip(np.abs(one - other), 0, 1).mean()), difference, nan)
     rows = (live.shape[0], -1) if live.ndim > 1 else (-1, 1)
     distance = _distance(one.reshape(rows), other.reshape(rows), odd.reshape(rows))

@@ -16,8 +16,8 @@ Rules:
 import logging
 import random
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -61,6 +61,22 @@ frequent for each version, unless one refuses more."""
 
 Counted = tuple[Comparison, float, Version]
 """Where a request is counted: the counts, the candidate's share, and which of the two it is."""
+_NOTHING: tuple[Counted, ...] = ()
+_NO_TARGETS: Sequence[Target] = ()
+
+
+class _Plan(NamedTuple):
+    """What the traffic of one model means, worked out once."""
+
+    changes: int
+    """Those of the directory when it was worked out."""
+    route: Rollout | Split | None
+    """None if the live version gets all requests."""
+    task: Task
+    counted: Mapping[int, tuple[Counted, ...]]
+    """Where a request is counted, by the version that is drawn."""
+    mirrored: Sequence[tuple[float, Target]]
+    """Share of the live version's requests, and where they are repeated."""
 
 
 class RoutedCall:
@@ -79,8 +95,8 @@ class RoutedCall:
         self,
         call: InferCall,
         task: Task,
-        counted: list[Counted],
-        targets: list[Target],
+        counted: Sequence[Counted],
+        targets: Sequence[Target],
         mirrors: Mirrors,
     ) -> None:
         self.call = call
@@ -177,6 +193,8 @@ class TrafficRouter:
         self._admission, self._directory = admission, admission.directory
         self._fallbacks = metrics.drawn_fallbacks
         self._sequences = SequenceVersions()
+        self._plans: dict[str, _Plan] = {}
+        """By model with traffic, or that had some."""
 
     def route(self, call: InferCall, traffic: Traffic, key_of: KeyOf) -> RoutedCall | None:
         """Draws a request's version; returns None if the live one has it and nothing is counted.
@@ -193,79 +211,45 @@ class TrafficRouter:
             return None
         served, signature = self._directory.resolve(call.model, call.version)
         live = served.lane.version
-        rollout, split = traffic.rollout, traffic.split
-        counted: list[Counted] = []
-        task, version = Task(), live
-        if rollout is not None and rollout.baseline == live:
-            task = task_of(rollout.guards.outputs, signature)
-            version, counted = self._of_rollout(call, rollout, signature, key_of)
-        elif split is not None:
-            task = task_of(None, signature)
-            version, counted = self._of_split(call, split, signature, key_of, live)
-        targets: list[Target] = []
-        if version == live and (rollout is not None or traffic.shadow is not None):
-            targets = self._targets(traffic, task, signature, live)
-        elif version != live:
+        plan = self._plans.get(call.model)
+        changes = self._directory.changes
+        if plan is None or plan.changes != changes:
+            plan = _plan(traffic, signature, live, self.counts, changes)
+            self._plans[call.model] = plan
+        version, counted = live, _NOTHING
+        if plan.route is not None:
+            version = self._drawn(call, plan.route, signature, key_of)
+            counted = plan.counted[version]
+            if version != live and (reason := self._why_not(call, version)):
+                if reason == "refused_inputs":
+                    for comparison, share, kind in counted:
+                        comparison.count(share, kind, 0.0, failed=True)
+                version, counted = live, _NOTHING
+        targets = _NO_TARGETS
+        if version != live:
             call = msgspec.structs.replace(call, version=str(version))
+        elif plan.mirrored:
+            drawn = (target for share, target in plan.mirrored if random.random() < share)  # noqa: S311
+            targets = list(drawn)
         if not counted and not targets and version == live:
             return None
-        return RoutedCall(call, task, counted, targets, self.mirrors)
-
-    def _of_rollout(
-        self, call: InferCall, rollout: Rollout, signature: Signature, key_of: KeyOf
-    ) -> tuple[int, list[Counted]]:
-        draw = partial(rollout_version, rollout)
-        version = self._drawn(call, rollout, signature, key_of, draw)
-        guard = rollout.guards.latency
-        comparison = self.counts.comparison(rollout.id, guard.ratio if guard else USUAL_RATIO)
-        share = rollout.share
-        if version == rollout.baseline:
-            return version, [(comparison, share, "live")]
-        reason = self._why_not(call, version)
-        if not reason:
-            return version, [(comparison, share, "candidate")]
-        if reason == "refused_inputs":
-            comparison.count(share, "candidate", 0.0, failed=True)
-        return rollout.baseline, []
-
-    def _of_split(
-        self, call: InferCall, split: Split, signature: Signature, key_of: KeyOf, live: int
-    ) -> tuple[int, list[Counted]]:
-        """Draws an arm; each but the first is compared with the first, on their common traffic."""
-        version = self._drawn(call, split, signature, key_of, partial(split_version, split))
-        first, *others = split.arms
-        shares = {arm.version: arm.share / (arm.share + first.share) for arm in others}
-        reason = self._why_not(call, version) if version != live else ""
-        is_first = version == first.version
-        own = [(number, share) for number, share in shares.items() if is_first or number == version]
-        kind: Version = "live" if is_first else "candidate"
-        counted = [(self.counts.arm(split.id, number), share, kind) for number, share in own]
-        if not reason:
-            return version, counted
-        if reason == "refused_inputs":
-            for comparison, share, _ in counted:
-                comparison.count(share, kind, 0.0, failed=True)
-        return live, []
+        return RoutedCall(call, plan.task, counted, targets, self.mirrors)
 
     def _drawn(
-        self,
-        call: InferCall,
-        route: Rollout | Split,
-        signature: Signature,
-        key_of: KeyOf,
-        version_at: Callable[[float], int],
+        self, call: InferCall, route: Rollout | Split, signature: Signature, key_of: KeyOf
     ) -> int:
+        """Draws by the sequence, or by the key, or else at random."""
         step, sequences = call.sequence, signature.sequence
         if step is not None and sequences is not None:
             point = point_of(route.id, f"sequence {step.id}")
             return self._sequences.version(
-                call.model, step, sequences.max_idle_s, lambda: version_at(point)
+                call.model, step, sequences.max_idle_s, lambda: _version_at(route, point)
             )
         if route.sticky:
             source, _, name = route.sticky.partition(":")
             if key := key_of(source, name):
-                return version_at(point_of(route.id, key))
-        return version_at(random.random())  # noqa: S311
+                return _version_at(route, point_of(route.id, key))
+        return _version_at(route, random.random())  # noqa: S311
 
     def _why_not(self, call: InferCall, version: int) -> str:
         """Returns why a version cannot have a request; empty if it can."""
@@ -286,37 +270,60 @@ class TrafficRouter:
         except ServingError:
             return False
 
-    def _targets(
-        self, traffic: Traffic, task: Task, signature: Signature, live: int
-    ) -> list[Target]:
-        """Draws whether a request of the live version is repeated, and where."""
-        found = []
-        rollout, shadow = traffic.rollout, traffic.shadow
-        if (
-            rollout is not None and rollout.baseline == live and random.random() < rollout.mirrored  # noqa: S311
-        ):
-            found.append(self._of_mirrored(rollout, task))
-        if shadow is not None and random.random() < shadow.sample:  # noqa: S311
-            found.append(self._of_shadow(shadow, task_of(None, signature)))
-        return found
 
-    def _of_mirrored(self, rollout: Rollout, task: Task) -> Target:
-        evidence = self.counts.of(rollout.id)
+def _version_at(route: Rollout | Split, point: float) -> int:
+    drawn = rollout_version if isinstance(route, Rollout) else split_version
+    return drawn(route, point)  # type: ignore[arg-type]  # the function is that of the class
 
-        def take(pair: Pair) -> None:
-            evidence.count_pair(pair.judged.disagreement)
 
-        return Target(rollout.candidate, task, False, take, lambda _: None)
+def _plan(
+    traffic: Traffic, signature: Signature, live: int, counts: TrafficCounts, changes: int
+) -> _Plan:
+    """Works out what the traffic of a model means while `live` is its live version."""
+    rollout, split, shadow = traffic.rollout, traffic.split, traffic.shadow
+    route: Rollout | Split | None = None
+    task, counted = Task(), dict[int, tuple[Counted, ...]]()
+    mirrored: list[tuple[float, Target]] = []
+    if rollout is not None and rollout.baseline == live:
+        route, task = rollout, task_of(rollout.guards.outputs, signature)
+        latency = rollout.guards.latency
+        comparison = counts.comparison(rollout.id, latency.ratio if latency else USUAL_RATIO)
+        counted[live] = ((comparison, rollout.share, "live"),)
+        counted[rollout.candidate] = ((comparison, rollout.share, "candidate"),)
+        if rollout.mirrored:
+            mirrored.append((rollout.mirrored, _of_rollout(rollout, task, comparison)))
+    elif split is not None:
+        route, task = split, task_of(None, signature)
+        counted = _of_split(split, counts)
+    if shadow is not None:
+        mirrored.append((shadow.sample, _of_shadow(shadow, task_of(None, signature), counts)))
+    return _Plan(changes, route, task, counted, mirrored)
 
-    def _of_shadow(self, shadow: Shadow, task: Task) -> Target:
-        figures = self.counts.shadow(shadow.id, shadow.keep)
 
-        def take(pair: Pair) -> None:
-            figures.count_pair(
-                pair.kept,
-                live_s=pair.live_s,
-                candidate_s=pair.candidate_s,
-                nan=pair.judged.nan,
-            )
+def _of_split(split: Split, counts: TrafficCounts) -> dict[int, tuple[Counted, ...]]:
+    """Returns where arms are counted: each but the first beside it, on their common traffic."""
+    first, *others = split.arms
+    found: dict[int, tuple[Counted, ...]] = {first.version: ()}
+    for arm in others:
+        comparison, share = counts.arm(split.id, arm.version), arm.share / (arm.share + first.share)
+        found[arm.version] = ((comparison, share, "candidate"),)
+        found[first.version] += ((comparison, share, "live"),)
+    return found
 
-        return Target(shadow.candidate, task, shadow.keep > 0, take, figures.drop)
+
+def _of_rollout(rollout: Rollout, task: Task, comparison: Comparison) -> Target:
+    def take(pair: Pair) -> None:
+        comparison.evidence.count_pair(pair.judged.disagreement)
+
+    return Target(rollout.candidate, task, False, take, lambda _: None)
+
+
+def _of_shadow(shadow: Shadow, task: Task, counts: TrafficCounts) -> Target:
+    figures = counts.shadow(shadow.id, shadow.keep)
+
+    def take(pair: Pair) -> None:
+        figures.count_pair(
+            pair.kept, live_s=pair.live_s, candidate_s=pair.candidate_s, nan=pair.judged.nan
+        )
+
+    return Target(shadow.candidate, task, shadow.keep > 0, take, figures.drop)

@@ -1,6 +1,7 @@
 """Requests on their way to drawn versions: who answers, what is counted, what is mirrored."""
 
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,6 +50,12 @@ class Sink(KeepingSink):
     def __init__(self, call: InferCall, user: str) -> None:
         super().__init__()
         self.call, self.user = call, user
+        self.inference: Inference | None = None
+
+    def part(self, reply: InferReply) -> None:
+        super().part(reply)
+        if reply.is_last and self.inference is not None:
+            self.inference.answered(reply)
 
     def decode(self, body: Body, caller: Any) -> InferCall:
         return self.call
@@ -393,3 +400,31 @@ async def test_candidate_that_never_answers_is_dropped() -> None:
         place.answer(LIVE)
         place.answer(CANDIDATE, DeadlineExceededError("x"))
         assert place.router.counts.shadow(shadow.id).dropped == {"expired": 1}
+
+
+async def test_traffic_that_comes_back_is_counted_where_it_is_read() -> None:
+    """A gateway that loses its workers forgets the rollout, and hears of it again."""
+    place, one = Place(), rollout()
+    for _ in range(2):
+        place.share(rollout=one)
+        place.begin()
+        place.answer(CANDIDATE)
+        assert counts_of(place.router.counts.of(one.id)) == {"candidate/requests": 1}
+        place.directory.set_traffic("m", None)
+        place.router.counts.keep_only([])
+
+
+@pytest.mark.parametrize("ending", ["answered", "failed", "cancelled"])
+async def test_finished_request_is_freed_without_the_garbage_collector(ending: str) -> None:
+    place = Place()
+    place.share(rollout=rollout())
+    inference, sink = place.begin()
+    sink.inference = inference
+    gone = weakref.ref(sink)
+    if ending == "cancelled":
+        inference.cancel("499", ServingError("gone"))
+        place.shelves[CANDIDATE].entries.clear()
+    else:
+        place.answer(CANDIDATE, BackendError("x") if ending == "failed" else 1.0)
+    del inference, sink
+    assert gone() is None
