@@ -64,10 +64,10 @@ def promote(
         return Promotion(False, f"; {alias} stays where it is{finding}")
     if recipe.publish.rollout is not None:
         live = _live(store, manifest.model)
-        if live is not None:
+        expecting = expecting or {alias: live}
+        if live is not None and expecting[alias] == live:
             wanted = recipe.publish.rollout.request(manifest.version, why + finding)
-            return _started(store, manifest, wanted, expecting.get(PRODUCTION, live), finding)
-        expecting = {alias: None}
+            return _started(store, manifest, wanted, live, finding)
     try:
         _move(store, manifest, alias, why + finding, expecting)
     except StalePointerError as error:
@@ -85,7 +85,7 @@ def _started(
     store: ModelStore,
     manifest: Manifest,
     wanted: RolloutRequest,
-    live: int | None,
+    live: int,
     finding: str,
 ) -> Promotion:
     """Starts a rollout beside the live version, or returns the reason against it."""

@@ -3,7 +3,6 @@
 In: text of a command line or a recipe. Out: numbers; and the texts of numbers.
 """
 
-import math
 import re
 
 _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%")
@@ -43,7 +42,7 @@ def parse_duration(text: str) -> float:
 def duration_text(seconds: float) -> str:
     """Returns the text that `parse_duration` reads, in the largest unit that divides it."""
     whole = round(seconds)
-    if not math.isclose(whole, seconds, abs_tol=1e-9) or not whole:
+    if abs(whole - seconds) > 1e-9 or not whole:
         return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
     unit = next(name for name in ("d", "h", "m", "s") if whole % _SECONDS[name] == 0)
     return f"{whole // _SECONDS[unit]}{unit}"

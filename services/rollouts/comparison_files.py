@@ -8,24 +8,76 @@ named, and does not keep the others from being read.
 """
 
 import re
+import sys
 from collections.abc import Mapping
+from typing import Annotated
 
 import orjson
+from pydantic import BeforeValidator, Field, JsonValue
 
-from model_store.document import DocumentLimits, parse_document
+from flambeau.protocol.strict import StrictModel
+from model_store.document import DocumentLimits, parse_as
 from model_store.errors import DocumentError, StorageError
 from model_store.rollouts.traffic import Split, Traffic
 from model_store.storage.storage import MissingFileError, Storage
 from services.rollouts.evidence.errors import InvalidEvidenceError
-from services.rollouts.evidence.evidence import Evidence
+from services.rollouts.evidence.evidence import MAX_COUNT, Evidence
 from services.rollouts.evidence_files import EvidenceFiles, FoundEvidence
-from services.rollouts.shadow_figures import ShadowFigures, merged
+from services.rollouts.shadow_figures import (
+    MAX_BUCKETS,
+    MAX_PAIRS,
+    MAX_REASONS,
+    ShadowFigures,
+    merged,
+)
 
 MAX_SHADOW_FILES = 1_000
 MAX_SHADOW_BYTES = 8 * 2**20
 """A hundred pairs with a hundred values of each tensor have 1 MB."""
+LARGEST = sys.float_info.max
 _LIMITS = DocumentLimits(MAX_SHADOW_BYTES, 500_000)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+Whole = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(max_length=2000)]
+Tensors = Annotated[list[dict[str, JsonValue]], Field(max_length=256)]
+Buckets = Annotated[
+    dict[Annotated[int, Field(ge=-MAX_BUCKETS, le=MAX_BUCKETS)], Whole],
+    Field(max_length=MAX_BUCKETS),
+]
+Largest = Annotated[
+    float, Field(ge=0), BeforeValidator(lambda one: LARGEST if one is None else one)
+]
+"""A difference; JSON has null for one that is infinite."""
+
+
+class _StoredPair(StrictModel):
+    disagreement: Share
+    difference: Largest
+    request_id: Text
+    when: float
+    inputs: Tensors
+    live: Tensors
+    candidate: Tensors
+    error: Text = ""
+
+
+class _StoredFigures(StrictModel):
+    """Figures of a shadow, as a file may have them; see `ShadowFigures`."""
+
+    keep: Annotated[int, Field(ge=0, le=MAX_PAIRS)]
+    pairs: Whole
+    agreed: Whole
+    failed: Whole
+    nan: Whole
+    disagreement: Annotated[float, Field(ge=0, le=MAX_COUNT)]
+    difference: Largest
+    live_s: Buckets
+    candidate_s: Buckets
+    dropped: Annotated[dict[Text, Whole], Field(max_length=MAX_REASONS)]
+    worst: Annotated[list[_StoredPair], Field(max_length=MAX_PAIRS)]
 
 
 def write_comparisons(
@@ -86,8 +138,9 @@ def shadow_figures(
     paths = sorted(storage.list(_folder(model, shadow_id)))
     for path in paths[:MAX_SHADOW_FILES]:
         try:
-            document = parse_document(storage.get(path, MAX_SHADOW_BYTES), path, _LIMITS)
-            parts.append(ShadowFigures.from_plain(document))
+            data = storage.get(path, MAX_SHADOW_BYTES)
+            found = parse_as(_StoredFigures, data, path, _LIMITS)
+            parts.append(ShadowFigures.from_plain(found.model_dump()))
         except MissingFileError:
             continue
         except (StorageError, DocumentError, InvalidEvidenceError) as error:

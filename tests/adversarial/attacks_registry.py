@@ -22,6 +22,7 @@ REFUSED = ("400", "404", "405", "409", "413", "431", "503", "closed")
 PATHS = (
     "models/{}", "models/{}/versions/1", "models/linear/versions/{}", "models/{}/history",
     "models/linear/versions/1/files/{}", "uploads/{}", "models?after={}", "models?limit={}",
+    "models/{}/rollout", "models/linear/rollout/{}", "models/{}/shadow", "models/{}/split",
 )  # fmt: skip
 
 
@@ -166,6 +167,37 @@ async def moves(target: Target, random: Random) -> None:
     await asyncio.gather(*(move() for _ in range(AT_ONCE)))
 
 
+@functools.cache
+def _rollouts() -> tuple[bytes, ...]:
+    """Returns rollouts, shadows and splits that break rules, or name no version that is there."""
+    nowhere = {"version": 10**8}
+    half = {"version": 10**8, "share": 0.5}
+    documents: tuple[dict[str, Any], ...] = (
+        nowhere, {"version": 0}, {"version": 10**400}, {**nowhere, "steps": [0.1] * 10_000},
+        {**nowhere, "steps": [float("nan")]}, {**nowhere, "steps": [0.5, 0.1]},
+        {**nowhere, "sticky": "header:" + "x" * 60_000}, {**nowhere, "every_s": 1e308},
+        {**nowhere, "guards": {f"g{n}": {"a": [[[n]]]} for n in range(1000)}},
+        {**nowhere, "sample": -1}, {**nowhere, "why": "x" * 60_000},
+        {"name": "../x", "arms": [half, half]}, {"name": "ab", "arms": [half] * 1000},
+        {"name": "ab", "arms": [{**half, "share": float("inf")}] * 2},
+    )  # fmt: skip
+    hostile = (b"[" * 60_000, b'{"steps":' * 10_000, b"1" * 60_000, b"\xff", b"", b"null")
+    return (*(json.dumps(one).encode() for one in documents), *hostile)
+
+
+async def rollouts(target: Target, random: Random) -> None:
+    """Starts rollouts, shadows and splits that must be refused, several at once."""
+
+    async def start() -> None:
+        kind = random.choice(("rollout", "shadow", "split", "rollout/pause", "split/end"))
+        body, fields = random.choice(_rollouts()), "content-type: application/json"
+        status, said = await _call(target, "POST", f"models/linear/{kind}", body, fields)
+        if status not in (*REFUSED, "403"):
+            target.wrong(f"{kind}: {status} {said[:200]!r}")
+
+    await asyncio.gather(*(start() for _ in range(AT_ONCE)))
+
+
 async def unread_downloads(target: Target, random: Random) -> None:
     """Asks for files, many times in one connection, and reads nothing."""
     path = "/v1/registry/models/linear/versions/1/files/manifest.json"
@@ -189,6 +221,7 @@ ATTACKS = [
         half_chunks,
         names,
         moves,
+        rollouts,
         unread_downloads,
     )
 ]

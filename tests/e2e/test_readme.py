@@ -163,7 +163,12 @@ def test_the_sample_of_the_readme_is_what_is_printed(demo: str, up: tuple[Termin
 
 TUTORIALS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/tutorials").glob("*.md"))
 TORCHSERVE_PORTS = ("8080", "8081", "8082", "7070", "7071")
-LONG_PAGES = ["docs/guides/pipelines.md", "docs/guides/replay.md", *TUTORIALS]
+LONG_PAGES = [
+    "docs/guides/pipelines.md",
+    "docs/guides/replay.md",
+    "docs/guides/rollouts.md",
+    *TUTORIALS,
+]
 
 
 @pytest.mark.parametrize(

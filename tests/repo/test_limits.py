@@ -21,7 +21,7 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 127, 388
+SETTINGS, RECIPE_KEYS = 127, 393
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
 `processes` cannot be found out: how many cores the models need is the operator's to say. Nor can
@@ -106,6 +106,7 @@ EFFECTS = {
         dead_letters.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """
+        comparison_files.MAX_SHADOW_BYTES comparison_files.MAX_SHADOW_FILES
         forwarded_output.MAX_LINE_BYTES rest_prediction.MAX_NAME_BYTES
         model_figures.MAX_PLACES model_figures.MAX_SIZES repository.MAX_NAME directory.MAX_SHOWN
         open_document.MAX_DOCUMENT_BYTES open_document.MAX_TENSORS

@@ -53,16 +53,19 @@ class _AtStore:
         self._store = store
 
     def show(self, model: str, kind: str) -> dict[str, Any]:
+        """Returns the status document of a kind."""
         from services.rollouts.calls import STATUS
 
         return STATUS[kind](self._store, model)
 
     def start(self, model: str, kind: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Starts a rollout, a shadow or a split."""
         from services.rollouts.calls import read_request, start
 
         return start(self._store, model, read_request(kind, wanted)).model_dump(mode="json")
 
     def act(self, model: str, act: str, why: str) -> dict[str, Any]:
+        """Does an act."""
         from services.rollouts.calls import ACTS
 
         return ACTS[act](self._store, model, why, "").model_dump(mode="json")
@@ -73,12 +76,15 @@ class _AtServer:
         self._registry = registry
 
     def show(self, model: str, kind: str) -> dict[str, Any]:
+        """Returns the status document of a kind."""
         return self._called("GET", model, kind)
 
     def start(self, model: str, kind: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Starts a rollout, a shadow or a split."""
         return self._called("POST", model, kind, wanted)
 
     def act(self, model: str, act: str, why: str) -> dict[str, Any]:
+        """Does an act."""
         return self._called("POST", model, act, {"why": why})
 
     def _called(

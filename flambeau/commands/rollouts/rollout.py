@@ -42,46 +42,52 @@ Candidate = Annotated[
     int, typer.Argument(metavar="VERSION", parser=parse_version, help="The new version.")
 ]
 
+Steps = Annotated[
+    str,
+    typer.Option(
+        metavar="SHARES",
+        help="Its shares of the requests, ascending; 100% is the promotion, which takes evidence. "
+        "Without 100%, the last step lasts until you promote or abort.",
+    ),
+]
+Every = Annotated[
+    str, typer.Option(metavar="DURATION", help="Shortest time of a step, such as 30s or 5m.")
+]
+Mirror = Annotated[
+    str,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the other requests that the new version answers too, unseen, to compare "
+        "its answers.",
+    ),
+]
+Risk = Annotated[
+    str,
+    typer.Option(
+        metavar="SHARE", help="Probability that a version within all limits is rolled back."
+    ),
+]
+Guards = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GUARD.FIELD=VALUE",
+        help="A limit, such as disagreement.limit=2% or latency.ratio=1.5, or latency=off; repeat "
+        "it for each.",
+    ),
+]
+
 
 @rollout_app.command()
 @failing_with(FAILURES)
 def start(
     model: ModelName,
     version: Candidate,
-    steps: Annotated[
-        str,
-        typer.Option(
-            metavar="SHARES",
-            help="Its shares of the requests, ascending; 100% is the promotion, which takes "
-            "evidence. Without 100%, the last step lasts until you promote or abort.",
-        ),
-    ] = "1%,10%,50%,100%",
-    every: Annotated[
-        str, typer.Option(metavar="DURATION", help="Shortest time of a step, such as 30s or 5m.")
-    ] = "5m",
+    steps: Steps = "1%,10%,50%,100%",
+    every: Every = "5m",
     sticky: Sticky = "",
-    mirror: Annotated[
-        str,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of the other requests that the new version answers too, unseen, to "
-            "compare its answers.",
-        ),
-    ] = "10%",
-    risk: Annotated[
-        str,
-        typer.Option(
-            metavar="SHARE", help="Probability that a version within all limits is rolled back."
-        ),
-    ] = "1%",
-    guard: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="GUARD.FIELD=VALUE",
-            help="A limit, such as disagreement.limit=2% or latency.ratio=1.5, or latency=off; "
-            "repeat it for each.",
-        ),
-    ] = None,
+    mirror: Mirror = "10%",
+    risk: Risk = "1%",
+    guard: Guards = None,
     allow_breaking: AllowBreaking = False,
     why: Why = "",
     store: StoreUrl = DEFAULT_STORE,

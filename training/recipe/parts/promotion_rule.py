@@ -18,7 +18,7 @@ from model_store.errors import BadNameError
 from model_store.pointers import PRODUCTION, check_alias
 from training.recipe.parts.promotion_condition import ALWAYS, FIRST, PromotionRule, parse_rule
 from training.recipe.parts.recipe_part import RecipePart
-from training.recipe.parts.rollout_part import RolloutPart
+from training.recipe.rollout_part import RolloutPart
 
 _PROMOTE: dict[object, dict[str, str | None]] = {
     "never": {"alias": None},
