@@ -11,21 +11,22 @@ A rollout whose store or files fail is looked at again, and hinders no other.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from model_store.errors import StoreError
-from model_store.rollouts.traffic import Rollout, Traffic
+from model_store.rollouts.traffic import Rollout
 from model_store.store import ModelStore
 from services.access import audit
 from services.low_priority_thread import beside_loop
 from services.queueing.directory import Directory
+from services.rollouts.comparison_writer import ComparisonWriter
 from services.telemetry.rollout_metrics import RolloutMetrics
 
 if TYPE_CHECKING:
     from services.rollouts.controlled_rollout import ControlledRollout, Moved
     from services.rollouts.evidence.evidence import Evidence
-    from services.rollouts.shadow_figures import ShadowFigures
+    from services.rollouts.gateway_counts import CountsOfGateways
     from services.rollouts.traffic_counts import TrafficCounts
 
 logger = logging.getLogger("flambeau.rollouts")
@@ -50,8 +51,7 @@ class RolloutController:
         metrics: metrics of rollouts.
         process: name of this process, unique for all time.
         counts: what its edges count; None in a process without edges.
-        relayed: returns the counts of a rollout by process that has no store; None if there are
-            no such processes.
+        gateways: counts of processes without a store; None if there are none.
         controls: False in a process that only counts.
         interval_s: seconds between two looks; the same in all processes.
     """
@@ -64,7 +64,7 @@ class RolloutController:
         process: str,
         counts: "TrafficCounts | None" = None,
         *,
-        relayed: "Callable[[str], Awaitable[Mapping[str, Evidence]]] | None" = None,
+        gateways: "CountsOfGateways | None" = None,
         controls: bool = True,
         interval_s: float = LOOK_EVERY_S,
     ) -> None:
@@ -73,13 +73,12 @@ class RolloutController:
         self._metrics = metrics
         self._process = process
         self._counts = counts
-        self._relayed = relayed
+        self._gateways = gateways
         self._controls = controls
         self._interval_s = interval_s
         self._rollouts: dict[str, ControlledRollout] = {}
         """By id."""
-        self._comparisons: dict[str, tuple[dict[int, Evidence], ShadowFigures | None]] = {}
-        """Counts of splits and shadows as they were written, by model."""
+        self._comparisons = ComparisonWriter(store.storage, process, counts, gateways)
         self._complaints: dict[tuple[str, str], str] = {}
         """Logged reasons by id of the rollout, shadow or split, and file."""
 
@@ -92,7 +91,7 @@ class RolloutController:
                     await stop.wait()
         for model, rollout in self._present().items():
             await self._guarded(model, rollout.id, self._write_counts(model, rollout))
-        await self._write_all_comparisons()
+        await self._write_comparisons()
 
     async def look(self) -> None:
         """Writes the counts of each rollout, judges it, and moves it."""
@@ -100,7 +99,7 @@ class RolloutController:
         self._forget_others(present)
         for model, rollout in present.items():
             await self._guarded(model, rollout.id, self._look_at(model, rollout))
-        await self._write_all_comparisons()
+        await self._write_comparisons()
 
     def _present(self) -> dict[str, Rollout]:
         """Returns the rollouts of the directory, by model."""
@@ -151,8 +150,8 @@ class RolloutController:
         controlled = self._controlled(model, rollout)
         if not self._controls:
             return
-        if self._relayed is not None:
-            others = await self._relayed(rollout.id)
+        if self._gateways is not None:
+            others = await self._gateways.of(rollout.id)
             await beside_loop(lambda: _write(controlled, others))
         refusal = next(
             (
@@ -180,38 +179,13 @@ class RolloutController:
             controlled = self._controlled(model, rollout)
             await beside_loop(lambda: controlled.write_own(counts))
 
-    async def _write_all_comparisons(self) -> None:
-        """Writes the counts of splits and shadows that have changed."""
+    async def _write_comparisons(self) -> None:
+        """Writes the counts of splits and shadows."""
         traffics = dict(self._directory.traffics())
-        for model in self._comparisons.keys() - traffics.keys():
-            del self._comparisons[model]
-        if self._counts is None:
-            return
-        arms, figures = self._counts.split_snapshot(), self._counts.shadow_snapshot()
+        self._comparisons.keep_only(traffics)
         for model, traffic in traffics.items():
-            split, shadow = traffic.split, traffic.shadow
-            found = (
-                arms.get(split.id, {}) if split is not None else {},
-                figures.get(shadow.id) if shadow is not None else None,
-            )
-            if any(found) and found != self._comparisons.get(model):
-                work = self._write_comparisons(model, traffic, *found)
-                await self._guarded(model, next(iter(traffic.ids)), work)
-
-    async def _write_comparisons(
-        self,
-        model: str,
-        traffic: Traffic,
-        arms: "dict[int, Evidence]",
-        figures: "ShadowFigures | None",
-    ) -> None:
-        from services.rollouts.comparison_files import write_comparisons
-
-        storage, process = self._store.storage, self._process
-        await beside_loop(
-            lambda: write_comparisons(storage, model, traffic, process, arms, figures)
-        )
-        self._comparisons[model] = arms, figures
+            its_id = next(iter(traffic.ids))
+            await self._guarded(model, its_id, self._comparisons.write(model, traffic))
 
     def _controlled(self, model: str, rollout: Rollout) -> "ControlledRollout":
         found = self._rollouts.get(rollout.id)

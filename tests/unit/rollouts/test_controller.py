@@ -369,35 +369,6 @@ def test_process_that_only_counts_moves_nothing(store: ModelStore) -> None:
     run(work())
 
 
-def test_counts_of_processes_without_a_store_are_written_for_them(store: ModelStore) -> None:
-    async def work() -> None:
-        gateway = Evidence({"share/500000/candidate/requests": 7})
-
-        async def counted(rollout_id: str) -> dict[str, Evidence]:
-            assert rollout_id == rollout.id
-            return {"gateway-1": gateway}
-
-        server = Server(store, "worker")
-        server.controller = RolloutController(
-            store, server.directory, RolloutMetrics(server.registry), "worker",
-            relayed=counted, interval_s=INTERVAL_S,
-        )  # fmt: skip
-        rollout = start(store)
-        for _ in range(2):
-            await server.look()
-        gateway.count_request(0.5, "candidate")
-        await server.look()
-        found = files_of(store, rollout).read()
-        assert found.total.counts == gateway.counts
-        names = store.storage.list(f"digits/rollouts/{rollout.id}/evidence/")
-        assert [name.rpartition("/")[2] for name in sorted(names)] == [
-            "gateway-1.json",
-            "worker.json",
-        ]
-
-    run(work())
-
-
 def test_counts_of_splits_and_shadows_are_written(store: ModelStore) -> None:
     async def work() -> None:
         server = Server(store, "edge")
