@@ -106,7 +106,7 @@ class _Process:
         )
         self._gateways = CountsOfGateways(clients)
         self._rollouts = RolloutController(
-            store, self._directory, self._metrics.rollouts, name, relayed=self._gateways.of
+            store, self._directory, self._metrics.rollouts, name, gateways=self._gateways
         )
 
     async def run(self) -> None:

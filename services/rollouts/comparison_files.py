@@ -108,8 +108,8 @@ def write_comparisons(
         for version, evidence in arms.items():
             _files(storage, model, traffic.split.id, version).write(process, evidence)
     if traffic.shadow is not None and figures is not None:
-        document = orjson.dumps(figures.as_plain())
-        storage.replace(f"{_folder(model, traffic.shadow.id)}{process}.json", document)
+        path = f"{_folder(model, traffic.shadow.id)}{process}.json"
+        storage.replace(path, bytes_of_figures(figures))
 
 
 def split_evidence(storage: Storage, model: str, split: Split) -> dict[int, FoundEvidence]:
@@ -138,9 +138,7 @@ def shadow_figures(
     paths = sorted(storage.list(_folder(model, shadow_id)))
     for path in paths[:MAX_SHADOW_FILES]:
         try:
-            data = storage.get(path, MAX_SHADOW_BYTES)
-            found = parse_as(_StoredFigures, data, path, _LIMITS)
-            parts.append(ShadowFigures.from_plain(found.model_dump()))
+            parts.append(figures_of(storage.get(path, MAX_SHADOW_BYTES), path))
         except MissingFileError:
             continue
         except (StorageError, DocumentError, InvalidEvidenceError) as error:
@@ -148,6 +146,22 @@ def shadow_figures(
     for path in paths[MAX_SHADOW_FILES:]:
         left_out[path] = f"{MAX_SHADOW_FILES:,} files of figures are read at most"
     return (merged(parts) if parts else None), left_out
+
+
+def bytes_of_figures(figures: ShadowFigures) -> bytes:
+    """Returns the content of a file of figures."""
+    return orjson.dumps(figures.as_plain())
+
+
+def figures_of(data: bytes, where: str) -> ShadowFigures:
+    """Reads the content of a file of figures.
+
+    Raises:
+        DocumentError: it is too large, or not JSON.
+        InvalidEvidenceError: they are no figures.
+    """
+    found = parse_as(_StoredFigures, data, where, _LIMITS)
+    return ShadowFigures.from_plain(found.model_dump())
 
 
 def _folder(model: str, shadow_id: str) -> str:

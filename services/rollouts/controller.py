@@ -11,7 +11,7 @@ A rollout whose store or files fail is looked at again, and hinders no other.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from model_store.errors import StoreError
@@ -20,11 +20,13 @@ from model_store.store import ModelStore
 from services.access import audit
 from services.low_priority_thread import beside_loop
 from services.queueing.directory import Directory
+from services.rollouts.comparison_writer import ComparisonWriter
 from services.telemetry.rollout_metrics import RolloutMetrics
 
 if TYPE_CHECKING:
     from services.rollouts.controlled_rollout import ControlledRollout, Moved
     from services.rollouts.evidence.evidence import Evidence
+    from services.rollouts.gateway_counts import CountsOfGateways
     from services.rollouts.traffic_counts import TrafficCounts
 
 logger = logging.getLogger("flambeau.rollouts")
@@ -49,8 +51,7 @@ class RolloutController:
         metrics: metrics of rollouts.
         process: name of this process, unique for all time.
         counts: what its edges count; None in a process without edges.
-        relayed: returns the counts of a rollout by process that has no store; None if there are
-            no such processes.
+        gateways: counts of processes without a store; None if there are none.
         controls: False in a process that only counts.
         interval_s: seconds between two looks; the same in all processes.
     """
@@ -63,7 +64,7 @@ class RolloutController:
         process: str,
         counts: "TrafficCounts | None" = None,
         *,
-        relayed: "Callable[[str], Awaitable[Mapping[str, Evidence]]] | None" = None,
+        gateways: "CountsOfGateways | None" = None,
         controls: bool = True,
         interval_s: float = LOOK_EVERY_S,
     ) -> None:
@@ -72,13 +73,14 @@ class RolloutController:
         self._metrics = metrics
         self._process = process
         self._counts = counts
-        self._relayed = relayed
+        self._gateways = gateways
         self._controls = controls
         self._interval_s = interval_s
         self._rollouts: dict[str, ControlledRollout] = {}
         """By id."""
+        self._comparisons = ComparisonWriter(store.storage, process, counts, gateways)
         self._complaints: dict[tuple[str, str], str] = {}
-        """Logged reasons by id of the rollout, and file."""
+        """Logged reasons by id of the rollout, shadow or split, and file."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Looks at all rollouts until `stop` is set, then writes the counts a last time."""
@@ -88,14 +90,16 @@ class RolloutController:
                 async with asyncio.timeout(self._interval_s):
                     await stop.wait()
         for model, rollout in self._present().items():
-            await self._guarded(model, rollout, self._write_counts(model, rollout))
+            await self._guarded(model, rollout.id, self._write_counts(model, rollout))
+        await self._write_comparisons()
 
     async def look(self) -> None:
         """Writes the counts of each rollout, judges it, and moves it."""
         present = self._present()
         self._forget_others(present)
         for model, rollout in present.items():
-            await self._guarded(model, rollout, self._look_at(model, rollout))
+            await self._guarded(model, rollout.id, self._look_at(model, rollout))
+        await self._write_comparisons()
 
     def _present(self) -> dict[str, Rollout]:
         """Returns the rollouts of the directory, by model."""
@@ -106,26 +110,27 @@ class RolloutController:
         ids = {rollout.id for rollout in present.values()}
         for rollout_id in self._rollouts.keys() - ids:
             del self._rollouts[rollout_id]
-        for topic in [topic for topic in self._complaints if topic[0] not in ids]:
+        traffics = self._directory.traffics().values()
+        all_ids = {one for traffic in traffics for one in traffic.ids}
+        for topic in [topic for topic in self._complaints if topic[0] not in all_ids]:
             del self._complaints[topic]
         if self._counts is not None:
-            traffics = self._directory.traffics().values()
-            self._counts.keep_only({one for traffic in traffics for one in traffic.ids})
+            self._counts.keep_only(all_ids)
         if self._controls:
             self._metrics.show(
                 {(model, one.candidate): one.step + 1 for model, one in present.items()}
             )
 
-    async def _guarded(self, model: str, rollout: Rollout, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, model: str, its_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Awaits work on one rollout; a failure is logged once and affects no other rollout."""
         try:
             await work
         except Exception as error:
             bug = None if isinstance(error, StoreError) else error
             fault = "a rollout cannot be looked at"
-            self._complain((rollout.id, ""), model, fault, str(error), bug)
+            self._complain((its_id, ""), model, fault, str(error), bug)
         else:
-            self._complaints.pop((rollout.id, ""), None)
+            self._complaints.pop((its_id, ""), None)
 
     def _complain(
         self,
@@ -145,8 +150,8 @@ class RolloutController:
         controlled = self._controlled(model, rollout)
         if not self._controls:
             return
-        if self._relayed is not None:
-            others = await self._relayed(rollout.id)
+        if self._gateways is not None:
+            others = await self._gateways.of(rollout.id)
             await beside_loop(lambda: _write(controlled, others))
         refusal = next(
             (
@@ -173,6 +178,14 @@ class RolloutController:
         if counts is not None:
             controlled = self._controlled(model, rollout)
             await beside_loop(lambda: controlled.write_own(counts))
+
+    async def _write_comparisons(self) -> None:
+        """Writes the counts of splits and shadows."""
+        traffics = dict(self._directory.traffics())
+        self._comparisons.keep_only(traffics)
+        for model, traffic in traffics.items():
+            its_id = next(iter(traffic.ids))
+            await self._guarded(model, its_id, self._comparisons.write(model, traffic))
 
     def _controlled(self, model: str, rollout: Rollout) -> "ControlledRollout":
         found = self._rollouts.get(rollout.id)

@@ -1,7 +1,7 @@
 """Counts of gateways, which have no store: they reach the workers through Redis.
 
-In: what a gateway has counted of each rollout. Out: the same in every worker, whose controller
-writes them into files of evidence.
+In: what a gateway has counted of each rollout, split and shadow. Out: the same in every worker,
+whose controller writes them into files.
 
 Rules: counts are cumulative, so a lost or repeated one does no harm. Redis keeps those of a rollout
 for `LIVES_S` after the last look of a gateway; what a worker has written outlives it. Redis is
@@ -10,7 +10,8 @@ hostile input: counts that are too large or malformed are left out, and logged o
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from redis.exceptions import RedisError
 
@@ -19,11 +20,14 @@ from services.low_priority_thread import beside_loop
 from services.queueing.directory import Directory
 from services.queueing.redis_streams.clients import RedisClients, keep_looking
 from services.queueing.redis_streams.keys import evidence_key
+from services.rollouts.comparison_files import bytes_of_figures, figures_of
 from services.rollouts.evidence.errors import InvalidEvidenceError
 from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.evidence_files import bytes_of, evidence_of
+from services.rollouts.shadow_figures import ShadowFigures
 from services.rollouts.traffic_counts import TrafficCounts
 
+T = TypeVar("T")
 logger = logging.getLogger("flambeau.rollouts")
 
 LOOK_EVERY_S = 2.0
@@ -60,12 +64,26 @@ class GatewayCounts:
         """
         traffics = self._directory.traffics().values()
         self._counts.keep_only({one for traffic in traffics for one in traffic.ids})
-        trip, counts = self._redis.trip(), self._counts.snapshot()
-        written = await beside_loop(lambda: {name: bytes_of(one) for name, one in counts.items()})
-        for rollout_id, data in written.items():
-            trip.add("HSET", evidence_key(rollout_id), self._name, data)
-            trip.add("EXPIRE", evidence_key(rollout_id), LIVES_S)
+        counts, arms = self._counts.snapshot(), self._counts.split_snapshot()
+        shadows = self._counts.shadow_snapshot()
+
+        def written() -> dict[str, bytes]:
+            found = {rollout_id: bytes_of(one) for rollout_id, one in counts.items()}
+            for split_id, by_version in arms.items():
+                for version, one in by_version.items():
+                    found[arm_id(split_id, version)] = bytes_of(one)
+            return found | {name: bytes_of_figures(one) for name, one in shadows.items()}
+
+        trip = self._redis.trip()
+        for counted_id, data in (await beside_loop(written)).items():
+            trip.add("HSET", evidence_key(counted_id), self._name, data)
+            trip.add("EXPIRE", evidence_key(counted_id), LIVES_S)
         await trip.execute()
+
+
+def arm_id(split_id: str, version: int) -> str:
+    """Returns the id of the counts of a split's arm."""
+    return f"{split_id}:{version}"
 
 
 class CountsOfGateways:
@@ -79,24 +97,35 @@ class CountsOfGateways:
         self._redis = clients.open()
         self._complaints: set[tuple[str, str]] = set()
 
-    async def of(self, rollout_id: str) -> Mapping[str, Evidence]:
-        """Returns the counts of a rollout by gateway; none while Redis is out of reach."""
-        found: dict[bytes, bytes] = {}
-        with contextlib.suppress(RedisError):
-            found = await self._redis.send("HGETALL", evidence_key(rollout_id))
-        return await beside_loop(lambda: self._read(rollout_id, found))
+    async def of(self, counted_id: str) -> Mapping[str, Evidence]:
+        """Returns the counts of a rollout or an arm by gateway; none while Redis is away."""
+        return await self._read(counted_id, evidence_of)
 
-    def _read(self, rollout_id: str, found: Mapping[bytes, bytes]) -> dict[str, Evidence]:
-        counts = {}
-        for key, data in found.items():
-            gateway = key.decode(errors="replace")
-            try:
-                counts[gateway] = evidence_of(data, f"the counts of {gateway}")
-            except (DocumentError, InvalidEvidenceError) as error:
-                if (rollout_id, gateway) not in self._complaints:
-                    self._complaints.add((rollout_id, gateway))
-                    logger.error("counts of a gateway were left out", extra={"reason": str(error)})
-        return counts
+    async def figures(self, shadow_id: str) -> Mapping[str, ShadowFigures]:
+        """Returns the figures of a shadow by gateway; none while Redis is out of reach."""
+        return await self._read(shadow_id, figures_of)
+
+    async def _read(self, counted_id: str, parse: Callable[[bytes, str], T]) -> dict[str, T]:
+        stored: dict[bytes, bytes] = {}
+        with contextlib.suppress(RedisError):
+            stored = await self._redis.send("HGETALL", evidence_key(counted_id))
+
+        def parsed() -> dict[str, T]:
+            found = {}
+            for key, data in stored.items():
+                gateway = key.decode(errors="replace")
+                try:
+                    found[gateway] = parse(data, f"the counts of {gateway}")
+                except (DocumentError, InvalidEvidenceError) as error:
+                    self._complain(counted_id, gateway, error)
+            return found
+
+        return await beside_loop(parsed)
+
+    def _complain(self, counted_id: str, gateway: str, error: Exception) -> None:
+        if (counted_id, gateway) not in self._complaints:
+            self._complaints.add((counted_id, gateway))
+            logger.error("counts of a gateway were left out", extra={"reason": str(error)})
 
     async def close(self) -> None:
         """Closes its connections."""

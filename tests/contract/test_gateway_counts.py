@@ -1,16 +1,24 @@
 """Counts of gateways reach workers through every kind of Redis, whatever else is in its hash."""
 
 import logging
+from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from model_store.rollouts.traffic import Rollout, Traffic
+from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split, Traffic
+from model_store.store import ModelStore
 from services.queueing.directory import Directory
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.keys import evidence_key
+from services.rollouts.comparison_files import shadow_figures, split_evidence
+from services.rollouts.controller import RolloutController
+from services.rollouts.evidence_files import EvidenceFiles
 from services.rollouts.gateway_counts import CountsOfGateways, GatewayCounts
 from services.rollouts.traffic_counts import TrafficCounts
+from services.telemetry.rollout_metrics import RolloutMetrics
 from tests.fixtures.redis_servers import RedisProcess
+from tests.fixtures.store_versions import publish_in
 
 ROLLOUT = Rollout(candidate=2, baseline=1, steps=(0.5,))
 
@@ -68,3 +76,36 @@ async def test_damaged_counts_are_left_out_and_logged_once(
     assert len(caplog.records) == 2
     await commands.close()
     await reader.close()
+
+
+async def test_controller_of_a_worker_writes_what_gateways_count(
+    redis: RedisProcess, tmp_path: Path
+) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    for _ in range(2):
+        publish_in(store, tmp_path / "draft")
+    split = Split(name="two", arms=(Arm(version=1, share=0.5), Arm(version=2, share=0.5)))
+    shadow = Shadow(candidate=2, sample=0.1)
+    clients = RedisClients(redis.url)
+    gateway, gateways = Gateway(clients, "gateway-1"), CountsOfGateways(clients)
+    compared = Traffic(split=split, shadow=shadow)
+    directory = Directory()
+    for followed in (gateway.directory, directory):
+        followed.set_traffic("m", Traffic(rollout=ROLLOUT))
+        followed.set_traffic("n", compared)
+    metrics = RolloutMetrics(CollectorRegistry())
+    worker = RolloutController(store, directory, metrics, "worker", gateways=gateways)
+    for requests in (1, 2):
+        gateway.count(requests)
+        gateway.counts.arm(split.id, 2).count(0.5, "candidate", 0.001)
+        gateway.counts.shadow(shadow.id).drop("busy")
+        await gateway.sending.look()
+        await worker.look()
+    counted = EvidenceFiles(store.storage, "m", ROLLOUT.id).read().total.counts
+    assert counted == {"share/500000/candidate/requests": 3}
+    arm = split_evidence(store.storage, "n", split)[2].total.counts
+    assert arm == {"share/500000/candidate/requests": 2}
+    figures, left_out = shadow_figures(store.storage, "n", shadow.id)
+    assert figures is not None
+    assert (figures.dropped, left_out) == ({"busy": 2}, {})
+    await gateways.close()

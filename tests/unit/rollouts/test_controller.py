@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry
 from model_store.pointers import Pointers
 from model_store.rollouts import transitions
 from model_store.rollouts.guards import Guards, RateGuard
-from model_store.rollouts.traffic import Rollout
+from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split, Traffic
 from model_store.store import ModelStore
 from services.queueing.directory import Directory
 from services.queueing.records import Lane, ServedVersion
+from services.rollouts.comparison_files import shadow_figures, split_evidence
 from services.rollouts.controller import RolloutController
 from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.evidence_files import EvidenceFiles
@@ -368,31 +369,27 @@ def test_process_that_only_counts_moves_nothing(store: ModelStore) -> None:
     run(work())
 
 
-def test_counts_of_processes_without_a_store_are_written_for_them(store: ModelStore) -> None:
+def test_counts_of_splits_and_shadows_are_written(store: ModelStore) -> None:
     async def work() -> None:
-        gateway = Evidence({"share/500000/candidate/requests": 7})
-
-        async def counted(rollout_id: str) -> dict[str, Evidence]:
-            assert rollout_id == rollout.id
-            return {"gateway-1": gateway}
-
-        server = Server(store, "worker")
-        server.controller = RolloutController(
-            store, server.directory, RolloutMetrics(server.registry), "worker",
-            relayed=counted, interval_s=INTERVAL_S,
-        )  # fmt: skip
-        rollout = start(store)
-        for _ in range(2):
-            await server.look()
-        gateway.count_request(0.5, "candidate")
-        await server.look()
-        found = files_of(store, rollout).read()
-        assert found.total.counts == gateway.counts
-        names = store.storage.list(f"digits/rollouts/{rollout.id}/evidence/")
-        assert [name.rpartition("/")[2] for name in sorted(names)] == [
-            "gateway-1.json",
-            "worker.json",
-        ]
+        server = Server(store, "edge")
+        split = Split(name="two", arms=(Arm(version=1, share=0.5), Arm(version=2, share=0.5)))
+        shadow = Shadow(candidate=2, sample=0.1)
+        server.directory.set_traffic("digits", Traffic(split=split, shadow=shadow))
+        server.counts.arm(split.id, 2).count(0.5, "candidate", 0.001)
+        server.counts.shadow(shadow.id).drop("busy")
+        await server.controller.look()
+        found = split_evidence(store.storage, "digits", split)[2]
+        assert found.total.counts["share/500000/candidate/requests"] == 1
+        figures, left_out = shadow_figures(store.storage, "digits", shadow.id)
+        assert figures is not None
+        assert (figures.dropped, left_out) == ({"busy": 1}, {})
+        server.counts.shadow(shadow.id).drop("busy")
+        stop = asyncio.Event()
+        stop.set()
+        await server.controller.run(stop)
+        figures, _ = shadow_figures(store.storage, "digits", shadow.id)
+        assert figures is not None
+        assert figures.dropped == {"busy": 2}
 
     run(work())
 
