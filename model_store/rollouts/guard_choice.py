@@ -3,9 +3,9 @@
 In: the manifests of both versions, and what the user sets. Out: `Guards`.
 
 Rules: shares of classes are judged where an output's classes are known. Two answers that differ
-are not both right, so versions whose test errors are 1% and 2% may differ on 3% of the requests;
-and artifacts may differ from their own checkpoint by what their gates allow. A limit of
-disagreement below that would roll a good version back.
+are not both right, so two versions with test errors of 1% may differ on 2% of the requests; and
+artifacts may differ from their own checkpoint by what their gates allow. A limit of disagreement
+below that would roll a good version back. The candidate's own error does not widen its limit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -99,8 +99,8 @@ def disagreement_limit(live: Draft, candidate: Draft) -> float:
     """Returns the tolerated share of mirrored pairs that differ."""
     usual = DisagreementGuard().limit
     found = [usual, *_allowed_by_gates(candidate), *_allowed_by_gates(live)]
-    accuracies = [one.lineage.metrics.get(ACCURACY) for one in (live, candidate)]
-    found.append(sum(1 - one for one in accuracies if one is not None))
+    if (accuracy := live.lineage.metrics.get(ACCURACY)) is not None:
+        found.append(2 * (1 - accuracy))
     return round(max(one for one in found if one <= LARGEST_LIMIT), 6)
 
 

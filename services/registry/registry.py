@@ -40,6 +40,7 @@ from services.errors import (
 from services.interpreter_lock import lend_lock
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
+from services.registry.call_arguments import check_why, owner_of, who_of
 from services.registry.encoding import encoded
 from services.registry.event_feed import Event, EventCaller, EventFeed
 from services.registry.event_webhooks import EventWebhooks, WebhookTargets
@@ -59,9 +60,6 @@ PIECE_BYTES = 2**20
 """Bytes of a file that are read at once."""
 CHUNK_BYTES = 8 * 2**20
 """Limit of a chunk of a file, in one request."""
-MAX_PAGE = 100
-USUAL_PAGE = 20
-MAX_WHY = 500
 MAX_MOVES_READ = 1000
 """Moves that a call reads to find those of a time: up to half a minute of a bucket."""
 NOWHERE = (
@@ -273,7 +271,7 @@ class Registry:
 
         def move() -> Pointers:
             return promote_fitting(
-                self._store, model, version, alias, why, _who(principal),
+                self._store, model, version, alias, why, who_of(principal),
                 allow_breaking=allow_breaking,
             )  # fmt: skip
 
@@ -287,7 +285,7 @@ class Registry:
         """Points an alias at the version that it named before."""
 
         def move() -> Pointers:
-            return self._store.rollback(model, alias, why, who=_who(principal))
+            return self._store.rollback(model, alias, why, who=who_of(principal))
 
         return await self._move(principal, "rollback", model, alias, f"@{alias}", why, move)
 
@@ -303,7 +301,7 @@ class Registry:
     ) -> dict[str, Any]:
         with audited(act, f"{model}{target}", principal.name, principal.peer, why):
             self._require(principal, "promote", model, alias)
-            _check_why(why)
+            check_why(why)
             pointers = await self._in_thread(move)
         return pointers.model_dump(mode="json")
 
@@ -324,7 +322,7 @@ class Registry:
                 store.versions(model)
             else:
                 store.manifest(model, version)
-            noted = annotate(store.storage, model, version, _who(principal), description, tags)
+            noted = annotate(store.storage, model, version, who_of(principal), description, tags)
             return noted.model_dump(mode="json")
 
         with audited("annotate", target, principal.name, principal.peer):
@@ -338,14 +336,14 @@ class Registry:
         target = f"{model}/{version}"
         with audited("delete", target, principal.name, principal.peer, why):
             self._require(principal, "delete", model)
-            _check_why(why)
+            check_why(why)
             if self._is_served(model, version):
                 raise ConflictError(
                     f"version {version} of '{model}' is served here, as a version that an alias "
                     "names or one of the newest (newest_versions); publish or promote others first"
                 )
             tombstone = await self._in_thread(
-                lambda: delete_version(self._store, model, version, _who(principal), why)
+                lambda: delete_version(self._store, model, version, who_of(principal), why)
             )
         return tombstone.model_dump(mode="json")
 
@@ -366,7 +364,7 @@ class Registry:
             self._require(principal, "push", declaration.model)
             uploads = self._writable()
             state = await self._in_thread(
-                lambda: uploads.begin(declaration, _owner(principal)), of_caller=True
+                lambda: uploads.begin(declaration, owner_of(principal)), of_caller=True
             )
         return documents.upload_document(state)
 
@@ -389,7 +387,7 @@ class Registry:
             self._require(principal, "push", model)
 
         size = await self._in_thread(
-            lambda: uploads.append(upload_id, _owner(principal), file, offset, data, check)
+            lambda: uploads.append(upload_id, owner_of(principal), file, offset, data, check)
         )
         return {"file": file, "received": size}
 
@@ -399,11 +397,11 @@ class Registry:
         target = f"{declaration.model}/{declaration.version}"
         with audited("push", target, principal.name, principal.peer, why):
             self._require(principal, "push", declaration.model)
-            _check_why(why)
+            check_why(why)
             uploads = self._writable()
 
             def publish() -> CopyReport:
-                return uploads.finish(upload_id, _owner(principal))[1]
+                return uploads.finish(upload_id, owner_of(principal))[1]
 
             report = await self._in_thread(publish, of_caller=True)
 
@@ -426,12 +424,12 @@ class Registry:
         target = f"{declaration.model}/{declaration.version}"
         with audited("abandon push", target, principal.name, principal.peer):
             uploads = self._writable()
-            await self._in_thread(lambda: uploads.abandon(upload_id, _owner(principal)))
+            await self._in_thread(lambda: uploads.abandon(upload_id, owner_of(principal)))
 
     async def _own(self, principal: Principal, upload_id: str) -> UploadState:
         """Returns the state of an upload, whose model the caller may still push."""
         uploads = self._writable()
-        state = await self._in_thread(lambda: uploads.state(upload_id, _owner(principal)))
+        state = await self._in_thread(lambda: uploads.state(upload_id, owner_of(principal)))
         self._require(principal, "push", state.declaration.model)
         return state
 
@@ -460,7 +458,7 @@ class Registry:
             ServingError: the caller lacks the scope on the model, or the work failed.
         """
         self._require(principal, scope, model, alias)
-        return await self._in_thread(lambda: work(self._store, _who(principal)))
+        return await self._in_thread(lambda: work(self._store, who_of(principal)))
 
     def _writable(self) -> Uploads:
         if self._uploads is None:
@@ -484,31 +482,3 @@ class Registry:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._waiting -= 1
-
-
-def check_page(limit: int) -> int:
-    """Returns the size of a page.
-
-    Raises:
-        InvalidRequestError: it is not one.
-    """
-    if not 0 < limit <= MAX_PAGE:
-        raise InvalidRequestError(f"'limit' is {limit}; give 1 to {MAX_PAGE}")
-    return limit
-
-
-def _who(principal: Principal) -> str:
-    """Returns the caller for histories."""
-    return principal.name or f"anonymous at {principal.peer}"
-
-
-def _owner(principal: Principal) -> str:
-    """Returns the owner of the caller's uploads; all callers without credentials are one."""
-    return principal.name
-
-
-def _check_why(why: str) -> None:
-    if len(why) > MAX_WHY:
-        raise InvalidRequestError(
-            f"'why' has {len(why):,} characters, over {MAX_WHY}; give a shorter reason"
-        )

@@ -39,7 +39,7 @@ EFFECTS = {
         grpc_edge.MAX_STREAMED_ANSWERS grpc_requests.MAX_CHUNK_FIELDS grpc_requests.MAX_ENTRY_BYTES
         event_feed.MAX_BEHIND event_feed.MAX_READERS event_feed.MAX_READERS_OF_ONE
         config.MAX_WEBHOOKS
-        registry.MAX_PAGE registry.MAX_WAITING registry.MAX_WHY registry.MAX_MOVES_READ
+        call_arguments.MAX_PAGE call_arguments.MAX_WHY registry.MAX_WAITING registry.MAX_MOVES_READ
         archive_registry.MAX_PASSES archive_source.MAX_DOWNLOADS running_settings.MAX_TRACE_RATE
         archive_source.MAX_REDIRECTS archive_source.MAX_URL_CHARACTERS
         request_parts.MAX_BOUNDARY_CHARACTERS request_parts.MAX_PARTS

@@ -219,16 +219,18 @@ class GetAliasesRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., at: _Optional[str] = ...) -> None: ...
 
 class PromoteRequest(_message.Message):
-    __slots__ = ("model", "alias", "version", "why")
+    __slots__ = ("model", "alias", "version", "why", "allow_breaking")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_BREAKING_FIELD_NUMBER: _ClassVar[int]
     model: str
     alias: str
     version: int
     why: str
-    def __init__(self, model: _Optional[str] = ..., alias: _Optional[str] = ..., version: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+    allow_breaking: bool
+    def __init__(self, model: _Optional[str] = ..., alias: _Optional[str] = ..., version: _Optional[int] = ..., why: _Optional[str] = ..., allow_breaking: _Optional[bool] = ...) -> None: ...
 
 class RollbackRequest(_message.Message):
     __slots__ = ("model", "alias", "why")
@@ -389,16 +391,18 @@ class FinishUploadRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class FinishUploadResponse(_message.Message):
-    __slots__ = ("model", "version", "is_published", "files")
+    __slots__ = ("model", "version", "is_published", "files", "breaks")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    BREAKS_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
     is_published: bool
     files: int
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., is_published: _Optional[bool] = ..., files: _Optional[int] = ...) -> None: ...
+    breaks: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., is_published: _Optional[bool] = ..., files: _Optional[int] = ..., breaks: _Optional[str] = ...) -> None: ...
 
 class AbandonUploadRequest(_message.Message):
     __slots__ = ("id",)
