@@ -6,6 +6,7 @@ In: a store. Out: what breaks, in words; or an error, unless a person allows it.
 from model_store.errors import BreakingVersionError
 from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION, Pointers
+from model_store.records.tombstone import refuse_deleted
 from model_store.semver.compatibility import what_breaks
 from model_store.store import ModelStore
 
@@ -39,6 +40,7 @@ def promote_fitting(
         return store.promote(model, version, alias, why, who=who)
     live = live_manifest(store, model)
     if live is not None and live.version != version:
+        refuse_deleted(store.storage, model, version)
         refuse_breaking(live, store.manifest(model, version))
     expecting = {PRODUCTION: live.version if live else None}
     return store.promote(model, version, alias, why, expecting, who)
