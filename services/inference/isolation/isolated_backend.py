@@ -36,7 +36,7 @@ from services.inference.backends.files_folder import FilesFolder
 from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError, Message
-from services.inference.isolation.forwarded_output import forwarded_output
+from services.inference.isolation.forwarded_output import ForwardedOutput
 from services.inference.isolation.sent_artifact import packed, send_opening
 from services.inference.isolation.shared_tensors import TensorEntry, TensorReader, TensorWriter
 from services.inference.isolation.worker_process import OUT_OF_MEMORY
@@ -83,7 +83,8 @@ class IsolatedBackend(Backend):
         self._name, self._folder = name, folder
         start = functools.partial(_start, module)
         # A process inherits the priority of the thread that starts it, from its first import on.
-        self._process, self._channel = run_at_low_priority(start) if low_priority else start()
+        started = run_at_low_priority(start) if low_priority else start()
+        self._process, self._channel, self._output = started
         self._inputs, self._outputs = TensorWriter(self._channel), TensorReader()
         self._killed = self._closed = False
         self._arrived: Callable[[], Message] | None = None
@@ -251,6 +252,7 @@ class IsolatedBackend(Backend):
         self._channel.close()
         self._wait_for_end()
         self._end_group()
+        self._output.end()
         self._closed = True
         if self._folder is not None:
             self._folder.remove()
@@ -359,17 +361,17 @@ def open_isolated_backend(
     return backend
 
 
-def _start(module: str) -> tuple[subprocess.Popen[bytes], Channel]:
+def _start(module: str) -> tuple[subprocess.Popen[bytes], Channel, ForwardedOutput]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs, forwarded_output(module) as output:
+    with theirs, ForwardedOutput(module) as output:
         process = subprocess.Popen(  # noqa: S603
             own_command(module, str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
-            stdout=output,  # a model's output must not mix with the server's
+            stdout=output.sink,  # a model's output must not mix with the server's
             pass_fds=[theirs.fileno()],
             process_group=0,  # processes that the model starts end with it
         )
-    return process, Channel(ours)
+    return process, Channel(ours), output
 
 
 def _error_of(content: Mapping[str, Any]) -> BackendError:

@@ -22,7 +22,7 @@ from services.inference.backends.open_options import OpenOptions
 from services.inference.backends.served_kinds import SERVED_KINDS
 from services.inference.backends.verified_artifact import VerifiedArtifact
 from services.inference.isolation.channel import Channel, ChannelClosedError
-from services.inference.isolation.forwarded_output import forwarded_output
+from services.inference.isolation.forwarded_output import ForwardedOutput
 from services.inference.isolation.probe_host import WALL_PER_CPU
 from services.inference.isolation.sent_artifact import packed, send_opening
 
@@ -195,13 +195,18 @@ def _outcome(
 
 def _start(package: str) -> _Host:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs, forwarded_output(_HOST) as output:
+    with theirs, ForwardedOutput(_HOST) as output:
         process = subprocess.Popen(  # noqa: S603
             own_command(_HOST, str(theirs.fileno()), package),
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=output.sink,
             pass_fds=[theirs.fileno()],
         )
-    waiter = threading.Thread(target=process.wait, name=f"end of {_HOST}", daemon=True)
+
+    def reap() -> None:
+        process.wait()
+        output.end()
+
+    waiter = threading.Thread(target=reap, name=f"end of {_HOST}", daemon=True)
     waiter.start()
     return _Host(process, Channel(ours), waiter)

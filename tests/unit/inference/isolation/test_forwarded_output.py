@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from services.inference.isolation.forwarded_output import (
     CUT,
     MAX_LINE_BYTES,
+    ForwardedOutput,
     LineLimit,
-    forwarded_output,
 )
 
 
@@ -22,8 +23,8 @@ def printed(source: str) -> bytes:
     """Returns what is forwarded of the output of a program."""
     reading, writing = os.pipe()
     with open(reading, "rb") as target:
-        with forwarded_output("the model", writing) as output:
-            program = subprocess.Popen([sys.executable, "-c", source], stdout=output)
+        with ForwardedOutput("the model", writing) as output:
+            program = subprocess.Popen([sys.executable, "-c", source], stdout=output.sink)
         found = bytearray()
         while not found.endswith(b"over\n"):
             found += os.read(target.fileno(), 2**20)
@@ -50,10 +51,26 @@ def test_a_line_without_end_is_cut_and_logged_once(caplog: pytest.LogCaptureFixt
 def test_output_that_nobody_can_take_stops_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with open(tmp_path / "empty", "rb") as closed_for_writing:
-        with forwarded_output("the model", closed_for_writing.fileno()) as output:
+        with ForwardedOutput("the model", closed_for_writing.fileno()) as output:
             source = "for _ in range(100): print('x' * 10**5)"
-            done = subprocess.run([sys.executable, "-c", source], stdout=output, timeout=60)
+            done = subprocess.run([sys.executable, "-c", source], stdout=output.sink, timeout=60)
         assert done.returncode == 0
+
+
+@pytest.mark.parametrize("what", ["time.sleep(60)", "[print('x' * 999) for _ in iter(int, 1)]"])
+def test_what_a_process_left_behind_is_listened_to_no_longer(what: str) -> None:
+    source = f"import os, time\nif not os.fork(): os.setsid(); {what}\nprint('over')"
+    reading, writing = os.pipe()
+    threads = threading.active_count()
+    with open(reading, "rb", buffering=0) as target:
+        with ForwardedOutput("the model", writing) as output:
+            command = [sys.executable, "-uc", source]
+            subprocess.run(command, stdout=output.sink, stderr=subprocess.DEVNULL, timeout=60)
+        os.set_blocking(reading, False)
+        output.end()
+        while threading.active_count() > threads:
+            target.read(2**20)
+        os.close(writing)
 
 
 def limited(lines: LineLimit, output: bytes) -> bytes:
