@@ -13,6 +13,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from services.telemetry.log_output import THREAD
+
 logger = logging.getLogger("flambeau.server")
 
 OWN_DESCRIPTORS = 256
@@ -107,8 +109,9 @@ def end_past_held_threads() -> None:
 
     Such a thread runs a model that blocks, or that is being opened. If the interpreter ended first,
     a thread returning from native code would be unwound through `noexcept` C++ frames: SIGABRT.
+    The log's thread runs none.
     """
-    if any(thread.daemon for thread in threading.enumerate()):
+    if any(thread.daemon and thread.name != THREAD for thread in threading.enumerate()):
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # its reader is gone

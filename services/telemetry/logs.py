@@ -1,16 +1,15 @@
 """Logs: one JSON object per line on standard error, with the fields of `extra`."""
 
-import atexit
 import contextlib
 import datetime
 import json
 import logging
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 import orjson
 
-from services.telemetry.log_output import LogOutput, may_wait
+from services.telemetry.log_output import LogHandler, LogOutput, may_wait
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -39,13 +38,11 @@ class JsonFormatter(logging.Formatter):
 def configure_logs(level: str) -> None:
     """Sends all logs of the process to standard error as JSON lines.
 
-    A slow reader of a pipe or a terminal delays nobody who logs (`log_output.py`).
+    A slow reader of a pipe, a terminal or a socket delays nobody who logs (`log_output.py`).
     """
-    stream: LogOutput | TextIO = sys.stderr
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if may_wait(sys.stderr):
         with contextlib.suppress(OSError):
-            stream = LogOutput(sys.stderr)
-            atexit.register(stream.finish)
-    handler = logging.StreamHandler(stream)
+            handler = LogHandler(LogOutput(sys.stderr))
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

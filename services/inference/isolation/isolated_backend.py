@@ -142,12 +142,13 @@ class IsolatedBackend(Backend):
 
     def place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Returns shared memory for one input; see `AwaitedRuns.place`."""
-        return self._inputs.place(name, shape, dtype)
+        return self._inputs.place(name, shape, dtype, flags=socket.MSG_DONTWAIT)
 
     def begin(self, inputs: Mapping[str, Array]) -> None:
         """Begins a run; see `AwaitedRuns.begin`."""
-        entries = [self._inputs.write(name, array) for name, array in inputs.items()]
-        self._channel.send("run", entries, flags=socket.MSG_DONTWAIT)
+        now = socket.MSG_DONTWAIT
+        entries = [self._inputs.write(name, one, flags=now) for name, one in inputs.items()]
+        self._channel.send("run", entries, flags=now)
 
     def outputs_at_hand(self) -> dict[str, Array] | None:
         """Returns the outputs of the run; see `AwaitedRuns.outputs_at_hand`."""
@@ -155,16 +156,16 @@ class IsolatedBackend(Backend):
             kind, entries, descriptor = message = self._channel.receive(flags=socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
-        except (OSError, ValueError, AttributeError) as error:
+        except Exception as error:
             self._arrived = functools.partial(_raise, error)
             return None
-        try:
+        self._arrived = lambda: message
+        with contextlib.suppress(Exception):  # it is raised again for `finish`
             is_usual = kind == "outputs" and descriptor is None and len(entries) <= FEW_OUTPUTS
             if is_usual and all(map(self._outputs.is_small, entries)):
-                return {entry[0]: self._outputs.view(entry).copy() for entry in entries}
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
-            pass  # it raises the same for `finish`
-        self._arrived = lambda: message
+                found = {entry[0]: self._outputs.view(entry).copy() for entry in entries}
+                self._arrived = None
+                return found
         return None
 
     def finish(self) -> dict[str, Array]:

@@ -43,19 +43,28 @@ class TensorWriter:
         self._places: dict[str, mmap.mmap] = {}
         self._handed_out: dict[str, Array] = {}
 
-    def place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """Returns shared memory for a tensor, contents undefined; for strings private memory."""
+    def place(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], *, flags: int = 0
+    ) -> Array:
+        """Returns shared memory for a tensor, contents undefined; for strings private memory.
+
+        Args:
+            name: of the tensor.
+            shape: of the tensor.
+            dtype: type of its elements.
+            flags: of the message that announces new memory; see `Channel.send`.
+        """
         if dtype.hasobject:
             return np.empty(shape, dtype)
         count = math.prod(shape)
         place = self._places.get(name)
         if place is None or len(place) < count * dtype.itemsize:
-            place = self._replace(name, count * dtype.itemsize)
+            place = self._replace(name, count * dtype.itemsize, flags)
         array = np.frombuffer(place, dtype, count).reshape(shape)
         self._handed_out[name] = array
         return array
 
-    def write(self, name: str, array: Array) -> TensorEntry:
+    def write(self, name: str, array: Array, *, flags: int = 0) -> TensorEntry:
         """Copies a tensor to its place, unless it is the array that `place` returned.
 
         Raises:
@@ -66,20 +75,20 @@ class TensorWriter:
             raise ChannelClosedError
         if array.dtype.hasobject:
             octets = np.frombuffer(encode_bytes_elements(array), np.uint8)
-            np.copyto(self.place(name, octets.shape, octets.dtype), octets)
+            np.copyto(self.place(name, octets.shape, octets.dtype, flags=flags), octets)
             return name, _STRINGS, (octets.size, *array.shape)
         if array is not self._handed_out.get(name):
-            np.copyto(self.place(name, array.shape, array.dtype), array)
+            np.copyto(self.place(name, array.shape, array.dtype, flags=flags), array)
         return name, array.dtype.str, array.shape
 
-    def _replace(self, name: str, size_bytes: int) -> mmap.mmap:
+    def _replace(self, name: str, size_bytes: int, flags: int) -> mmap.mmap:
         capacity_bytes = max(mmap.PAGESIZE, 1 << (size_bytes - 1).bit_length())
         descriptor = os.memfd_create("flambeau-tensor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, capacity_bytes)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             place = mmap.mmap(descriptor, capacity_bytes)
-            self._channel.send("memory", name, descriptor)
+            self._channel.send("memory", name, descriptor, flags=flags)
         finally:
             os.close(descriptor)
         self._places[name] = place

@@ -279,7 +279,7 @@ class Instance:
         outputs = self._at_hand = runs.outputs_at_hand()
         try:
             results = None if outputs is None else [*self._split(outputs, batch)]
-        except BackendError:
+        except Exception:  # the thread meets it again, and deals with it
             results = None
         if results is None:
             self._begun = True

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -64,6 +66,32 @@ def test_lines_beyond_the_limit_are_dropped_and_counted(pipe: tuple[int, TextIO]
     note = json.loads(found[-1])
     assert note["message"].startswith("log lines were dropped")
     assert note["lines"] + len(found) - 1 == count
+
+
+def test_a_process_that_ends_waits_for_its_lines() -> None:
+    source = (
+        "import logging, sys\nfrom services.process import end_past_held_threads\n"
+        "from services.telemetry.logs import configure_logs\nconfigure_logs('info')\n"
+        "for number in range(900): logging.info('x' * 900)\nprint('logged', flush=True)\n"
+        "end_past_held_threads()"
+    )
+    command, pipe = [sys.executable, "-c", source], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        assert program.stdout.readline() == b"logged\n"
+        assert len(program.stderr.readlines()) == 900
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_socket_and_a_shared_mode_that_does_not_wait(waits: bool) -> None:
+    near, far = socket.socketpair()
+    with near, far, open(os.dup(near.fileno()), "w") as stream:
+        near.setblocking(waits)
+        output, lines = LogOutput(stream), [f"{number:0999}\n" for number in range(700)]
+        for line in lines:
+            output.write(line)
+        assert read_in(far.fileno(), 700_000).decode() == "".join(lines)
 
 
 def test_a_reader_that_left_is_no_error(pipe: tuple[int, TextIO]) -> None:

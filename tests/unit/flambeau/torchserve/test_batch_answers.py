@@ -1,5 +1,6 @@
 """Values of handlers: what they are given, and what they answer, as `json` reads and writes it."""
 
+import enum
 import json
 import math
 from typing import Any
@@ -31,6 +32,24 @@ def given_to_handler(body: bytes, content_type: str = "application/json") -> Any
 @example({"a": "\ud800"})
 def test_an_answer_is_written_as_json_writes_it_with_an_indent(value: Any) -> None:
     assert body_of(value) == json.dumps(value, indent=2).encode()
+
+
+class Colour(enum.Enum):
+    """What orjson takes for a number, and `json` refuses."""
+
+    RED = 1
+
+
+@given(st.lists(st.floats() | st.integers() | st.lists(st.floats(width=32))))
+@example([1e16, 9999999999999998.0, 1e-4, 9.9e-5, -0.0, 100.00001])
+@example([[[[[1.5]]]]])
+def test_numbers_are_written_as_json_writes_them(value: Any) -> None:
+    assert body_of(value) == json.dumps(value, indent=2).encode()
+
+
+def test_what_json_does_not_take_is_refused() -> None:
+    with pytest.raises(TypeError):
+        body_of([Colour.RED])
 
 
 @given(VALUES)
