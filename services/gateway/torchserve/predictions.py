@@ -28,7 +28,8 @@ from model_store.archives.handler_calls import (
     HandlerCallError,
     HandlerRequest,
     decode_answer,
-    encode_request,
+    element_of,
+    head_of,
 )
 from model_store.archives.registrations import RegisteredVersion, Registrations
 from services.errors import (
@@ -175,9 +176,19 @@ class Predictions:
         return found
 
     def call(
-        self, inference: Inference, request: HandlerRequest, caller: "Caller | None" = None
+        self,
+        inference: Inference,
+        request: HandlerRequest,
+        caller: "Caller | None" = None,
+        head: bytes = b"",
     ) -> InferCall:
         """Returns the call of a request.
+
+        Args:
+            inference: of the request.
+            request: to the handler.
+            caller: who is authenticated.
+            head: that of the request, if it is known from one before.
 
         Raises:
             RefusedError: its names and headers, or its sequence's id, are too large.
@@ -187,10 +198,9 @@ class Predictions:
         step = None
         if signature.sequence is not None:
             request, step = step_of(request)
-        try:
-            element = encode_request(request)
-        except HandlerCallError as error:
-            raise bad_request(f"the request is too large: {error}") from error
+            head = b""
+        data = [part.data for part in request.parts]
+        element = element_of(head or checked_head(request), request.id, data)
         return InferCall(
             request_id=inference.request_id,
             model=inference.model,
@@ -284,6 +294,18 @@ class Predictions:
                         if version == known.default:
                             timeouts[target(name)] = one.client_timeout_ms / 1000
         return timeouts.get((model, alias), math.inf)
+
+
+def checked_head(request: HandlerRequest) -> bytes:
+    """Returns the head of a request; see `handler_calls.head_of`.
+
+    Raises:
+        RefusedError: it is too large.
+    """
+    try:
+        return head_of(request)
+    except HandlerCallError as error:
+        raise bad_request(f"the request is too large: {error}") from error
 
 
 def step_of(request: HandlerRequest) -> tuple[HandlerRequest, SequenceStep]:

@@ -69,7 +69,9 @@ def test_the_help_of_train_tells_the_options_of_a_training_here() -> None:
 def test_a_verb_of_a_group_is_told_its_place() -> None:
     done = CliRunner().invoke(app, ["promote", "digits"], env={"COLUMNS": "200"})
     assert done.exit_code == 2
-    assert re.search(r"Did you mean '\S+ models promote'\?", done.output), done.output
+    assert re.search(
+        r"Did you mean '\S+ models promote' or '\S+ rollout promote'\?", done.output
+    ), done.output
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from services.gateway.inference import INTERNAL_ERROR, Inference
 from services.gateway.request_accounting import REQUEST_ID
 from services.gateway.sliced_work import Slices, at_once
 from services.gateway.torchserve.archive_registry import target
-from services.gateway.torchserve.predictions import Predictions
+from services.gateway.torchserve.predictions import Predictions, checked_head
 from services.gateway.torchserve.refusals import bad_request
 from services.queueing.records import InferReply
 from services.tracing.context import TRACEPARENT
@@ -75,8 +75,8 @@ class PredictionRoute:
     """
 
     __slots__ = (
-        "alias", "content_type", "fields", "given", "given_id", "headers", "is_form", "model",
-        "predictions", "traceparent", "version",
+        "_head", "alias", "content_type", "fields", "given", "given_id", "headers", "is_form",
+        "model", "predictions", "traceparent", "version",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +99,19 @@ class PredictionRoute:
         self.headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers
         } | dict(told or {})
+        self._head = -1, b""
+
+    def head(self, request: HandlerRequest, size: int) -> bytes:
+        """Returns the head of a request with one raw body; those of one size have the same.
+
+        Raises:
+            RefusedError: it is too large.
+        """
+        known, head = self._head
+        if known != size:
+            head = checked_head(request)
+            self._head = size, head
+        return head
 
     def of(self, model: str) -> "PredictionRoute":
         """Returns the route of another model: its default version."""
@@ -144,7 +157,10 @@ class PredictionExchange(HttpInference):
         if len(body) > LARGE_BYTES:
             self.reserve(len(body))  # the request to the handler is a copy
         if not route.is_form:
-            return self._call([Part(BODY, type_of(route.content_type), body)])
+            request = self._request([Part(BODY, type_of(route.content_type), body)])
+            return route.predictions.call(
+                self._opened(), request, head=route.head(request, len(body))
+            )
         parts = read_parts(body, route.content_type)
         if len(body) <= SLICED_BYTES:
             return self._call(at_once(parts))
@@ -153,13 +169,17 @@ class PredictionExchange(HttpInference):
     def _call_in_slices(self, parts: Slices[list[Part]]) -> Slices[InferCall]:
         return self._call((yield from parts))
 
+    def _opened(self) -> Inference:
+        assert self._inference is not None
+        return self._inference
+
+    def _request(self, parts: list[Part]) -> HandlerRequest:
+        route = self._route
+        given = [*route.given, *parts] if route.given else parts
+        return HandlerRequest(id=self._opened().request_id, headers=route.headers, parts=given)
+
     def _call(self, parts: list[Part]) -> InferCall:
-        route, inference = self._route, self._inference
-        assert inference is not None
-        request = HandlerRequest(
-            id=inference.request_id, headers=route.headers, parts=[*route.given, *parts]
-        )
-        return route.predictions.call(inference, request)
+        return self._route.predictions.call(self._opened(), self._request(parts))
 
     def part(self, reply: InferReply) -> None:
         """Sends an intermediate answer as it comes, and keeps the last one until the end."""

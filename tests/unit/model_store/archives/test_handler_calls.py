@@ -13,6 +13,7 @@ from model_store.archives.handler_calls import (
     GREETED,
     GREETING,
     MAX_HEAD_BYTES,
+    MAX_KNOWN_HEADS,
     HandlerAnswer,
     HandlerCallError,
     HandlerRequest,
@@ -46,9 +47,19 @@ def element_of(head: bytes, body: bytes = b"") -> bytes:
     return struct.pack("<I", len(head)) + head + body
 
 
+def request_of(head: bytes, body: bytes = b"", name: bytes = b"") -> bytes:
+    return struct.pack("<II", len(head), len(name)) + name + head + body
+
+
 @given(REQUESTS)
 def test_a_request_comes_back_as_it_was(request: HandlerRequest) -> None:
     assert decode_request(encode_request(request)) == request
+
+
+def test_more_heads_than_are_known_come_back() -> None:
+    for number in [*range(2 * MAX_KNOWN_HEADS), *range(4)]:
+        request = HandlerRequest(id="x", headers={"number": str(number)}, parts=[])
+        assert decode_request(encode_request(request)) == request
 
 
 @given(ANSWERS)
@@ -71,18 +82,23 @@ def test_the_greeting_is_the_one_that_published_archives_hold() -> None:
     ("element", "words"),
     [
         (b"", "too few"),
-        (b"\xff\xff\xff\xff{}", "its head has"),
-        (element_of(b"nothing"), "no JSON"),
-        (element_of(b"\xff\xfe"), "no JSON"),
-        (element_of(b"[" * 100_000), "its head is none|no JSON"),
-        (element_of(b"[]"), "its head is none"),
-        (element_of(b"{}"), "its head is none"),
-        (element_of(json.dumps({"id": 1, "headers": {}, "parts": []}).encode()), "none"),
-        (element_of(json.dumps({"id": "", "headers": {"a": 1}, "parts": []}).encode()), "none"),
-        (element_of(b'{"id":"","headers":{},"parts":[["a","",2]]}', b"x"), "2 bytes, and it has 1"),
-        (element_of(b'{"id":"","headers":{},"parts":[["a","",-1]]}', b"x"), "-1 bytes"),
-        (element_of(b'{"id":"","headers":{},"parts":[["a","",9],["b","",-8]]}', b"x"), "-8 bytes"),
-        (element_of(b'{"id":"\\ud800","headers":{},"parts":7}'), "none"),
+        (b"\xff\xff\xff\xff\0\0\0\0{}", "its head has"),
+        (b"\0\0\0\0\xff\xff\xff\xff{}", "its head has 0 bytes, its id 4,294,967,295"),
+        (request_of(b"nothing"), "no JSON"),
+        (request_of(b"\xff\xfe"), "no JSON"),
+        (request_of(b"[" * 100_000), "its head is none|no JSON"),
+        (request_of(b"[]"), "its head is none"),
+        (request_of(b"{}"), "its head is none"),
+        (request_of(json.dumps({"headers": {"a": 1}, "parts": []}).encode()), "none"),
+        (request_of(b'{"headers":{},"parts":[]}', name=b"\xff"), "its id is no text"),
+        (
+            request_of(b'{"headers":{},"parts":[["a","",2]]}', b"x"),
+            "its parts end at",
+        ),
+        (request_of(b'{"headers":{},"parts":[["a","",-1]]}', b"x"), "-1 bytes"),
+        (request_of(b'{"headers":{},"parts":[["a","",9],["b","",-8]]}', b"x"), "-8 bytes"),
+        (request_of(b'{"headers":{"a":"\\ud800"},"parts":7}'), "none"),
+        (GREETING, "its id"),
     ],
 )
 def test_what_is_no_request_is_named(element: bytes, words: str) -> None:
