@@ -307,7 +307,14 @@ class Inference:
         traffic, router = path.traffics.get(call.model), path.admission.router
         if traffic is None or router is None:
             return call
-        routed = self._routed = router.route(call, traffic, self._sink.key)
+        try:
+            routed = self._routed = router.route(call, traffic, self._sink.key)
+        except ServingError:
+            raise
+        except Exception:  # the live version answers all the same
+            if path.accounting.may_log_failure(time.monotonic()):
+                logger.exception("a request was not drawn", extra={"model": call.model[:128]})
+            return call
         if routed is None:
             return call
         call = routed.call

@@ -17,6 +17,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -88,7 +89,7 @@ class RoutedCall:
 
     __slots__ = (
         "_began", "_counted", "_done", "_is_failed", "_is_over", "_mirrors", "_nan", "_output",
-        "_seconds", "_targets", "_task", "call",
+        "_renew", "_seconds", "_targets", "_task", "call",
     )  # fmt: skip
 
     def __init__(
@@ -98,8 +99,10 @@ class RoutedCall:
         counted: Sequence[Counted],
         targets: Sequence[Target],
         mirrors: Mirrors,
+        renew: Callable[[], None] | None = None,
     ) -> None:
         self.call = call
+        self._renew = renew
         self._task, self._counted, self._targets, self._mirrors = task, counted, targets, mirrors
         self._began = time.monotonic()
         self._seconds = -1.0
@@ -144,6 +147,8 @@ class RoutedCall:
                 self._output = output_of(outputs, self._task)
         if not reply.is_last:
             return
+        if self._renew is not None:
+            self._renew()
         self._end()
         is_whole = reply.number == 0 and bool(reply.outputs)
         for target in self._targets:
@@ -216,40 +221,50 @@ class TrafficRouter:
         if plan is None or plan.changes != changes:
             plan = _plan(traffic, signature, live, self.counts, changes)
             self._plans[call.model] = plan
-        version, counted = live, _NOTHING
+        version, counted, renew = live, _NOTHING, None
         if plan.route is not None:
-            version = self._drawn(call, plan.route, signature, key_of)
+            version = self._drawn(call, plan, signature, key_of)
             counted = plan.counted[version]
             if version != live and (reason := self._why_not(call, version)):
                 if reason == "refused_inputs":
                     for comparison, share, kind in counted:
                         comparison.count(share, kind, 0.0, failed=True)
                 version, counted = live, _NOTHING
+            renew = self._kept(call, plan.route, signature, version)
         targets = _NO_TARGETS
         if version != live:
             call = msgspec.structs.replace(call, version=str(version))
         elif plan.mirrored:
             drawn = (target for share, target in plan.mirrored if random.random() < share)  # noqa: S311
             targets = list(drawn)
-        if not counted and not targets and version == live:
+        if not counted and not targets and version == live and renew is None:
             return None
-        return RoutedCall(call, plan.task, counted, targets, self.mirrors)
+        return RoutedCall(call, plan.task, counted, targets, self.mirrors, renew)
 
-    def _drawn(
-        self, call: InferCall, route: Rollout | Split, signature: Signature, key_of: KeyOf
-    ) -> int:
+    def _drawn(self, call: InferCall, plan: _Plan, signature: Signature, key_of: KeyOf) -> int:
         """Draws by the sequence, or by the key, or else at random."""
-        step, sequences = call.sequence, signature.sequence
-        if step is not None and sequences is not None:
-            point = point_of(route.id, f"sequence {step.id}")
-            return self._sequences.version(
-                call.model, step, sequences.max_idle_s, lambda: _version_at(route, point)
-            )
+        step, route = call.sequence, plan.route
+        assert route is not None
+        if step is not None and signature.sequence is not None:
+            known = self._sequences.known(route.id, step)
+            if known is not None and known in plan.counted:
+                return known
+            return _version_at(route, point_of(route.id, f"sequence {step.id}"))
         if route.sticky:
             source, _, name = route.sticky.partition(":")
             if key := key_of(source, name):
                 return _version_at(route, point_of(route.id, key))
         return _version_at(route, random.random())  # noqa: S311
+
+    def _kept(
+        self, call: InferCall, route: Rollout | Split, signature: Signature, version: int
+    ) -> Callable[[], None] | None:
+        """Remembers the version that gets a step; returns what to call once it is answered."""
+        step, sequences = call.sequence, signature.sequence
+        if step is None or sequences is None:
+            return None
+        self._sequences.keep(route.id, step, sequences.max_idle_s, version)
+        return partial(self._sequences.renew, route.id, step, sequences.max_idle_s)
 
     def _why_not(self, call: InferCall, version: int) -> str:
         """Returns why a version cannot have a request; empty if it can."""

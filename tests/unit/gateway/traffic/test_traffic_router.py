@@ -1,6 +1,5 @@
 """Requests on their way to drawn versions: who answers, what is counted, what is mirrored."""
 
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +10,7 @@ import pytest
 from msgspec import structs
 
 from flambeau.protocol.sequence_spec import Sequences
-from flambeau.protocol.signature import Signature
-from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split, Traffic
+from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split
 from services.errors import (
     BackendError,
     DeadlineExceededError,
@@ -21,124 +19,20 @@ from services.errors import (
     ServingError,
     TooManyInFlightError,
 )
-from services.gateway.admission import Admission, InferCall, InputTensor
-from services.gateway.edges.rest_infer import REST
-from services.gateway.inference import Inference, InferencePath
-from services.gateway.request_accounting import RequestAccounting
 from services.gateway.traffic.mirrors import MOST_IN_FLIGHT, MOST_IN_FLIGHT_BYTES
-from services.gateway.traffic.traffic_router import TrafficRouter
-from services.queueing.directory import Directory
-from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
-from services.queueing.records import JOB_PRIORITY, InferReply, Lane, SequenceStep, ServedVersion
-from services.rollouts.evidence.evidence import Evidence
-from services.telemetry.metrics import Metrics
-from services.wire.body import Body
-from tests.fixtures.inferences import KeepingSink
-from tests.fixtures.queue_ends import Shelf
+from services.queueing.memory_queue import Entry
+from services.queueing.records import JOB_PRIORITY, InferReply, SequenceStep, ServedVersion
+from tests.fixtures.drawn_traffic import (
+    ALWAYS,
+    CANDIDATE,
+    LIVE,
+    SIGNATURE,
+    Place,
+    counts_of,
+    rollout,
+)
 from tests.fixtures.redis_servers import until
 from tests.fixtures.signatures import one_to_one
-
-SIGNATURE = one_to_one((4,), rows=8)
-LIVE, CANDIDATE = Lane("m", 1), Lane("m", 2)
-ALWAYS = 0.999999
-"""Share of a candidate that gets all requests of a test."""
-
-
-class Sink(KeepingSink):
-    """Decodes a call that a test has made, and knows a header."""
-
-    def __init__(self, call: InferCall, user: str) -> None:
-        super().__init__()
-        self.call, self.user = call, user
-        self.inference: Inference | None = None
-
-    def part(self, reply: InferReply) -> None:
-        super().part(reply)
-        if reply.is_last and self.inference is not None:
-            self.inference.answered(reply)
-
-    def decode(self, body: Body, caller: Any) -> InferCall:
-        return self.call
-
-    def key(self, source: str, name: str) -> str:
-        return self.user if (source, name) == ("header", "x-user") else ""
-
-
-class Place:
-    """A gateway of versions 1, which is live, and 2, whose requests stay on shelves."""
-
-    def __init__(self, *signatures: Signature, limit: int = 1000) -> None:
-        self.directory, self.queue = Directory(), MemoryQueue(1000)
-        self.metrics = Metrics("0")
-        self.shelves = {LIVE: Shelf(), CANDIDATE: Shelf()}
-        for lane, signature in zip(self.shelves, signatures or (SIGNATURE, SIGNATURE), strict=True):
-            self.directory.announce(ServedVersion(lane=lane, state="ready", signature=signature))
-            self.queue.open(lane, self.shelves[lane])
-        self.directory.make_live(LIVE)
-        self.directory.set_aliases("m", {"production": 1})
-        self.admission = Admission(
-            self.directory, self.queue, self.metrics,
-            max_in_flight_requests=limit, request_timeout_s=60,
-        )  # fmt: skip
-        self.router = self.admission.router = TrafficRouter(
-            self.admission, self.queue, self.metrics
-        )
-        accounting = RequestAccounting(self.metrics, self.directory, access_log=False)
-        self.path = InferencePath(REST, self.admission, accounting)
-
-    def share(self, **fields: Any) -> None:
-        self.directory.set_traffic("m", Traffic(**fields))
-
-    def begin(
-        self,
-        version: str = "",
-        *,
-        user: str = "",
-        columns: int = 4,
-        sequence: SequenceStep | None = None,
-    ) -> tuple[Inference, Sink]:
-        array = np.ones((1, columns), np.float32)
-        call = InferCall(
-            request_id="r",
-            model="m",
-            version=version,
-            inputs=[InputTensor(name="x", datatype="FP32", array=array)],
-            sequence=sequence,
-        )
-        sink = Sink(call, user)
-        inference = self.path.open(sink, time.monotonic(), "r", "m", version)
-        inference.begin(b"", None)
-        return inference, sink
-
-    def waiting(self) -> tuple[int, int]:
-        return self.shelves[LIVE].waiting, self.shelves[CANDIDATE].waiting
-
-    def answer(self, lane: Lane, outcome: ServingError | float = 1.0, **fields: Any) -> Entry:
-        """Answers the oldest request of a lane."""
-        entry = self.shelves[lane].entries.pop(0)
-        reply: Outcome
-        if isinstance(outcome, ServingError):
-            reply = outcome
-        else:
-            reply = InferReply(
-                lane=lane, outputs={"y": np.full((1, 4), outcome, np.float32)},
-                datatypes={"y": "FP32"}, batch_rows=1, queue_s=0.0, execution_s=0.01, **fields,
-            )  # fmt: skip
-        entry.finish(reply)
-        return entry
-
-    def counted(self, name: str, **labels: str) -> float:
-        labels = {"model": "m", "version": "2", **labels}
-        return self.metrics.registry.get_sample_value(f"flambeau_{name}_total", labels) or 0.0
-
-
-def rollout(share: float = ALWAYS, **fields: Any) -> Rollout:
-    return Rollout(candidate=2, baseline=1, steps=(share,), **{"mirrored": 0.0, **fields})
-
-
-def counts_of(evidence: Evidence) -> dict[str, int]:
-    """Returns the counts by version and name, without the share."""
-    return {"/".join(name.split("/")[2:]): count for name, count in evidence.counts.items()}
 
 
 @pytest.mark.parametrize("version", ["", "production"])
