@@ -9,7 +9,7 @@ version that ended in the same block of time, both drawn at random; the others c
 
 import random
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from model_store.rollouts.guards import LatencyGuard
 from services.rollouts.evidence.evidence import Evidence, Version
@@ -21,6 +21,9 @@ hundred requests a second has one in it. What slows a machine for longer slows b
 MOST_LATENCIES_A_BLOCK = 256
 """Latencies of a version that are kept of one block, drawn at random: counting so many pairs takes
 the event loop 1 ms."""
+FORGOTTEN_AFTER_S = 300.0
+"""Time after which counts of what is not seen any more are forgotten: a process that loses sight of
+a rollout, because its workers restart, goes on with the same counts."""
 USUAL_RATIO = LatencyGuard().ratio
 """The ratio by which latencies are counted where no guard says one."""
 
@@ -103,9 +106,16 @@ class Comparison:
 
 
 class TrafficCounts:
-    """The counts of one process, by the ids of rollouts, splits and shadows."""
+    """The counts of one process, by the ids of rollouts, splits and shadows.
 
-    def __init__(self) -> None:
+    Args:
+        clock: returns seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+        """When each was last seen."""
         self._rollouts: dict[str, Comparison] = {}
         self._splits: dict[str, dict[int, Comparison]] = {}
         self._shadows: dict[str, ShadowFigures] = {}
@@ -165,11 +175,15 @@ class TrafficCounts:
         return {name: one.copied() for name, one in self._shadows.items()}
 
     def keep_only(self, ids: Collection[str]) -> None:
-        """Forgets all others."""
+        """Forgets the others, once they were not seen for `FORGOTTEN_AFTER_S`."""
+        now = self._clock()
+        self._seen = {name: self._seen.get(name, now) for name in self.ids}
+        self._seen.update((name, now) for name in self._seen if name in ids)
+        over = {name for name, seen in self._seen.items() if now - seen >= FORGOTTEN_AFTER_S}
         groups: tuple[dict[str, object], ...]
         groups = self._rollouts, self._splits, self._shadows  # type: ignore[assignment]
         for group in groups:
-            for name in [name for name in group if name not in ids]:
+            for name in over & group.keys():
                 del group[name]
 
     @property

@@ -296,14 +296,14 @@ async def test_candidate_that_never_answers_is_dropped() -> None:
         assert place.router.counts.shadow(shadow.id).dropped == {"expired": 1}
 
 
-async def test_traffic_that_comes_back_is_counted_where_it_is_read() -> None:
-    """A gateway that loses its workers forgets the rollout, and hears of it again."""
+async def test_counts_go_on_when_traffic_comes_back() -> None:
+    """A gateway that loses its workers loses sight of the rollout, and hears of it again."""
     place, one = Place(), rollout()
-    for _ in range(2):
+    for count in (1, 2):
         place.share(rollout=one)
         place.begin()
         place.answer(CANDIDATE)
-        assert counts_of(place.router.counts.of(one.id)) == {"candidate/requests": 1}
+        assert counts_of(place.router.counts.of(one.id)) == {"candidate/requests": count}
         place.directory.set_traffic("m", None)
         place.router.counts.keep_only([])
 
