@@ -116,8 +116,8 @@ class RoutedCall(Protocol):
     def unwritable(self, error: ServingError) -> None:
         """Handles an answer that its edge could not write."""
 
-    def timed_out(self) -> None:
-        """Handles a caller that waits no longer because its deadline has passed."""
+    def left(self) -> None:
+        """Handles a caller that waits no longer: it has disconnected, or its time is over."""
 
 
 class Router(Protocol):
@@ -173,6 +173,7 @@ class Admission:
         draining: True if new requests are refused.
         router: draws versions, where the directory has traffic to share; None to draw none.
         mirrored: requests of the queue that no caller waits for; they take no permit.
+        request_timeout_s: the server's own limit of a request's time.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class Admission:
         self._queue = queue
         self._limit = self._max_in_flight = max_in_flight_requests
         self._room = max(1, min(max_in_flight_requests, queue.max_depth) // processes)
-        self._timeout_s = request_timeout_s
+        self.request_timeout_s = request_timeout_s
         self._degrades = degrades
         self.words: Words | None = None
         """Messages of requests that a signature refuses, in place of its own."""
@@ -242,7 +243,7 @@ class Admission:
             raise
         if tenant is not None:
             tenant.take(rows, now)
-        deadline = now + self._timeout_s
+        deadline = now + self.request_timeout_s
         if call.deadline < deadline:
             deadline = call.deadline
         lane, degrade_to = served.lane, None

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
-from services.errors import DeadlineExceededError, ServingError, SeveralAnswersError
+from services.errors import ServingError, SeveralAnswersError
 from services.gateway.admission import Admission, InferCall, RoutedCall
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.shared_regions.regions import RegionUse, SharedRegions
@@ -416,8 +416,8 @@ class Inference:
         """Drops the request, because its caller has disconnected; counts it under a code."""
         if not self.is_over:
             self._leave_queue()
-            if self._routed is not None and isinstance(error, DeadlineExceededError):
-                self._routed.timed_out()
+            if self._routed is not None:
+                self._routed.left()
             self._count_failed(code, error, None)
 
     def _leave_queue(self) -> None:

@@ -24,6 +24,11 @@ the event loop 1 ms."""
 FORGOTTEN_AFTER_S = 300.0
 """Time after which counts of what is not seen any more are forgotten: a process that loses sight of
 a rollout, because its workers restart, goes on with the same counts."""
+PATIENCE = 20.0
+"""Ratio to the live version's median latency at which a request without an answer hangs."""
+LEAST_PATIENCE_S = 1.0
+UNKNOWN_PATIENCE_S = 5.0
+"""The same while the live version's latency is not known."""
 USUAL_RATIO = LatencyGuard().ratio
 """The ratio by which latencies are counted where no guard says one."""
 
@@ -57,10 +62,12 @@ class Comparison:
 
     Attributes:
         evidence: the counts.
+        patience_s: seconds without an answer after which a request of either version hangs.
     """
 
     def __init__(self, ratio: float = USUAL_RATIO) -> None:
         self.evidence = Evidence()
+        self.patience_s = UNKNOWN_PATIENCE_S
         self._ratio = ratio
         self._block_ends = 0.0
         self._latencies: dict[Version, _Sample] = {"candidate": _Sample(), "live": _Sample()}
@@ -97,6 +104,9 @@ class Comparison:
     def end_block(self) -> None:
         """Counts the latencies of the block that is over, in pairs."""
         candidate, live = (sample.drawn for sample in self._latencies.values())
+        if live:
+            median = sorted(live)[len(live) // 2]
+            self.patience_s = max(LEAST_PATIENCE_S, PATIENCE * median)
         pairs = min(len(candidate), len(live))
         if pairs:
             drawn = zip(random.sample(candidate, pairs), random.sample(live, pairs), strict=True)

@@ -6,6 +6,8 @@ Rules:
 - a request is mirrored only while no caller's request waits for either version; it has the
   priority of jobs, so that it runs in idle slots of the device, and no caller's permit or queue;
 - at most `MOST_IN_FLIGHT` and `MOST_IN_FLIGHT_BYTES` are in flight; further ones are dropped;
+- a request that its candidate does not answer within `WITHIN_S` failed there, unless callers'
+  requests kept it from running;
 - steps of sequences and streams of answers are not mirrored: they are dropped whole;
 - a fault here reaches no caller; comparing happens in a thread of low priority.
 """
@@ -69,13 +71,15 @@ class Target(NamedTuple):
 class _InFlight:
     """A mirrored request. Its live answer is kept until both are compared."""
 
-    __slots__ = ("call", "entry", "lane", "nbytes", "reply", "target")
+    __slots__ = ("call", "entry", "is_held_up", "lane", "nbytes", "reply", "target")
 
     def __init__(
         self, target: Target, call: InferCall, reply: InferReply, lane: Lane, nbytes: int
     ) -> None:
         self.target, self.call, self.reply, self.lane = target, call, reply, lane
         self.nbytes = nbytes
+        self.is_held_up = False
+        """True if callers' requests waited for a device meanwhile."""
         self.entry: Entry | None = None
 
 
@@ -118,6 +122,16 @@ class Mirrors:
         """Counts a request that is not mirrored."""
         self._metrics.dropped_mirrors.labels(model, str(target.version), reason).inc()
         target.drop(reason)
+
+    def see(self, lane: Lane) -> None:
+        """Notes whether callers' requests wait for a version that has just answered one."""
+        if not self._in_flight:
+            return
+        mirrored = sum(one.lane == lane for one in self._in_flight)
+        intake = self._queue.with_room(lane)
+        if intake is None or intake.waiting > mirrored:
+            for one in self._in_flight:
+                one.is_held_up = True
 
     def abandon(self) -> None:
         """Drops all that are in flight: the process drains."""
@@ -177,7 +191,7 @@ class Mirrors:
             return
         reason = ""
         if isinstance(outcome, DeadlineExceededError):
-            reason = "expired"
+            reason = "expired" if one.is_held_up else ""
         elif isinstance(outcome, ServingError) and not isinstance(outcome, BackendError):
             reason = "refused"
         elif isinstance(outcome, InferReply) and (not outcome.is_last or not outcome.outputs):

@@ -8,14 +8,11 @@ Rules:
 - a version that is not ready here, or does not take the request, is answered for by the live one;
   only the latter is a failure of the version, and neither counts as one of the live version;
 - the caller has its answer before anything is counted, and a fault here reaches no caller;
-- a failure is one of the version's own: of its backend, its queue, or its time. Refusals that are
-  the same for all versions, wrong requests and lost connections are not counted;
+- a failure is one of the version's own (`routed_call.py`);
 - the steps of a sequence keep one version.
 """
 
-import logging
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -24,22 +21,9 @@ import msgspec
 
 from flambeau.protocol.signature import Signature
 from model_store.rollouts.traffic import Rollout, Shadow, Split, Traffic
-from services.errors import (
-    BackendError,
-    DeadlineExceededError,
-    OverloadedError,
-    QueueFullError,
-    ServingError,
-    WouldMissDeadlineError,
-)
+from services.errors import ServingError
 from services.gateway.admission import Admission, InferCall, KeyOf
-from services.gateway.traffic.answer_comparison import (
-    Task,
-    has_nan,
-    numbers_of,
-    output_of,
-    task_of,
-)
+from services.gateway.traffic.answer_comparison import Task, task_of
 from services.gateway.traffic.draw import (
     SequenceVersions,
     point_of,
@@ -47,21 +31,12 @@ from services.gateway.traffic.draw import (
     split_version,
 )
 from services.gateway.traffic.mirrors import Mirrors, Pair, Target
+from services.gateway.traffic.routed_call import Counted, RoutedCall
 from services.queueing.directory import LIVE_ALIAS
-from services.queueing.memory_queue import Done, MemoryQueue, Outcome
-from services.queueing.records import InferReply
-from services.rollouts.evidence.evidence import Version
+from services.queueing.memory_queue import MemoryQueue
 from services.rollouts.traffic_counts import USUAL_RATIO, Comparison, TrafficCounts
 from services.telemetry.metrics import Metrics
 
-logger = logging.getLogger("flambeau.traffic")
-
-_OF_VERSION = (BackendError, DeadlineExceededError, QueueFullError, WouldMissDeadlineError)
-"""Errors that are a version's own. A wrong input that a model refuses is among them: it is as
-frequent for each version, unless one refuses more."""
-
-Counted = tuple[Comparison, float, Version]
-"""Where a request is counted: the counts, the candidate's share, and which of the two it is."""
 _NOTHING: tuple[Counted, ...] = ()
 _NO_TARGETS: Sequence[Target] = ()
 
@@ -78,98 +53,6 @@ class _Plan(NamedTuple):
     """Where a request is counted, by the version that is drawn."""
     mirrored: Sequence[tuple[float, Target]]
     """Share of the live version's requests, and where they are repeated."""
-
-
-class RoutedCall:
-    """A request on its way to the version that was drawn.
-
-    Attributes:
-        call: the request, with a version unless the live one has it.
-    """
-
-    __slots__ = (
-        "_began", "_counted", "_done", "_is_failed", "_is_over", "_mirrors", "_nan", "_output",
-        "_renew", "_seconds", "_targets", "_task", "call",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        call: InferCall,
-        task: Task,
-        counted: Sequence[Counted],
-        targets: Sequence[Target],
-        mirrors: Mirrors,
-        renew: Callable[[], None] | None = None,
-    ) -> None:
-        self.call = call
-        self._renew = renew
-        self._task, self._counted, self._targets, self._mirrors = task, counted, targets, mirrors
-        self._began = time.monotonic()
-        self._seconds = -1.0
-        """Time until the first answer: how fast a caller reads the others says nothing."""
-        self._done: Done
-        self._is_failed = self._is_over = self._nan = False
-        self._output: int | None = None
-
-    def watched(self, done: Done) -> Done:
-        """Returns a callback that calls another one, and then counts."""
-        self._done = done
-        return self._replied
-
-    def unwritable(self, error: ServingError) -> None:
-        """Handles an answer that its edge could not write: a handler's failure, for example."""
-        if error.http_status >= 500 and not isinstance(error, OverloadedError):
-            self._is_failed = True
-
-    def timed_out(self) -> None:
-        """Handles a caller that waits no longer because its deadline has passed."""
-        self._is_failed = True
-        self._end()
-
-    def _replied(self, outcome: Outcome) -> None:
-        if self._seconds < 0:
-            self._seconds = time.monotonic() - self._began
-        self._done(outcome)
-        try:
-            if isinstance(outcome, InferReply):
-                self._answered(outcome)
-            elif isinstance(outcome, _OF_VERSION):
-                self._is_failed = True
-                self._end()
-        except Exception:  # it must not harm other requests of its batch
-            logger.exception("the outcome of a request could not be counted")
-
-    def _answered(self, reply: InferReply) -> None:
-        if self._counted:
-            outputs = numbers_of(reply)
-            self._nan = self._nan or has_nan(outputs.values())
-            if self._output is None:
-                self._output = output_of(outputs, self._task)
-        if not reply.is_last:
-            return
-        if self._renew is not None:
-            self._renew()
-        self._end()
-        is_whole = reply.number == 0 and bool(reply.outputs)
-        for target in self._targets:
-            if is_whole:
-                self._mirrors.offer(target, self.call, reply)
-            else:
-                self._mirrors.drop(target, self.call.model, "stream")
-
-    def _end(self) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        for comparison, share, version in self._counted:
-            comparison.count(
-                share,
-                version,
-                self._seconds,
-                failed=self._is_failed,
-                nan=self._nan,
-                output=self._output,
-            )
 
 
 class TrafficRouter:
@@ -239,7 +122,15 @@ class TrafficRouter:
             targets = list(drawn)
         if not counted and not targets and version == live and renew is None:
             return None
-        return RoutedCall(call, plan.task, counted, targets, self.mirrors, renew)
+        return RoutedCall(
+            call,
+            plan.task,
+            counted,
+            targets,
+            self.mirrors,
+            limit_s=self._admission.request_timeout_s,
+            renew=renew,
+        )
 
     def _drawn(self, call: InferCall, plan: _Plan, signature: Signature, key_of: KeyOf) -> int:
         """Draws by the sequence, or by the key, or else at random."""

@@ -52,6 +52,17 @@ def test_latencies_of_one_block_are_paired(candidate: int, live: int) -> None:
     assert latencies(comparison.evidence, "live") == pairs
 
 
+@pytest.mark.parametrize(("live_s", "patience_s"), [([], 5), ([0.01], 1), ([0.1, 0.2, 9], 4)])
+def test_patience_follows_the_live_version(live_s: list[float], patience_s: float) -> None:
+    comparison = Comparison()
+    comparison.count(0.5, "candidate", 60)
+    for seconds in live_s:
+        comparison.count(0.5, "live", seconds)
+    comparison.end_block()
+    comparison.end_block()
+    assert comparison.patience_s == pytest.approx(patience_s)
+
+
 def test_failure_has_no_latency() -> None:
     comparison = Comparison()
     comparison.count(0.1, "candidate", 0.001, failed=True)

@@ -14,10 +14,7 @@ from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split
 from services.errors import (
     BackendError,
     DeadlineExceededError,
-    ModelNotReadyError,
-    QueueUnavailableError,
     ServingError,
-    TooManyInFlightError,
 )
 from services.gateway.traffic.mirrors import MOST_IN_FLIGHT, MOST_IN_FLIGHT_BYTES
 from services.queueing.memory_queue import Entry
@@ -125,39 +122,6 @@ async def test_wrong_request_is_the_callers_fault() -> None:
     _, sink = place.begin(columns=3)
     assert [error.http_status for error in sink.errors] == [400]
     assert not place.router.counts.of(one.id).counts
-
-
-@pytest.mark.parametrize(
-    ("error", "is_counted"),
-    [
-        (BackendError("x"), True),
-        (DeadlineExceededError("x"), True),
-        (TooManyInFlightError("x"), False),
-        (QueueUnavailableError("x"), False),
-        (ModelNotReadyError("x"), False),
-    ],
-)
-@pytest.mark.parametrize("share", [ALWAYS, 0.000001])
-async def test_failures_of_a_version_are_counted(
-    error: ServingError, is_counted: bool, share: float
-) -> None:
-    place, one = Place(), rollout(share)
-    place.share(rollout=one)
-    _, sink = place.begin()
-    lane, name = (CANDIDATE, "candidate") if share == ALWAYS else (LIVE, "live")
-    place.answer(lane, error)
-    assert sink.errors == [error]
-    counts = counts_of(place.router.counts.of(one.id))
-    assert counts == ({f"{name}/requests": 1, f"{name}/errors": 1} if is_counted else {})
-
-
-async def test_caller_that_leaves_is_not_counted_and_one_whose_time_is_over_is() -> None:
-    place, one = Place(), rollout()
-    place.share(rollout=one)
-    place.begin()[0].cancel("499", ServingError("gone"))
-    assert not place.router.counts.of(one.id).counts
-    place.begin()[0].cancel("DEADLINE_EXCEEDED", DeadlineExceededError("late"))
-    assert counts_of(place.router.counts.of(one.id))["candidate/errors"] == 1
 
 
 async def test_nan_is_counted() -> None:
@@ -288,12 +252,25 @@ async def test_candidate_that_is_not_ready_gets_no_mirrored_request() -> None:
         assert place.router.counts.shadow(shadow.id).dropped == {"not_ready": 1}
 
 
-async def test_candidate_that_never_answers_is_dropped() -> None:
+async def test_candidate_that_never_answers_has_failed() -> None:
     with shadowed() as (place, shadow):
         place.begin()
         place.answer(LIVE)
         place.answer(CANDIDATE, DeadlineExceededError("x"))
-        assert place.router.counts.shadow(shadow.id).dropped == {"expired": 1}
+        await until_compared(place, result="failed")
+        figures = place.router.counts.shadow(shadow.id)
+        assert (figures.failed, figures.dropped) == (1, {})
+
+
+async def test_mirrored_request_that_callers_keep_from_running_has_not_failed() -> None:
+    with shadowed() as (place, shadow):
+        place.begin()
+        place.answer(LIVE)
+        for _ in range(2):
+            place.begin()
+        place.answer(LIVE)
+        place.answer(CANDIDATE, DeadlineExceededError("x"))
+        assert place.router.counts.shadow(shadow.id).dropped == {"busy": 1, "expired": 1}
 
 
 async def test_counts_go_on_when_traffic_comes_back() -> None:

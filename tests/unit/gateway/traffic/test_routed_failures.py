@@ -1,0 +1,108 @@
+"""Failures of requests of drawn versions: which are the version's own."""
+
+import pytest
+
+from services.errors import (
+    BackendError,
+    DeadlineExceededError,
+    DeviceError,
+    InputRefusedError,
+    ModelNotReadyError,
+    QueueFullError,
+    QueueUnavailableError,
+    ServingError,
+    SeveralAnswersError,
+    TooManyInFlightError,
+    WouldMissDeadlineError,
+)
+from services.gateway.torchserve.refusals import Refusal, RefusedError
+from services.queueing.records import SequenceStep
+from services.rollouts.evidence.evidence import Version
+from tests.fixtures.drawn_traffic import ALWAYS, CANDIDATE, LIVE, Place, counts_of, rollout
+
+NEVER = 0.000001
+ARMS = pytest.mark.parametrize("share", [ALWAYS, NEVER])
+
+
+def arm_of(share: float) -> Version:
+    return "candidate" if share == ALWAYS else "live"
+
+
+@ARMS
+@pytest.mark.parametrize(
+    ("error", "is_counted"),
+    [
+        (BackendError("x"), True),
+        (DeviceError("x"), True),
+        (QueueFullError("x"), True),
+        (InputRefusedError("x"), False),
+        (WouldMissDeadlineError("x"), False),
+        (TooManyInFlightError("x"), False),
+        (QueueUnavailableError("x"), False),
+        (ModelNotReadyError("x"), False),
+    ],
+)
+async def test_failures_of_a_version_are_counted(
+    error: ServingError, is_counted: bool, share: float
+) -> None:
+    place, one = Place(), rollout(share)
+    place.share(rollout=one)
+    _, sink = place.begin()
+    place.answer(CANDIDATE if share == ALWAYS else LIVE, error)
+    assert sink.errors == [error]
+    name, counts = arm_of(share), counts_of(place.router.counts.of(one.id))
+    assert counts == ({f"{name}/requests": 1, f"{name}/errors": 1} if is_counted else {})
+
+
+async def test_full_queue_of_its_own_sequence_is_the_callers() -> None:
+    place, one = Place(), rollout()
+    place.share(rollout=one)
+    place.begin(sequence=SequenceStep("s"))
+    place.answer(CANDIDATE, QueueFullError("x"))
+    assert not place.router.counts.of(one.id).counts
+
+
+@ARMS
+@pytest.mark.parametrize("ending", ["disconnected", "late", "expired"])
+@pytest.mark.parametrize(
+    ("limit_s", "patience_s", "is_counted"), [(60, 5, False), (0, 5, True), (60, 0, True)]
+)
+async def test_request_without_an_answer_fails_once_it_has_waited_for_long(
+    ending: str, limit_s: float, patience_s: float, is_counted: bool, share: float
+) -> None:
+    """A caller that sets a short deadline, or leaves early, moves no rollout."""
+    place, one = Place(), rollout(share)
+    place.admission.request_timeout_s = limit_s
+    place.share(rollout=one)
+    place.router.counts.comparison(one.id).patience_s = patience_s
+    inference, _ = place.begin()
+    if ending == "disconnected":
+        inference.cancel("499", ServingError("gone"))
+    elif ending == "late":
+        inference.cancel("DEADLINE_EXCEEDED", DeadlineExceededError("late"))
+    else:
+        place.answer(CANDIDATE if share == ALWAYS else LIVE, DeadlineExceededError("late"))
+    name, counts = arm_of(share), counts_of(place.router.counts.of(one.id))
+    assert counts == ({f"{name}/requests": 1, f"{name}/errors": 1} if is_counted else {})
+
+
+@pytest.mark.parametrize(
+    ("error", "is_counted"),
+    [
+        (BackendError("its handler failed"), True),
+        (RefusedError(Refusal(503, "", "its handler failed")), True),
+        (RefusedError(Refusal(404, "", "its handler does not know it")), False),
+        (SeveralAnswersError("another call"), False),
+        (TooManyInFlightError("no room"), False),
+    ],
+)
+async def test_answer_that_cannot_be_written_fails_unless_the_request_is_wrong(
+    error: ServingError, is_counted: bool
+) -> None:
+    place, one = Place(), rollout()
+    place.share(rollout=one)
+    _, sink = place.begin()
+    sink.refusal = error
+    place.answer(CANDIDATE)
+    counts = counts_of(place.router.counts.of(one.id))
+    assert counts == {"candidate/requests": 1} | ({"candidate/errors": 1} if is_counted else {})
