@@ -33,7 +33,6 @@ from services.errors import (
     ServingError,
     ShuttingDownError,
     TooManyInFlightError,
-    UnknownArtifactError,
     UnsupportedError,
 )
 from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_lane
@@ -112,6 +111,9 @@ class RoutedCall(Protocol):
 
     def watched(self, done: Done) -> Done:
         """Returns a callback that calls another one, and then counts the outcome."""
+
+    def admitted(self) -> None:
+        """Handles that admission has taken the request."""
 
     def unwritable(self, error: ServingError) -> None:
         """Handles an answer that its edge could not write."""
@@ -307,16 +309,16 @@ class Admission:
             raise
 
     def fits(self, call: InferCall) -> bool:
-        """Returns True if the version of a request takes it, by its signature and artifacts.
+        """Returns True if the version of a request takes it, by its signature.
 
         Raises:
-            ServingError: the version is not ready.
+            ServingError: the version is not ready, or lacks the artifact that is asked for.
         """
         served, signature = self.directory.resolve(call.model, call.version)
         try:
             self._check(call, served.lane, signature)
             find_lane(served, call.preference)
-        except (InvalidRequestError, UnknownArtifactError):
+        except InvalidRequestError:
             return False
         return True
 

@@ -292,9 +292,11 @@ class Inference:
                 call = self._route(call)
             if sampler is not None:
                 answered = sampler.watch(call, self, answered)
-            if self._routed is not None:
-                answered = self._routed.watched(answered)
+            if (routed := self._routed) is not None:
+                answered = routed.watched(answered)
             entry = path.admission.infer(call, answered)
+            if routed is not None:
+                routed.admitted()
         except Exception as error:
             self.fail_by(error)
         else:

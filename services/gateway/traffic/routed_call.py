@@ -7,7 +7,8 @@ A failure is one of the version's own:
 - it gave no answer although the request waited for the server's own limit, or for so much longer
   than the live version usually takes (`Comparison.patience_s`) that it hangs; whether the caller
   disconnects then, or its deadline passes, is the same, and both versions are judged alike;
-- its answer could not be written, through no fault of the request.
+- its answer could not be written, through no fault of the request;
+- it does not take an input that the live version has taken in its place.
 What a caller can bring about alone, such as a short deadline, is not counted: it would move a
 rollout. Nor are refusals that are the same for all versions.
 """
@@ -26,7 +27,6 @@ from services.errors import (
     UnsupportedError,
 )
 from services.gateway.admission import InferCall
-from services.gateway.torchserve.refusals import RefusedError
 from services.gateway.traffic.answer_comparison import Task, has_nan, numbers_of, output_of
 from services.gateway.traffic.mirrors import Mirrors, Target
 from services.queueing.memory_queue import Done, Outcome
@@ -50,6 +50,7 @@ class RoutedCall:
         targets: where it is mirrored once it is answered.
         mirrors: repeats it there.
         limit_s: the server's own limit of a request's time.
+        refused: where it fails once it is admitted: its version does not take what this one does.
         renew: called once a step of a sequence is answered.
 
     Attributes:
@@ -58,7 +59,7 @@ class RoutedCall:
 
     __slots__ = (
         "_began", "_counted", "_done", "_is_failed", "_is_over", "_limit_s", "_mirrors", "_nan",
-        "_output", "_renew", "_seconds", "_targets", "_task", "call",
+        "_output", "_refused", "_renew", "_seconds", "_targets", "_task", "call",
     )  # fmt: skip
 
     def __init__(
@@ -70,9 +71,11 @@ class RoutedCall:
         mirrors: Mirrors,
         *,
         limit_s: float,
+        refused: Sequence[Counted] = (),
         renew: Callable[[], None] | None = None,
     ) -> None:
         self.call = call
+        self._refused = refused
         self._renew = renew
         self._task, self._counted, self._targets, self._mirrors = task, counted, targets, mirrors
         self._limit_s = limit_s
@@ -87,6 +90,11 @@ class RoutedCall:
         """Returns a callback that calls another one, and then counts."""
         self._done = done
         return self._replied
+
+    def admitted(self) -> None:
+        """Handles that admission has taken the request."""
+        for comparison, share, version in self._refused:
+            comparison.count(share, version, 0.0, failed=True)
 
     def unwritable(self, error: ServingError) -> None:
         """Handles an answer that its edge could not write: a handler's failure, for example."""
@@ -164,6 +172,4 @@ class RoutedCall:
 
 def _is_of_answer(error: ServingError) -> bool:
     """Returns True if an answer is at fault that could not be written, and not the request."""
-    if isinstance(error, RefusedError):
-        return error.refusal.code >= 500
-    return error.http_status >= 500 and not isinstance(error, OverloadedError | UnsupportedError)
+    return error.status >= 500 and not isinstance(error, OverloadedError | UnsupportedError)

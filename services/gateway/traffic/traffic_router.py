@@ -104,14 +104,12 @@ class TrafficRouter:
         if plan is None or plan.changes != changes:
             plan = _plan(traffic, signature, live, self.counts, changes)
             self._plans[call.model] = plan
-        version, counted, renew = live, _NOTHING, None
+        version, counted, refused, renew = live, _NOTHING, _NOTHING, None
         if plan.route is not None:
             version = self._drawn(call, plan, signature, key_of)
             counted = plan.counted[version]
             if version != live and (reason := self._why_not(call, version)):
-                if reason == "refused_inputs":
-                    for comparison, share, kind in counted:
-                        comparison.count(share, kind, 0.0, failed=True)
+                refused = counted if reason == "refused_inputs" else _NOTHING
                 version, counted = live, _NOTHING
             renew = self._kept(call, plan.route, signature, version)
         targets = _NO_TARGETS
@@ -120,7 +118,7 @@ class TrafficRouter:
         elif plan.mirrored:
             drawn = (target for share, target in plan.mirrored if random.random() < share)  # noqa: S311
             targets = list(drawn)
-        if not counted and not targets and version == live and renew is None:
+        if not (counted or refused or targets or renew) and version == live:
             return None
         return RoutedCall(
             call,
@@ -129,6 +127,7 @@ class TrafficRouter:
             targets,
             self.mirrors,
             limit_s=self._admission.request_timeout_s,
+            refused=refused,
             renew=renew,
         )
 

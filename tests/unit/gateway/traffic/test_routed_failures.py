@@ -15,10 +15,21 @@ from services.errors import (
     TooManyInFlightError,
     WouldMissDeadlineError,
 )
+from services.gateway.artifact_preference import ArtifactPreference
 from services.gateway.torchserve.refusals import Refusal, RefusedError
-from services.queueing.records import SequenceStep
+from services.queueing.records import Lane, SequenceStep, ServedArtifact, ServedVersion
 from services.rollouts.evidence.evidence import Version
-from tests.fixtures.drawn_traffic import ALWAYS, CANDIDATE, LIVE, Place, counts_of, rollout
+from tests.fixtures.drawn_traffic import (
+    ALWAYS,
+    CANDIDATE,
+    LIVE,
+    SIGNATURE,
+    Place,
+    counts_of,
+    rollout,
+)
+from tests.fixtures.queue_ends import Shelf
+from tests.fixtures.signatures import one_to_one
 
 NEVER = 0.000001
 ARMS = pytest.mark.parametrize("share", [ALWAYS, NEVER])
@@ -106,3 +117,41 @@ async def test_answer_that_cannot_be_written_fails_unless_the_request_is_wrong(
     place.answer(CANDIDATE)
     counts = counts_of(place.router.counts.of(one.id))
     assert counts == {"candidate/requests": 1} | ({"candidate/errors": 1} if is_counted else {})
+
+
+def of_two_artifacts(lane: Lane) -> ServedVersion:
+    artifacts = tuple(
+        ServedArtifact(
+            name=name, precision=name, accuracy_loss=0.0, row_ms=1.0,
+            lane=lane if name == "fp32" else Lane(lane.model, lane.version, name),
+        )
+        for name in ("fp32", "int8")
+    )  # fmt: skip
+    return ServedVersion(lane=lane, state="ready", signature=SIGNATURE, artifacts=artifacts)
+
+
+async def test_artifact_that_the_candidate_lacks_is_no_failure() -> None:
+    """A caller chooses it, and a version's artifacts are loaded one after the other."""
+    place, one = Place(), rollout()
+    live = of_two_artifacts(LIVE)
+    place.directory.announce(live)
+    place.shelves[live.artifacts[1].lane] = Shelf()
+    place.queue.open(live.artifacts[1].lane, place.shelves[live.artifacts[1].lane])
+    place.share(rollout=one)
+    _, sink = place.begin(preference=ArtifactPreference("int8", ""))
+    place.answer(live.artifacts[1].lane)
+    assert len(sink.replies) == 1
+    assert not place.router.counts.of(one.id).counts
+    assert place.counted("drawn_fallbacks", reason="not_ready") == 1
+
+
+async def test_input_that_the_candidate_refuses_counts_once_the_live_version_takes_it() -> None:
+    place, one = Place(SIGNATURE, one_to_one((5,), rows=8), limit=1), rollout()
+    place.share(rollout=one)
+    _, first = place.begin()
+    _, second = place.begin()
+    assert [error.http_status for error in second.errors] == [503]
+    found = counts_of(place.router.counts.of(one.id))
+    assert found == {"candidate/requests": 1, "candidate/errors": 1}
+    place.answer(LIVE)
+    assert len(first.replies) == 1
