@@ -115,6 +115,9 @@ class RoutedCall(Protocol):
     def admitted(self) -> None:
         """Handles that admission has taken the request."""
 
+    def written(self) -> None:
+        """Handles that the last answer is encoded and about to be written."""
+
     def unwritable(self, error: ServingError) -> None:
         """Handles an answer that its edge could not write."""
 

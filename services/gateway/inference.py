@@ -362,6 +362,8 @@ class Inference:
     def answered(self, reply: InferReply) -> None:
         """Counts, times and, if asked to, logs the answer that is about to be written."""
         self.is_over = True
+        if self._routed is not None:
+            self._routed.written()
         self._sink, self._routed = _NO_SINK, None  # cycles, too
         path = self._path
         accounting, lane = path.accounting, reply.lane

@@ -58,8 +58,9 @@ class RoutedCall:
     """
 
     __slots__ = (
-        "_began", "_counted", "_done", "_is_failed", "_is_over", "_limit_s", "_mirrors", "_nan",
-        "_output", "_refused", "_renew", "_seconds", "_targets", "_task", "call",
+        "_began", "_counted", "_done", "_has_last", "_is_failed", "_is_over", "_is_written",
+        "_limit_s", "_mirrors", "_nan", "_output", "_refused", "_renew", "_seconds", "_targets",
+        "_task", "call",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +85,9 @@ class RoutedCall:
         """Time until the first answer: how fast a caller reads the others says nothing."""
         self._done: Done
         self._is_failed = self._is_over = self._nan = False
+        self._has_last = self._is_written = False
+        """Whether the last answer has come, and whether it is encoded, or known not to be: small
+        ones are encoded as they come, large ones in slices, later."""
         self._output: int | None = None
 
     def watched(self, done: Done) -> Done:
@@ -96,14 +100,23 @@ class RoutedCall:
         for comparison, share, version in self._refused:
             comparison.count(share, version, 0.0, failed=True)
 
+    def written(self) -> None:
+        """Handles that the last answer is encoded and about to be written."""
+        self._is_written = True
+        self._end_answered()
+
     def unwritable(self, error: ServingError) -> None:
         """Handles an answer that its edge could not write: a handler's failure, for example."""
         if _is_of_answer(error):
             self._is_failed = True
+        self._is_written = True
+        self._end_answered()
 
     def left(self) -> None:
         """Handles a caller that waits no longer: it has disconnected, or its time is over."""
-        if self._hangs():
+        if self._has_last:
+            self._end()
+        elif self._hangs():
             self._is_failed = True
             self._end()
 
@@ -146,7 +159,8 @@ class RoutedCall:
             return
         if self._renew is not None:
             self._renew()
-        self._end()
+        self._has_last = True
+        self._end_answered()
         self._mirrors.see(reply.lane)
         is_whole = reply.number == 0 and bool(reply.outputs)
         for target in self._targets:
@@ -154,6 +168,11 @@ class RoutedCall:
                 self._mirrors.offer(target, self.call, reply)
             else:
                 self._mirrors.drop(target, self.call.model, "stream")
+
+    def _end_answered(self) -> None:
+        """Counts an answered request once its answer is looked at and encoded."""
+        if self._has_last and self._is_written:
+            self._end()
 
     def _end(self) -> None:
         if self._is_over:

@@ -1,5 +1,7 @@
 """Failures of requests of drawn versions: which are the version's own."""
 
+from asyncio import Event
+
 import pytest
 
 from services.errors import (
@@ -16,6 +18,7 @@ from services.errors import (
     WouldMissDeadlineError,
 )
 from services.gateway.artifact_preference import ArtifactPreference
+from services.gateway.sliced_work import Slices
 from services.gateway.torchserve.refusals import Refusal, RefusedError
 from services.queueing.records import Lane, SequenceStep, ServedArtifact, ServedVersion
 from services.rollouts.evidence.evidence import Version
@@ -29,6 +32,7 @@ from tests.fixtures.drawn_traffic import (
     rollout,
 )
 from tests.fixtures.queue_ends import Shelf
+from tests.fixtures.redis_servers import until
 from tests.fixtures.signatures import one_to_one
 
 NEVER = 0.000001
@@ -155,3 +159,38 @@ async def test_input_that_the_candidate_refuses_counts_once_the_live_version_tak
     assert found == {"candidate/requests": 1, "candidate/errors": 1}
     place.answer(LIVE)
     assert len(first.replies) == 1
+
+
+def encoding(goes_on: Event, error: ServingError | None = None) -> Slices[None]:
+    """Returns the encoding of an answer in slices, the last of which may fail."""
+    while not goes_on.is_set():
+        yield
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize("error", [None, BackendError("its handler failed")])
+async def test_large_answer_counts_once_it_is_encoded(error: ServingError | None) -> None:
+    place, one = Place(), rollout()
+    place.share(rollout=one)
+    _, sink = place.begin()
+    goes_on = Event()
+    sink.slices = encoding(goes_on, error)
+    place.answer(CANDIDATE)
+    evidence = place.router.counts.of(one.id)
+    assert not evidence.counts
+    goes_on.set()
+    await until(lambda: len(evidence.counts) > 0)
+    failed = {"candidate/errors": 1} if error else {}
+    assert counts_of(evidence) == {"candidate/requests": 1} | failed
+    assert (len(sink.replies), len(sink.errors)) == ((0, 1) if error else (1, 0))
+
+
+async def test_caller_that_leaves_while_its_answer_is_encoded_got_an_answer() -> None:
+    place, one = Place(), rollout()
+    place.share(rollout=one)
+    inference, sink = place.begin()
+    sink.slices = encoding(Event())
+    place.answer(CANDIDATE)
+    inference.cancel("499", ServingError("gone"))
+    assert counts_of(place.router.counts.of(one.id)) == {"candidate/requests": 1}

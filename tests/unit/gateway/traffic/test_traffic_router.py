@@ -290,7 +290,6 @@ async def test_inputs_are_freed_without_the_garbage_collector(ending: str) -> No
     place = Place()
     place.share(rollout=rollout())
     inference, sink = place.begin()
-    sink.inference = inference
     gone = weakref.ref(sink.call.inputs[0].array)
     if ending == "cancelled":
         inference.cancel("499", ServingError("gone"))
