@@ -25,7 +25,7 @@ import msgspec
 from flambeau.protocol.tensors import Array
 from services.errors import BackendError, DeadlineExceededError, ServingError
 from services.gateway.admission import Admission, InferCall
-from services.gateway.traffic.answer_comparison import Judged, Task, compared, numbers_of
+from services.gateway.traffic.answer_comparison import Judged, Task, bf16_of, compared
 from services.gateway.traffic.shown_tensors import shown
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
@@ -38,7 +38,7 @@ logger = logging.getLogger("flambeau.mirrors")
 MOST_IN_FLIGHT = 16
 """A batch of idle slots; more would delay the next caller's request for longer."""
 MOST_IN_FLIGHT_BYTES = 32 * 2**20
-"""Inputs and live answers of those in flight; the edge's own budget no longer counts them."""
+"""Inputs and answers of those in flight; the edge's own budget no longer counts them."""
 MOST_TEXTS = 4096
 """BYTES elements of a request that is mirrored: they are counted one by one."""
 WITHIN_S = 30.0
@@ -198,6 +198,8 @@ class Mirrors:
             reason = "stream"
             if one.entry is not None:
                 one.entry.cancel()
+        elif isinstance(outcome, InferReply):
+            reason = self._why_too_large(one, _bytes_of(outcome.outputs.values()))
         if reason:
             self._over(one)
             self.drop(one.target, one.call.model, reason)
@@ -207,6 +209,16 @@ class Mirrors:
         compare = partial(_pair, one.target, one.call, one.reply, outcome, self._redacts)
         work = asyncio.get_running_loop().run_in_executor(self._thread, compare)
         work.add_done_callback(partial(self._compared, one))
+
+    def _why_too_large(self, one: _InFlight, nbytes: int) -> str:
+        """Counts the candidate's answer beside the live one; returns why it is not compared."""
+        if one.nbytes + nbytes > MOST_IN_FLIGHT_BYTES:
+            return "too_large"
+        if self._bytes + nbytes > MOST_IN_FLIGHT_BYTES:
+            return "in_flight"
+        one.nbytes += nbytes
+        self._bytes += nbytes
+        return ""
 
     def _compared(self, one: _InFlight, work: "asyncio.Future[Pair]") -> None:
         self._over(one)
@@ -234,7 +246,9 @@ def _pair(
     judged, error = Judged(1.0, 0.0, False), ""
     if isinstance(outcome, InferReply):
         candidate_s = outcome.execution_s
-        judged = compared(numbers_of(live), numbers_of(outcome), target.task)
+        judged = compared(
+            live.outputs, outcome.outputs, target.task, bf16_of(live), bf16_of(outcome)
+        )
     else:
         error = f"{type(outcome).__name__}: {outcome}"
     show = partial(shown, call.model, redacts=redacts)

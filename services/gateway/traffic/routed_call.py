@@ -27,7 +27,7 @@ from services.errors import (
     UnsupportedError,
 )
 from services.gateway.admission import InferCall
-from services.gateway.traffic.answer_comparison import Task, has_nan, numbers_of, output_of
+from services.gateway.traffic.answer_comparison import Task, bf16_of, has_nan, output_of
 from services.gateway.traffic.mirrors import Mirrors, Target
 from services.queueing.memory_queue import Done, Outcome
 from services.queueing.records import InferReply
@@ -151,10 +151,10 @@ class RoutedCall:
 
     def _answered(self, reply: InferReply) -> None:
         if self._counted:
-            outputs = numbers_of(reply)
-            self._nan = self._nan or has_nan(outputs.values())
+            outputs, bf16 = reply.outputs, bf16_of(reply)
+            self._nan = self._nan or has_nan(outputs, bf16)
             if self._output is None:
-                self._output = output_of(outputs, self._task)
+                self._output = output_of(outputs, self._task, bf16)
         if not reply.is_last:
             return
         if self._renew is not None:

@@ -243,6 +243,22 @@ async def test_too_large_requests_streams_and_steps_are_dropped_whole() -> None:
         assert place.waiting() == (0, 0)
 
 
+async def test_pair_whose_answers_are_too_large_is_dropped() -> None:
+    with shadowed() as (place, shadow):
+        place.begin()
+        place.answer(LIVE)
+        large = {"y": np.zeros(MOST_IN_FLIGHT_BYTES // 4, np.float32)}
+        entry = place.shelves[CANDIDATE].entries.pop()
+        entry.finish(
+            InferReply(
+                lane=CANDIDATE, outputs=large, datatypes={"y": "FP32"}, batch_rows=1, queue_s=0.0,
+                execution_s=0.0,
+            )
+        )  # fmt: skip
+        assert place.router.counts.shadow(shadow.id).dropped == {"too_large": 1}
+        assert place.admission.mirrored == 0
+
+
 async def test_candidate_that_is_not_ready_gets_no_mirrored_request() -> None:
     with shadowed() as (place, shadow):
         place.directory.announce(ServedVersion(lane=CANDIDATE, state="failed", reason="x"))
