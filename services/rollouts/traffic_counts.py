@@ -39,18 +39,19 @@ class _Sample:
     Source: Vitter, "Random sampling with a reservoir", algorithm R.
     """
 
-    __slots__ = ("_seen", "drawn")
+    __slots__ = ("_most", "_seen", "drawn")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._seen = 0
         self.drawn: list[float] = []
 
     def add(self, number: float) -> None:
         """Adds a number."""
         self._seen += 1
-        if len(self.drawn) < MOST_LATENCIES_A_BLOCK:
+        if len(self.drawn) < self._most:
             self.drawn.append(number)
-        elif (place := random.randrange(self._seen)) < MOST_LATENCIES_A_BLOCK:  # noqa: S311
+        elif (place := random.randrange(self._seen)) < self._most:  # noqa: S311
             self.drawn[place] = number
 
 
@@ -59,18 +60,23 @@ class Comparison:
 
     Args:
         ratio: tolerated ratio of their latencies.
+        most_latencies: latencies of a version that are kept of one block.
 
     Attributes:
         evidence: the counts.
         patience_s: seconds without an answer after which a request of either version hangs.
     """
 
-    def __init__(self, ratio: float = USUAL_RATIO) -> None:
+    def __init__(
+        self, ratio: float = USUAL_RATIO, most_latencies: int = MOST_LATENCIES_A_BLOCK
+    ) -> None:
         self.evidence = Evidence()
+        self._most = most_latencies
         self.patience_s = UNKNOWN_PATIENCE_S
         self._ratio = ratio
         self._block_ends = 0.0
-        self._latencies: dict[Version, _Sample] = {"candidate": _Sample(), "live": _Sample()}
+        self._latencies: dict[Version, _Sample]
+        self._begin_block()
 
     def count(
         self,
@@ -112,7 +118,10 @@ class Comparison:
             drawn = zip(random.sample(candidate, pairs), random.sample(live, pairs), strict=True)
             for one, other in drawn:
                 self.evidence.count_latencies(one, other, self._ratio)
-        self._latencies = {"candidate": _Sample(), "live": _Sample()}
+        self._begin_block()
+
+    def _begin_block(self) -> None:
+        self._latencies = {"candidate": _Sample(self._most), "live": _Sample(self._most)}
 
 
 class TrafficCounts:
@@ -146,12 +155,19 @@ class TrafficCounts:
         """Returns the evidence of a rollout, to which more is added."""
         return self.comparison(rollout_id).evidence
 
-    def arm(self, split_id: str, version: int) -> Comparison:
-        """Returns the counts of a split's arm beside the first arm, new ones if there are none."""
+    def arm(self, split_id: str, version: int, others: int = 1) -> Comparison:
+        """Returns the counts of a split's arm beside the first arm, new ones if there are none.
+
+        Args:
+            split_id: id of the split.
+            version: the arm's.
+            others: arms but the first. Their blocks may end in one callback, and share its time.
+        """
         arms = self._splits.setdefault(split_id, {})
         found = arms.get(version)
         if found is None:
-            found = arms[version] = Comparison()
+            most = max(1, MOST_LATENCIES_A_BLOCK // others)
+            found = arms[version] = Comparison(most_latencies=most)
         return found
 
     def shadow(self, shadow_id: str, keep: int = 0) -> ShadowFigures:

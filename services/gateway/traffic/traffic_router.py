@@ -210,7 +210,8 @@ def _of_split(split: Split, counts: TrafficCounts) -> dict[int, tuple[Counted, .
     first, *others = split.arms
     found: dict[int, tuple[Counted, ...]] = {first.version: ()}
     for arm in others:
-        comparison, share = counts.arm(split.id, arm.version), arm.share / (arm.share + first.share)
+        comparison = counts.arm(split.id, arm.version, len(others))
+        share = arm.share / (arm.share + first.share)
         found[arm.version] = ((comparison, share, "candidate"),)
         found[first.version] += ((comparison, share, "live"),)
     return found

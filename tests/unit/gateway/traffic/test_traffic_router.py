@@ -1,5 +1,6 @@
 """Requests on their way to drawn versions: who answers, what is counted, what is mirrored."""
 
+import re
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from services.errors import (
 from services.gateway.traffic.mirrors import MOST_IN_FLIGHT, MOST_IN_FLIGHT_BYTES
 from services.queueing.memory_queue import Entry
 from services.queueing.records import JOB_PRIORITY, InferReply, SequenceStep, ServedVersion
+from services.rollouts.traffic_counts import MOST_LATENCIES_A_BLOCK
 from tests.fixtures.drawn_traffic import (
     ALWAYS,
     CANDIDATE,
@@ -146,6 +148,24 @@ async def test_arms_of_a_split_are_compared_with_the_first() -> None:
             place.answer(lane)
     found = counts_of(place.router.counts.split_snapshot()[split.id][2])
     assert found == {"live/requests": live, "candidate/requests": candidate}
+
+
+async def test_arms_of_a_split_share_the_latencies_of_a_block() -> None:
+    """One answer of the first arm may end the blocks of all others."""
+    place = Place(SIGNATURE, SIGNATURE, SIGNATURE)
+    split = Split(name="s", arms=tuple(Arm(version=n, share=1 / 3) for n in (1, 2, 3)))
+    place.share(split=split)
+    place.begin()
+    arms = [place.router.counts.arm(split.id, version) for version in (2, 3)]
+    for _ in range(MOST_LATENCIES_A_BLOCK):
+        for arm in arms:
+            arm.count(0.5, "live", 0.01)
+            arm.count(0.5, "candidate", 0.01)
+    for arm in arms:
+        arm.end_block()
+        counts = arm.evidence.counts.items()
+        pairs = sum(n for name, n in counts if re.fullmatch("latency/.*/candidate/.*", name))
+        assert 0 < pairs <= MOST_LATENCIES_A_BLOCK // 2
 
 
 async def until_compared(place: Place, **labels: str) -> None:
