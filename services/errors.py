@@ -61,6 +61,11 @@ class ServingError(Exception):
     """Seconds until a retry may succeed, if known."""
 
     @property
+    def status(self) -> int:
+        """HTTP status of this one: that of its class, unless it carries its own."""
+        return self.http_status
+
+    @property
     def retry_after_s(self) -> int:
         """Whole seconds to wait before a retry, if the error is retryable."""
         return USUAL_WAIT_S if self.wait_s is None else math.ceil(self.wait_s)

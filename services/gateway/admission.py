@@ -33,7 +33,6 @@ from services.errors import (
     ServingError,
     ShuttingDownError,
     TooManyInFlightError,
-    UnknownArtifactError,
     UnsupportedError,
 )
 from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_lane
@@ -113,11 +112,17 @@ class RoutedCall(Protocol):
     def watched(self, done: Done) -> Done:
         """Returns a callback that calls another one, and then counts the outcome."""
 
+    def admitted(self) -> None:
+        """Handles that admission has taken the request."""
+
+    def written(self) -> None:
+        """Handles that the last answer is encoded and about to be written."""
+
     def unwritable(self, error: ServingError) -> None:
         """Handles an answer that its edge could not write."""
 
-    def timed_out(self) -> None:
-        """Handles a caller that waits no longer because its deadline has passed."""
+    def left(self) -> None:
+        """Handles a caller that waits no longer: it has disconnected, or its time is over."""
 
 
 class Router(Protocol):
@@ -173,6 +178,7 @@ class Admission:
         draining: True if new requests are refused.
         router: draws versions, where the directory has traffic to share; None to draw none.
         mirrored: requests of the queue that no caller waits for; they take no permit.
+        request_timeout_s: the server's own limit of a request's time.
     """
 
     def __init__(
@@ -195,7 +201,7 @@ class Admission:
         self._queue = queue
         self._limit = self._max_in_flight = max_in_flight_requests
         self._room = max(1, min(max_in_flight_requests, queue.max_depth) // processes)
-        self._timeout_s = request_timeout_s
+        self.request_timeout_s = request_timeout_s
         self._degrades = degrades
         self.words: Words | None = None
         """Messages of requests that a signature refuses, in place of its own."""
@@ -242,7 +248,7 @@ class Admission:
             raise
         if tenant is not None:
             tenant.take(rows, now)
-        deadline = now + self._timeout_s
+        deadline = now + self.request_timeout_s
         if call.deadline < deadline:
             deadline = call.deadline
         lane, degrade_to = served.lane, None
@@ -306,16 +312,16 @@ class Admission:
             raise
 
     def fits(self, call: InferCall) -> bool:
-        """Returns True if the version of a request takes it, by its signature and artifacts.
+        """Returns True if the version of a request takes it, by its signature.
 
         Raises:
-            ServingError: the version is not ready.
+            ServingError: the version is not ready, or lacks the artifact that is asked for.
         """
         served, signature = self.directory.resolve(call.model, call.version)
         try:
             self._check(call, served.lane, signature)
             find_lane(served, call.preference)
-        except (InvalidRequestError, UnknownArtifactError):
+        except InvalidRequestError:
             return False
         return True
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
-from services.errors import DeadlineExceededError, ServingError, SeveralAnswersError
+from services.errors import ServingError, SeveralAnswersError
 from services.gateway.admission import Admission, InferCall, RoutedCall
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.shared_regions.regions import RegionUse, SharedRegions
@@ -292,9 +292,11 @@ class Inference:
                 call = self._route(call)
             if sampler is not None:
                 answered = sampler.watch(call, self, answered)
-            if self._routed is not None:
-                answered = self._routed.watched(answered)
+            if (routed := self._routed) is not None:
+                answered = routed.watched(answered)
             entry = path.admission.infer(call, answered)
+            if routed is not None:
+                routed.admitted()
         except Exception as error:
             self.fail_by(error)
         else:
@@ -307,7 +309,14 @@ class Inference:
         traffic, router = path.traffics.get(call.model), path.admission.router
         if traffic is None or router is None:
             return call
-        routed = self._routed = router.route(call, traffic, self._sink.key)
+        try:
+            routed = self._routed = router.route(call, traffic, self._sink.key)
+        except ServingError:
+            raise
+        except Exception:  # the live version answers all the same
+            if path.accounting.may_log_failure(time.monotonic()):
+                logger.exception("a request was not drawn", extra={"model": call.model[:128]})
+            return call
         if routed is None:
             return call
         call = routed.call
@@ -353,6 +362,8 @@ class Inference:
     def answered(self, reply: InferReply) -> None:
         """Counts, times and, if asked to, logs the answer that is about to be written."""
         self.is_over = True
+        if self._routed is not None:
+            self._routed.written()
         self._sink, self._routed = _NO_SINK, None  # cycles, too
         path = self._path
         accounting, lane = path.accounting, reply.lane
@@ -409,8 +420,8 @@ class Inference:
         """Drops the request, because its caller has disconnected; counts it under a code."""
         if not self.is_over:
             self._leave_queue()
-            if self._routed is not None and isinstance(error, DeadlineExceededError):
-                self._routed.timed_out()
+            if self._routed is not None:
+                self._routed.left()
             self._count_failed(code, error, None)
 
     def _leave_queue(self) -> None:

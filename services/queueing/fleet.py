@@ -8,7 +8,8 @@ Rules:
 - an artifact can be asked for as soon as one worker has it loaded beside its default one;
 - where workers have chosen different default ones, all of them together count as one, as accurate
   and as fast as the worst of them; none of them has the name that it is known by;
-- the traffic of a model is that of the newest pointers that a worker follows;
+- the traffic of a model is that of the newest pointers that a worker follows; while none has a
+  live version of it, as when they restart, it is what any of them says, or unknown;
 - a model switches to another version when every worker that serves the model has switched, or
   cannot: until then all of them keep the old one, and none is idle.
 """
@@ -118,7 +119,8 @@ class FleetView:
     is_chosen: bool = False
     """True if callers choose the models of all workers, and these have read their stores: a version
     that none of them has was unloaded."""
-    traffic: dict[str, Traffic] = field(default_factory=dict)
+    traffic: dict[str, Traffic | None] = field(default_factory=dict)
+    """By model, None for one without traffic; a model is left out while its traffic is unknown."""
 
 
 def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVersion:
@@ -185,15 +187,16 @@ def announced_traffic(traffics: Mapping[str, Traffic], models: Collection[str]) 
     return {model: found.model_dump_json() for model, found in traffics.items() if model in models}
 
 
-def _traffic_by_model(announcements: Sequence[Announcement]) -> dict[str, Traffic]:
-    """Returns the traffic that the newest pointers have; none if they have none."""
+def _traffic_by_model(announcements: Sequence[Announcement]) -> dict[str, Traffic | None]:
+    """Returns the traffic that the newest pointers have, of the models whose traffic is known."""
     newest: dict[str, tuple[int, str]] = {}
     for announcement in announcements:
+        said = {model: (-1, text) for model, text in announcement.traffic.items()}
         for model, (generation, _) in announcement.live.items():
-            said = generation, announcement.traffic.get(model, "")
-            newest[model] = max(said, newest.get(model, said))
-    found = {model: _traffic(text) for model, (_, text) in newest.items() if text}
-    return {model: traffic for model, traffic in found.items() if traffic is not None}
+            said[model] = generation, announcement.traffic.get(model, "")
+        for model, one in said.items():
+            newest[model] = max(one, newest.get(model, one))
+    return {model: _traffic(text) if text else None for model, (_, text) in newest.items()}
 
 
 @lru_cache(maxsize=1024)

@@ -52,7 +52,8 @@ class FleetDirectory:
         make_live(directory, view)
         for model in models:
             directory.set_aliases(model, view.aliases.get(model, {}))
-            directory.set_traffic(model, view.traffic.get(model))
+            if model in view.traffic:
+                directory.set_traffic(model, view.traffic[model])
         for lane, served in known.items():
             if lane in view.versions:
                 continue

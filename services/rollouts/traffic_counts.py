@@ -9,7 +9,7 @@ version that ended in the same block of time, both drawn at random; the others c
 
 import random
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from model_store.rollouts.guards import LatencyGuard
 from services.rollouts.evidence.evidence import Evidence, Version
@@ -21,6 +21,14 @@ hundred requests a second has one in it. What slows a machine for longer slows b
 MOST_LATENCIES_A_BLOCK = 256
 """Latencies of a version that are kept of one block, drawn at random: counting so many pairs takes
 the event loop 1 ms."""
+FORGOTTEN_AFTER_S = 300.0
+"""Time after which counts of what is not seen any more are forgotten: a process that loses sight of
+a rollout, because its workers restart, goes on with the same counts."""
+PATIENCE = 20.0
+"""Ratio to the live version's median latency at which a request without an answer hangs."""
+LEAST_PATIENCE_S = 1.0
+UNKNOWN_PATIENCE_S = 5.0
+"""The same while the live version's latency is not known."""
 USUAL_RATIO = LatencyGuard().ratio
 """The ratio by which latencies are counted where no guard says one."""
 
@@ -31,18 +39,19 @@ class _Sample:
     Source: Vitter, "Random sampling with a reservoir", algorithm R.
     """
 
-    __slots__ = ("_seen", "drawn")
+    __slots__ = ("_most", "_seen", "drawn")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._seen = 0
         self.drawn: list[float] = []
 
     def add(self, number: float) -> None:
         """Adds a number."""
         self._seen += 1
-        if len(self.drawn) < MOST_LATENCIES_A_BLOCK:
+        if len(self.drawn) < self._most:
             self.drawn.append(number)
-        elif (place := random.randrange(self._seen)) < MOST_LATENCIES_A_BLOCK:  # noqa: S311
+        elif (place := random.randrange(self._seen)) < self._most:  # noqa: S311
             self.drawn[place] = number
 
 
@@ -51,16 +60,23 @@ class Comparison:
 
     Args:
         ratio: tolerated ratio of their latencies.
+        most_latencies: latencies of a version that are kept of one block.
 
     Attributes:
         evidence: the counts.
+        patience_s: seconds without an answer after which a request of either version hangs.
     """
 
-    def __init__(self, ratio: float = USUAL_RATIO) -> None:
+    def __init__(
+        self, ratio: float = USUAL_RATIO, most_latencies: int = MOST_LATENCIES_A_BLOCK
+    ) -> None:
         self.evidence = Evidence()
+        self._most = most_latencies
+        self.patience_s = UNKNOWN_PATIENCE_S
         self._ratio = ratio
         self._block_ends = 0.0
-        self._latencies: dict[Version, _Sample] = {"candidate": _Sample(), "live": _Sample()}
+        self._latencies: dict[Version, _Sample]
+        self._begin_block()
 
     def count(
         self,
@@ -94,18 +110,31 @@ class Comparison:
     def end_block(self) -> None:
         """Counts the latencies of the block that is over, in pairs."""
         candidate, live = (sample.drawn for sample in self._latencies.values())
+        if live:
+            median = sorted(live)[len(live) // 2]
+            self.patience_s = max(LEAST_PATIENCE_S, PATIENCE * median)
         pairs = min(len(candidate), len(live))
         if pairs:
             drawn = zip(random.sample(candidate, pairs), random.sample(live, pairs), strict=True)
             for one, other in drawn:
                 self.evidence.count_latencies(one, other, self._ratio)
-        self._latencies = {"candidate": _Sample(), "live": _Sample()}
+        self._begin_block()
+
+    def _begin_block(self) -> None:
+        self._latencies = {"candidate": _Sample(self._most), "live": _Sample(self._most)}
 
 
 class TrafficCounts:
-    """The counts of one process, by the ids of rollouts, splits and shadows."""
+    """The counts of one process, by the ids of rollouts, splits and shadows.
 
-    def __init__(self) -> None:
+    Args:
+        clock: returns seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+        """When each was last seen."""
         self._rollouts: dict[str, Comparison] = {}
         self._splits: dict[str, dict[int, Comparison]] = {}
         self._shadows: dict[str, ShadowFigures] = {}
@@ -126,12 +155,19 @@ class TrafficCounts:
         """Returns the evidence of a rollout, to which more is added."""
         return self.comparison(rollout_id).evidence
 
-    def arm(self, split_id: str, version: int) -> Comparison:
-        """Returns the counts of a split's arm beside the first arm, new ones if there are none."""
+    def arm(self, split_id: str, version: int, others: int = 1) -> Comparison:
+        """Returns the counts of a split's arm beside the first arm, new ones if there are none.
+
+        Args:
+            split_id: id of the split.
+            version: the arm's.
+            others: arms but the first. Their blocks may end in one callback, and share its time.
+        """
         arms = self._splits.setdefault(split_id, {})
         found = arms.get(version)
         if found is None:
-            found = arms[version] = Comparison()
+            most = max(1, MOST_LATENCIES_A_BLOCK // others)
+            found = arms[version] = Comparison(most_latencies=most)
         return found
 
     def shadow(self, shadow_id: str, keep: int = 0) -> ShadowFigures:
@@ -165,11 +201,15 @@ class TrafficCounts:
         return {name: one.copied() for name, one in self._shadows.items()}
 
     def keep_only(self, ids: Collection[str]) -> None:
-        """Forgets all others."""
+        """Forgets the others, once they were not seen for `FORGOTTEN_AFTER_S`."""
+        now = self._clock()
+        self._seen = {name: self._seen.get(name, now) for name in self.ids}
+        self._seen.update((name, now) for name in self._seen if name in ids)
+        over = {name for name, seen in self._seen.items() if now - seen >= FORGOTTEN_AFTER_S}
         groups: tuple[dict[str, object], ...]
         groups = self._rollouts, self._splits, self._shadows  # type: ignore[assignment]
         for group in groups:
-            for name in [name for name in group if name not in ids]:
+            for name in over & group.keys():
                 del group[name]
 
     @property

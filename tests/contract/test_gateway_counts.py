@@ -1,6 +1,8 @@
 """Counts of gateways reach workers through every kind of Redis, whatever else is in its hash."""
 
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from services.rollouts.comparison_files import shadow_figures, split_evidence
 from services.rollouts.controller import RolloutController
 from services.rollouts.evidence_files import EvidenceFiles
 from services.rollouts.gateway_counts import CountsOfGateways, GatewayCounts
-from services.rollouts.traffic_counts import TrafficCounts
+from services.rollouts.traffic_counts import FORGOTTEN_AFTER_S, TrafficCounts
 from services.telemetry.rollout_metrics import RolloutMetrics
 from tests.fixtures.redis_servers import RedisProcess
 from tests.fixtures.store_versions import publish_in
@@ -24,8 +26,10 @@ ROLLOUT = Rollout(candidate=2, baseline=1, steps=(0.5,))
 
 
 class Gateway:
-    def __init__(self, clients: RedisClients, name: str) -> None:
-        self.directory, self.counts = Directory(), TrafficCounts()
+    def __init__(
+        self, clients: RedisClients, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.directory, self.counts = Directory(), TrafficCounts(clock)
         self.directory.set_traffic("m", Traffic(rollout=ROLLOUT))
         self.sending = GatewayCounts(clients, name, self.directory, self.counts)
 
@@ -53,9 +57,13 @@ async def test_counts_of_all_gateways_arrive(redis: RedisProcess) -> None:
 
 
 async def test_counts_of_a_rollout_that_is_over_are_forgotten(redis: RedisProcess) -> None:
-    gateway = Gateway(RedisClients(redis.url), "gateway-1")
+    now = 0.0
+    gateway = Gateway(RedisClients(redis.url), "gateway-1", lambda: now)
     gateway.count(1)
     gateway.directory.set_traffic("m", None)
+    await gateway.sending.look()
+    assert gateway.counts.snapshot()
+    now = FORGOTTEN_AFTER_S
     await gateway.sending.look()
     assert gateway.counts.snapshot() == {}
 

@@ -78,6 +78,11 @@ class RefusedError(ServingError):
         super().__init__(refusal.message)
         self.refusal = refusal
 
+    @property
+    def status(self) -> int:
+        """The code of the refusal."""
+        return self.refusal.code
+
 
 def bad_request(message: str) -> RefusedError:
     """Returns the error of a call with a missing or wrong parameter."""

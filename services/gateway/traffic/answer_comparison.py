@@ -12,7 +12,7 @@ classes or scores are known, these alone count. Another name or shape, or a NaN 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -28,6 +28,8 @@ CHECKED_ELEMENTS = 4096
 """Evenly spread elements of an answer that are checked on the event loop: some 10 µs."""
 
 
+PIECE_ELEMENTS = 2**17
+"""Elements of an output that are compared at a time: 1 MiB in double precision."""
 _Floats = npt.NDArray[np.float64]
 
 
@@ -60,60 +62,94 @@ def task_of(guard: OutputGuard | None, signature: Signature) -> Task:
     return Task(guard.kind, guard.values, named)
 
 
-def numbers_of(reply: InferReply) -> Mapping[str, Array]:
-    """Returns the outputs of an answer; those of BF16, which are bit patterns, as numbers."""
-    types, outputs = reply.datatypes, reply.outputs
+def bf16_of(reply: InferReply) -> Collection[str]:
+    """Returns the names of the outputs of BF16, whose arrays have bit patterns."""
+    types = reply.datatypes
     if "BF16" not in types.values():
-        return outputs
-    return {
-        name: bf16_numbers(array) if types[name] == "BF16" else array
-        for name, array in outputs.items()
-    }
+        return ()
+    return [name for name, datatype in types.items() if datatype == "BF16"]
 
 
-def output_of(outputs: Mapping[str, Array], task: Task) -> int | None:
+def output_of(outputs: Mapping[str, Array], task: Task, bf16: Collection[str] = ()) -> int | None:
     """Returns the class of the first row, or its score in steps; None if no output has one.
 
     It takes a few microseconds: a row of classes has at most `MAX_PLACE` elements.
+
+    Args:
+        outputs: the answer.
+        task: what its outputs mean.
+        bf16: names of those that have bit patterns.
     """
     if task.kind == "numbers":
         return None
     for name, array in outputs.items():
-        if not array.size or not _is_judged(name, array, task):
+        if not array.size or not _is_judged(name, array, task, name in bf16):
             continue
         if task.kind == "scores":
-            return score_step(float(array.item(0)))
-        classes = array.shape[-1]
-        if classes <= (task.values or MAX_PLACE):
-            return int(array.reshape(-1, classes)[0].argmax())
+            first = _numbers(array[:1], name in bf16)  # such an output has one element a row
+            return score_step(float(first.item(0)))
+        if array.shape[-1] <= (task.values or MAX_PLACE):
+            return int(_numbers(array[(0,) * (array.ndim - 1)], name in bf16).argmax())
     return None
 
 
-def has_nan(outputs: Iterable[Array]) -> bool:
-    """Returns True if an element is no finite number; of large outputs, some are looked at."""
-    for array in outputs:
-        if array.dtype.kind not in "fc":
+def has_nan(outputs: Mapping[str, Array], bf16: Collection[str] = ()) -> bool:
+    """Returns True if an element is no finite number; of large outputs, some are looked at.
+
+    Args:
+        outputs: the answer.
+        bf16: names of the outputs that have bit patterns.
+    """
+    for name, array in outputs.items():
+        if array.dtype.kind not in "fc" and name not in bf16:
             continue
-        some = array
-        if array.size > CHECKED_ELEMENTS and array.flags.c_contiguous:
-            some = array.reshape(-1)[:: -(-array.size // CHECKED_ELEMENTS)]
-        if not np.isfinite(some).all():
+        if not np.isfinite(_numbers(_some_of(array), name in bf16)).all():
             return True
     return False
 
 
-def compared(live: Mapping[str, Array], candidate: Mapping[str, Array], task: Task) -> Judged:
-    """Compares two answers."""
+def _some_of(array: Array) -> Array:
+    """Returns evenly spread elements of a large array, without a copy of the others."""
+    if array.size <= CHECKED_ELEMENTS:
+        return array
+    step = -(-array.size // CHECKED_ELEMENTS)
+    if array.flags.c_contiguous:
+        return array.reshape(-1)[::step]
+    return array[np.unravel_index(np.arange(0, array.size, step), array.shape)]
+
+
+def compared(
+    live: Mapping[str, Array],
+    candidate: Mapping[str, Array],
+    task: Task,
+    bf16: Collection[str] = (),
+    candidate_bf16: Collection[str] = (),
+) -> Judged:
+    """Compares two answers, in pieces: it takes some MiB of memory for answers of any size.
+
+    Args:
+        live: outputs of the live version.
+        candidate: those of the candidate.
+        task: what they mean.
+        bf16: names of the live version's outputs that have bit patterns.
+        candidate_bf16: the same for the candidate's.
+    """
     judged = list(live)
     if task.kind != "numbers":
-        judged = [name for name, array in live.items() if _is_judged(name, array, task)] or judged
+        named = (x for x in live if _is_judged(x, live[x], task, x in bf16))
+        judged = list(named) or judged
     disagreement, difference, nan = 0.0, 0.0, False
-    for name in live:
+    for name, array in live.items():
         other = candidate.get(name)
-        if other is None or other.shape != live[name].shape:
+        if other is None or other.shape != array.shape or _differs_in_kind(other, array):
             found = Judged(1.0, 0.0, False)
+        elif not array.size:
+            found = Judged(0.0, 0.0, False)
+        elif array.dtype.kind not in "fc" and name not in bf16:
+            found = _compared_exactly(array, other, name in candidate_bf16)
         else:
-            found = _compared(name, live[name], other, task)
+            kind = task.kind if _is_judged(name, array, task, name in bf16) else "numbers"
+            found = _compared(array, other, kind, (name in bf16, name in candidate_bf16))
         if name in judged:
             disagreement = max(disagreement, found.disagreement)
         difference = max(difference, found.difference)
@@ -123,48 +159,114 @@ def compared(live: Mapping[str, Array], candidate: Mapping[str, Array], task: Ta
     return Judged(1.0 if nan else disagreement, difference, nan)
 
 
-def _is_judged(name: str, array: Array, task: Task) -> bool:
+def _differs_in_kind(one: Array, other: Array) -> bool:
+    return one.dtype.hasobject != other.dtype.hasobject
+
+
+def _is_judged(name: str, array: Array, task: Task, is_bf16: bool) -> bool:
     """Returns True if an output has the classes or the scores of the task."""
-    if array.dtype.kind not in "fc" or array.ndim == 0:
+    if task.kind == "numbers" or array.ndim == 0:
+        return False
+    if array.dtype.kind not in "fc" and not is_bf16:
         return False
     if task.kind == "scores":
         return math.prod(array.shape[1:]) == 1
     return name in task.named or array.shape[-1] == task.values > 1
 
 
-def _compared(name: str, live: Array, candidate: Array, task: Task) -> Judged:
-    if not live.size:
-        return Judged(0.0, 0.0, False)
-    if live.dtype.kind not in "fc":
-        differ = np.not_equal(live, candidate)
-        difference = 0.0
-        if live.dtype.kind in "biu" and candidate.dtype.kind in "biuf":
-            difference = float(np.abs(_floats(live) - _floats(candidate)).max())
-        return Judged(float(np.mean(differ.astype(bool))), difference, False)
-    one, other = _floats(live), _floats(candidate)
+def _compared_exactly(live: Array, candidate: Array, is_bf16: bool) -> Judged:
+    """Compares whole numbers, booleans or BYTES."""
+    differ, difference = 0, 0.0
+    for _, one, other in _pieces(_rows(live), _rows(candidate)):
+        other = _numbers(other, is_bf16)
+        differ += int(np.count_nonzero(np.not_equal(one, other).astype(bool)))
+        if one.dtype.kind in "biu" and other.dtype.kind in "biuf":
+            difference = max(difference, float(np.abs(_floats(one) - _floats(other)).max()))
+    return Judged(differ / live.size, difference, False)
+
+
+def _compared(
+    live: Array,
+    candidate: Array,
+    kind: Literal["classes", "scores", "numbers"],
+    bf16: tuple[bool, bool],
+) -> Judged:
+    """Compares floating-point numbers."""
+    is_classes = kind == "classes"
+    rows = [x.reshape(-1, x.shape[-1]) if is_classes else _rows(x) for x in (live, candidate)]
+    count, columns = rows[0].shape
+    apart, difference, nan = 0.0, 0.0, False
+    distance = _Distance()
+    for ends, *both in _pieces(rows[0], rows[1], whole_rows=is_classes):
+        raw = [_floats(_numbers(x, is_bf16)) for x, is_bf16 in zip(both, bf16, strict=True)]
+        one, other, odd, is_worse = _finite(*raw)
+        nan = nan or is_worse
+        difference = max(difference, float(np.abs(one - other).max()))
+        if is_classes:
+            places = [np.nan_to_num(x).argmax(-1) for x in raw]
+            apart += float(np.count_nonzero(places[0] != places[1]))
+        elif kind == "scores":
+            apart += float(np.clip(np.abs(one - other), 0, 1).sum())
+        else:
+            distance.add(one, other, odd)
+            if ends:
+                apart += distance.end()
+    return Judged(apart / (count * columns if kind == "scores" else count), difference, nan)
+
+
+def _finite(one: _Floats, other: _Floats) -> tuple[_Floats, _Floats, npt.NDArray[np.bool_], bool]:
+    """Returns both with 0 where they cannot be compared, where one is odd, and if `other` is."""
     both_odd = (np.isnan(one) & np.isnan(other)) | (one == other)  # equal infinities, too
     one, other = np.where(both_odd, 0, one), np.where(both_odd, 0, other)
     odd = ~(np.isfinite(one) & np.isfinite(other))
     nan = bool((~np.isfinite(other) & np.isfinite(one)).any())
-    one, other = np.where(odd, 0, one), np.where(odd, 0, other)
-    difference = float(np.abs(one - other).max())
-    if task.kind == "classes" and _is_judged(name, live, task):
-        places = [np.nan_to_num(_floats(x)).argmax(-1) for x in (live, candidate)]
-        return Judged(float(np.mean(places[0] != places[1])), difference, nan)
-    if task.kind == "scores" and _is_judged(name, live, task):
-        return Judged(float(np.clip(np.abs(one - other), 0, 1).mean()), difference, nan)
-    rows = (live.shape[0], -1) if live.ndim > 1 else (-1, 1)
-    distance = _distance(one.reshape(rows), other.reshape(rows), odd.reshape(rows))
-    return Judged(distance, difference, nan)
+    return np.where(odd, 0, one), np.where(odd, 0, other), odd, nan
 
 
-def _distance(live: _Floats, candidate: _Floats, odd: npt.NDArray[np.bool_]) -> float:
-    """Returns the mean over rows of the distance, divided by the sum of both lengths."""
-    lengths = np.linalg.norm(live, axis=1) + np.linalg.norm(candidate, axis=1)
-    apart = np.linalg.norm(live - candidate, axis=1)
-    shares = np.divide(apart, lengths, out=np.zeros_like(apart), where=lengths > 0)
-    shares[odd.any(1)] = 1.0
-    return float(shares.mean())
+class _Distance:
+    """Sum over rows of the distance, divided by the sum of both lengths. Rows may come in parts."""
+
+    def __init__(self) -> None:
+        self._squares: _Floats | None = None
+        """Squared lengths of both, squared distance, and oddness of each row: [4, rows]."""
+
+    def add(self, one: _Floats, other: _Floats, odd: npt.NDArray[np.bool_]) -> None:
+        """Adds some columns of some rows; the next ones are of the same rows, until `end`."""
+        parts = (one**2, other**2, (one - other) ** 2, odd)
+        found = np.stack([part.sum(1, dtype=np.float64) for part in parts])
+        self._squares = found if self._squares is None else self._squares + found
+
+    def end(self) -> float:
+        """Returns the sum over these rows."""
+        assert self._squares is not None
+        live, candidate, apart, odd = self._squares
+        self._squares = None
+        lengths, distance = np.sqrt(live) + np.sqrt(candidate), np.sqrt(apart)
+        shares = np.divide(distance, lengths, out=np.zeros_like(distance), where=lengths > 0)
+        shares[odd > 0] = 1.0
+        return float(shares.sum())
+
+
+def _rows(array: Array) -> Array:
+    """Returns an array as rows of numbers: [rows, columns]."""
+    return array.reshape((array.shape[0], -1) if array.ndim > 1 else (-1, 1))
+
+
+def _pieces(
+    live: Array, candidate: Array, *, whole_rows: bool = False
+) -> Iterator[tuple[bool, Array, Array]]:
+    """Yields both in pieces of rows, or of columns of one row, and if the rows end there."""
+    count, columns = live.shape
+    width = columns if whole_rows else min(columns, PIECE_ELEMENTS)
+    height = max(1, PIECE_ELEMENTS // width)
+    for row in range(0, count, height):
+        for column in range(0, columns, width):
+            piece = slice(row, row + height), slice(column, column + width)
+            yield column + width >= columns, live[piece], candidate[piece]
+
+
+def _numbers(array: Array, is_bf16: bool) -> Array:
+    return bf16_numbers(array) if is_bf16 else array
 
 
 def _floats(array: Array) -> _Floats:

@@ -8,7 +8,6 @@ growing share keeps the keys that had the candidate before.
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 
 from model_store.rollouts.traffic import Rollout, Split
 from services.queueing.records import SequenceStep
@@ -49,31 +48,44 @@ class SequenceVersions:
     """Remembers the version of each open sequence, so that a growing share moves none.
 
     A step that another process has not seen before is drawn by the hash of its sequence's id, so
-    processes agree as long as the share stays.
+    processes agree as long as the share stays. Each rollout and each split draws anew.
     """
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        """Version, and `time.monotonic()` second at which it ends, by route and sequence."""
 
-    def version(
-        self, model: str, step: SequenceStep, idle_s: float, draw: Callable[[], int]
-    ) -> int:
-        """Returns the version of a step.
+    def known(self, route_id: str, step: SequenceStep) -> int | None:
+        """Returns the version that has the state of a step; None if it begins or is not known.
 
         Args:
-            model: the model's name.
+            route_id: id of the rollout or the split.
+            step: place in the sequence.
+        """
+        found = None if step.is_start else self._open.get((route_id, step.id))
+        return found[0] if found is not None and time.monotonic() < found[1] else None
+
+    def keep(self, route_id: str, step: SequenceStep, idle_s: float, version: int) -> None:
+        """Remembers the version that gets a step, until the last one.
+
+        Args:
+            route_id: id of the rollout or the split.
             step: place in the sequence.
             idle_s: time without a step after which the sequence ends.
-            draw: draws the version of a new one.
+            version: the version that gets the step, which may be another than was drawn.
         """
-        key, now = (model, step.id), time.monotonic()
-        known = None if step.is_start else self._open.get(key)
-        version = known[0] if known is not None and now < known[1] else draw()
+        key = route_id, step.id
         if step.is_end:
             self._open.pop(key, None)
-        else:
-            self._open[key] = version, now + idle_s
+            return
+        self._open[key] = version, time.monotonic() + idle_s
+        self._open.move_to_end(key)
+        if len(self._open) > MAX_OPEN_SEQUENCES:
+            self._open.popitem(last=False)
+
+    def renew(self, route_id: str, step: SequenceStep, idle_s: float) -> None:
+        """Counts the idle time from now: the step is answered."""
+        key = route_id, step.id
+        if (found := self._open.get(key)) is not None:
+            self._open[key] = found[0], time.monotonic() + idle_s
             self._open.move_to_end(key)
-            if len(self._open) > MAX_OPEN_SEQUENCES:
-                self._open.popitem(last=False)
-        return version

@@ -6,6 +6,8 @@ Rules:
 - a request is mirrored only while no caller's request waits for either version; it has the
   priority of jobs, so that it runs in idle slots of the device, and no caller's permit or queue;
 - at most `MOST_IN_FLIGHT` and `MOST_IN_FLIGHT_BYTES` are in flight; further ones are dropped;
+- a request that its candidate does not answer within `WITHIN_S` failed there, unless callers'
+  requests kept it from running;
 - steps of sequences and streams of answers are not mirrored: they are dropped whole;
 - a fault here reaches no caller; comparing happens in a thread of low priority.
 """
@@ -23,8 +25,8 @@ import msgspec
 from flambeau.protocol.tensors import Array
 from services.errors import BackendError, DeadlineExceededError, ServingError
 from services.gateway.admission import Admission, InferCall
-from services.gateway.traffic.answer_comparison import Judged, Task, compared, numbers_of
-from services.gateway.traffic.shown_tensors import shown
+from services.gateway.traffic.answer_comparison import Judged, Task, bf16_of, compared
+from services.gateway.traffic.shown_tensors import Redacts, shown
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
 from services.queueing.records import InferReply, Lane
@@ -36,7 +38,7 @@ logger = logging.getLogger("flambeau.mirrors")
 MOST_IN_FLIGHT = 16
 """A batch of idle slots; more would delay the next caller's request for longer."""
 MOST_IN_FLIGHT_BYTES = 32 * 2**20
-"""Inputs and live answers of those in flight; the edge's own budget no longer counts them."""
+"""Inputs and answers of those in flight; the edge's own budget no longer counts them."""
 MOST_TEXTS = 4096
 """BYTES elements of a request that is mirrored: they are counted one by one."""
 WITHIN_S = 30.0
@@ -69,13 +71,15 @@ class Target(NamedTuple):
 class _InFlight:
     """A mirrored request. Its live answer is kept until both are compared."""
 
-    __slots__ = ("call", "entry", "lane", "nbytes", "reply", "target")
+    __slots__ = ("call", "entry", "is_held_up", "lane", "nbytes", "reply", "target")
 
     def __init__(
         self, target: Target, call: InferCall, reply: InferReply, lane: Lane, nbytes: int
     ) -> None:
         self.target, self.call, self.reply, self.lane = target, call, reply, lane
         self.nbytes = nbytes
+        self.is_held_up = False
+        """True if callers' requests waited for a device meanwhile."""
         self.entry: Entry | None = None
 
 
@@ -86,7 +90,7 @@ class Mirrors:
         admission: checks them as others.
         queue: queue that they go to.
         metrics: counts pairs, and what was dropped.
-        redacts: True for a tensor of a model whose values must not be kept.
+        redacts: says which values of pairs must not be kept.
     """
 
     def __init__(
@@ -94,7 +98,7 @@ class Mirrors:
         admission: Admission,
         queue: MemoryQueue,
         metrics: Metrics,
-        redacts: Callable[[str, str], bool] = lambda _model, _tensor: False,
+        redacts: Redacts = lambda _model, _tensor, _datatype: False,
     ) -> None:
         self._admission, self._queue, self._metrics = admission, queue, metrics
         self._redacts = redacts
@@ -118,6 +122,16 @@ class Mirrors:
         """Counts a request that is not mirrored."""
         self._metrics.dropped_mirrors.labels(model, str(target.version), reason).inc()
         target.drop(reason)
+
+    def see(self, lane: Lane) -> None:
+        """Notes whether callers' requests wait for a version that has just answered one."""
+        if not self._in_flight:
+            return
+        mirrored = sum(one.lane == lane for one in self._in_flight)
+        intake = self._queue.with_room(lane)
+        if intake is None or intake.waiting > mirrored:
+            for one in self._in_flight:
+                one.is_held_up = True
 
     def abandon(self) -> None:
         """Drops all that are in flight: the process drains."""
@@ -177,13 +191,15 @@ class Mirrors:
             return
         reason = ""
         if isinstance(outcome, DeadlineExceededError):
-            reason = "expired"
+            reason = "expired" if one.is_held_up else ""
         elif isinstance(outcome, ServingError) and not isinstance(outcome, BackendError):
             reason = "refused"
         elif isinstance(outcome, InferReply) and (not outcome.is_last or not outcome.outputs):
             reason = "stream"
             if one.entry is not None:
                 one.entry.cancel()
+        elif isinstance(outcome, InferReply):
+            reason = self._why_too_large(one, _bytes_of(outcome.outputs.values()))
         if reason:
             self._over(one)
             self.drop(one.target, one.call.model, reason)
@@ -193,6 +209,16 @@ class Mirrors:
         compare = partial(_pair, one.target, one.call, one.reply, outcome, self._redacts)
         work = asyncio.get_running_loop().run_in_executor(self._thread, compare)
         work.add_done_callback(partial(self._compared, one))
+
+    def _why_too_large(self, one: _InFlight, nbytes: int) -> str:
+        """Counts the candidate's answer beside the live one; returns why it is not compared."""
+        if one.nbytes + nbytes > MOST_IN_FLIGHT_BYTES:
+            return "too_large"
+        if self._bytes + nbytes > MOST_IN_FLIGHT_BYTES:
+            return "in_flight"
+        one.nbytes += nbytes
+        self._bytes += nbytes
+        return ""
 
     def _compared(self, one: _InFlight, work: "asyncio.Future[Pair]") -> None:
         self._over(one)
@@ -213,14 +239,16 @@ def _pair(
     call: InferCall,
     live: InferReply,
     outcome: Outcome,
-    redacts: Callable[[str, str], bool],
+    redacts: Redacts,
 ) -> Pair:
     """Compares both answers, in the thread."""
     candidate_s: float | None = None
     judged, error = Judged(1.0, 0.0, False), ""
     if isinstance(outcome, InferReply):
         candidate_s = outcome.execution_s
-        judged = compared(numbers_of(live), numbers_of(outcome), target.task)
+        judged = compared(
+            live.outputs, outcome.outputs, target.task, bf16_of(live), bf16_of(outcome)
+        )
     else:
         error = f"{type(outcome).__name__}: {outcome}"
     show = partial(shown, call.model, redacts=redacts)

@@ -8,37 +8,22 @@ Rules:
 - a version that is not ready here, or does not take the request, is answered for by the live one;
   only the latter is a failure of the version, and neither counts as one of the live version;
 - the caller has its answer before anything is counted, and a fault here reaches no caller;
-- a failure is one of the version's own: of its backend, its queue, or its time. Refusals that are
-  the same for all versions, wrong requests and lost connections are not counted;
+- a failure is one of the version's own (`routed_call.py`);
 - the steps of a sequence keep one version.
 """
 
-import logging
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from flambeau.protocol.signature import Signature
 from model_store.rollouts.traffic import Rollout, Shadow, Split, Traffic
-from services.errors import (
-    BackendError,
-    DeadlineExceededError,
-    OverloadedError,
-    QueueFullError,
-    ServingError,
-    WouldMissDeadlineError,
-)
+from services.errors import ServingError
 from services.gateway.admission import Admission, InferCall, KeyOf
-from services.gateway.traffic.answer_comparison import (
-    Task,
-    has_nan,
-    numbers_of,
-    output_of,
-    task_of,
-)
+from services.gateway.traffic.answer_comparison import Task, task_of
 from services.gateway.traffic.draw import (
     SequenceVersions,
     point_of,
@@ -46,21 +31,13 @@ from services.gateway.traffic.draw import (
     split_version,
 )
 from services.gateway.traffic.mirrors import Mirrors, Pair, Target
+from services.gateway.traffic.routed_call import Counted, RoutedCall
+from services.gateway.traffic.shown_tensors import Redacts
 from services.queueing.directory import LIVE_ALIAS
-from services.queueing.memory_queue import Done, MemoryQueue, Outcome
-from services.queueing.records import InferReply
-from services.rollouts.evidence.evidence import Version
+from services.queueing.memory_queue import MemoryQueue
 from services.rollouts.traffic_counts import USUAL_RATIO, Comparison, TrafficCounts
 from services.telemetry.metrics import Metrics
 
-logger = logging.getLogger("flambeau.traffic")
-
-_OF_VERSION = (BackendError, DeadlineExceededError, QueueFullError, WouldMissDeadlineError)
-"""Errors that are a version's own. A wrong input that a model refuses is among them: it is as
-frequent for each version, unless one refuses more."""
-
-Counted = tuple[Comparison, float, Version]
-"""Where a request is counted: the counts, the candidate's share, and which of the two it is."""
 _NOTHING: tuple[Counted, ...] = ()
 _NO_TARGETS: Sequence[Target] = ()
 
@@ -77,94 +54,6 @@ class _Plan(NamedTuple):
     """Where a request is counted, by the version that is drawn."""
     mirrored: Sequence[tuple[float, Target]]
     """Share of the live version's requests, and where they are repeated."""
-
-
-class RoutedCall:
-    """A request on its way to the version that was drawn.
-
-    Attributes:
-        call: the request, with a version unless the live one has it.
-    """
-
-    __slots__ = (
-        "_began", "_counted", "_done", "_is_failed", "_is_over", "_mirrors", "_nan", "_output",
-        "_seconds", "_targets", "_task", "call",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        call: InferCall,
-        task: Task,
-        counted: Sequence[Counted],
-        targets: Sequence[Target],
-        mirrors: Mirrors,
-    ) -> None:
-        self.call = call
-        self._task, self._counted, self._targets, self._mirrors = task, counted, targets, mirrors
-        self._began = time.monotonic()
-        self._seconds = -1.0
-        """Time until the first answer: how fast a caller reads the others says nothing."""
-        self._done: Done
-        self._is_failed = self._is_over = self._nan = False
-        self._output: int | None = None
-
-    def watched(self, done: Done) -> Done:
-        """Returns a callback that calls another one, and then counts."""
-        self._done = done
-        return self._replied
-
-    def unwritable(self, error: ServingError) -> None:
-        """Handles an answer that its edge could not write: a handler's failure, for example."""
-        if error.http_status >= 500 and not isinstance(error, OverloadedError):
-            self._is_failed = True
-
-    def timed_out(self) -> None:
-        """Handles a caller that waits no longer because its deadline has passed."""
-        self._is_failed = True
-        self._end()
-
-    def _replied(self, outcome: Outcome) -> None:
-        if self._seconds < 0:
-            self._seconds = time.monotonic() - self._began
-        self._done(outcome)
-        try:
-            if isinstance(outcome, InferReply):
-                self._answered(outcome)
-            elif isinstance(outcome, _OF_VERSION):
-                self._is_failed = True
-                self._end()
-        except Exception:  # it must not harm other requests of its batch
-            logger.exception("the outcome of a request could not be counted")
-
-    def _answered(self, reply: InferReply) -> None:
-        if self._counted:
-            outputs = numbers_of(reply)
-            self._nan = self._nan or has_nan(outputs.values())
-            if self._output is None:
-                self._output = output_of(outputs, self._task)
-        if not reply.is_last:
-            return
-        self._end()
-        is_whole = reply.number == 0 and bool(reply.outputs)
-        for target in self._targets:
-            if is_whole:
-                self._mirrors.offer(target, self.call, reply)
-            else:
-                self._mirrors.drop(target, self.call.model, "stream")
-
-    def _end(self) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        for comparison, share, version in self._counted:
-            comparison.count(
-                share,
-                version,
-                self._seconds,
-                failed=self._is_failed,
-                nan=self._nan,
-                output=self._output,
-            )
 
 
 class TrafficRouter:
@@ -186,7 +75,7 @@ class TrafficRouter:
         admission: Admission,
         queue: MemoryQueue,
         metrics: Metrics,
-        redacts: Callable[[str, str], bool] = lambda _model, _tensor: False,
+        redacts: Redacts = lambda _model, _tensor, _datatype: False,
     ) -> None:
         self.counts = TrafficCounts()
         self.mirrors = Mirrors(admission, queue, metrics, redacts)
@@ -216,40 +105,57 @@ class TrafficRouter:
         if plan is None or plan.changes != changes:
             plan = _plan(traffic, signature, live, self.counts, changes)
             self._plans[call.model] = plan
-        version, counted = live, _NOTHING
+        version, counted, refused, renew = live, _NOTHING, _NOTHING, None
         if plan.route is not None:
-            version = self._drawn(call, plan.route, signature, key_of)
+            version = self._drawn(call, plan, signature, key_of)
             counted = plan.counted[version]
             if version != live and (reason := self._why_not(call, version)):
-                if reason == "refused_inputs":
-                    for comparison, share, kind in counted:
-                        comparison.count(share, kind, 0.0, failed=True)
+                refused = counted if reason == "refused_inputs" else _NOTHING
                 version, counted = live, _NOTHING
+            renew = self._kept(call, plan.route, signature, version)
         targets = _NO_TARGETS
         if version != live:
             call = msgspec.structs.replace(call, version=str(version))
         elif plan.mirrored:
             drawn = (target for share, target in plan.mirrored if random.random() < share)  # noqa: S311
             targets = list(drawn)
-        if not counted and not targets and version == live:
+        if not (counted or refused or targets or renew) and version == live:
             return None
-        return RoutedCall(call, plan.task, counted, targets, self.mirrors)
+        return RoutedCall(
+            call,
+            plan.task,
+            counted,
+            targets,
+            self.mirrors,
+            limit_s=self._admission.request_timeout_s,
+            refused=refused,
+            renew=renew,
+        )
 
-    def _drawn(
-        self, call: InferCall, route: Rollout | Split, signature: Signature, key_of: KeyOf
-    ) -> int:
+    def _drawn(self, call: InferCall, plan: _Plan, signature: Signature, key_of: KeyOf) -> int:
         """Draws by the sequence, or by the key, or else at random."""
-        step, sequences = call.sequence, signature.sequence
-        if step is not None and sequences is not None:
-            point = point_of(route.id, f"sequence {step.id}")
-            return self._sequences.version(
-                call.model, step, sequences.max_idle_s, lambda: _version_at(route, point)
-            )
+        step, route = call.sequence, plan.route
+        assert route is not None
+        if step is not None and signature.sequence is not None:
+            known = self._sequences.known(route.id, step)
+            if known is not None and known in plan.counted:
+                return known
+            return _version_at(route, point_of(route.id, f"sequence {step.id}"))
         if route.sticky:
             source, _, name = route.sticky.partition(":")
             if key := key_of(source, name):
                 return _version_at(route, point_of(route.id, key))
         return _version_at(route, random.random())  # noqa: S311
+
+    def _kept(
+        self, call: InferCall, route: Rollout | Split, signature: Signature, version: int
+    ) -> Callable[[], None] | None:
+        """Remembers the version that gets a step; returns what to call once it is answered."""
+        step, sequences = call.sequence, signature.sequence
+        if step is None or sequences is None:
+            return None
+        self._sequences.keep(route.id, step, sequences.max_idle_s, version)
+        return partial(self._sequences.renew, route.id, step, sequences.max_idle_s)
 
     def _why_not(self, call: InferCall, version: int) -> str:
         """Returns why a version cannot have a request; empty if it can."""
@@ -305,7 +211,8 @@ def _of_split(split: Split, counts: TrafficCounts) -> dict[int, tuple[Counted, .
     first, *others = split.arms
     found: dict[int, tuple[Counted, ...]] = {first.version: ()}
     for arm in others:
-        comparison, share = counts.arm(split.id, arm.version), arm.share / (arm.share + first.share)
+        comparison = counts.arm(split.id, arm.version, len(others))
+        share = arm.share / (arm.share + first.share)
         found[arm.version] = ((comparison, share, "candidate"),)
         found[first.version] += ((comparison, share, "live"),)
     return found

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from model_store.rollouts.traffic import Shadow, Traffic
+from services.queueing.directory import Directory
 from services.queueing.fleet import (
     AnnouncedArtifact,
     AnnouncedVersion,
@@ -13,7 +14,10 @@ from services.queueing.fleet import (
     announced_traffic,
     fleet_view,
 )
+from services.queueing.fleet_directory import FleetDirectory
+from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane, ServedArtifact, ServedVersion
+from tests.fixtures.queue_ends import Shelf
 
 ONE, TWO = Lane("m", 1), Lane("m", 2)
 
@@ -175,11 +179,11 @@ def sharing(generation: int, traffic: Traffic | None) -> Announcement:
     [
         ([(1, TRAFFIC)], {"m": TRAFFIC}),
         ([(1, None), (2, TRAFFIC)], {"m": TRAFFIC}),
-        ([(2, None), (1, TRAFFIC)], {}),
+        ([(2, None), (1, TRAFFIC)], {"m": None}),
     ],
 )
 def test_traffic_is_that_of_the_newest_pointers(
-    said: list[tuple[int, Traffic | None]], found: dict[str, Traffic]
+    said: list[tuple[int, Traffic | None]], found: dict[str, Traffic | None]
 ) -> None:
     assert fleet_view([sharing(*one) for one in said]).traffic == found
     assert fleet_view([sharing(*one) for one in reversed(said)]).traffic == found
@@ -188,7 +192,7 @@ def test_traffic_is_that_of_the_newest_pointers(
 def test_traffic_of_a_newer_release_is_left_out() -> None:
     said = Announcement("w", True, (version(ONE),), {"m": (1, 1)}, traffic={"m": '{"new": 1}'})
     view = fleet_view([said])
-    assert view.traffic == {}
+    assert view.traffic == {"m": None}
     assert view.versions
 
 
@@ -197,3 +201,26 @@ def test_announced_traffic_is_that_of_the_models_here() -> None:
     said = msgspec.msgpack.decode(encoded, type=Announcement)
     assert fleet_view([said]).traffic == {"m": TRAFFIC}
     assert announced_traffic({"m": TRAFFIC, "n": TRAFFIC}, ["m"]).keys() == {"m"}
+
+
+def loading(traffic: Traffic | None = None) -> Announcement:
+    """Returns the announcement of a worker that has just started."""
+    said = {"m": traffic.model_dump_json()} if traffic is not None else {}
+    return Announcement("w", False, (version(ONE, "loading"),), {}, traffic=said)
+
+
+def test_traffic_of_a_model_that_no_worker_has_live_is_what_one_says_or_unknown() -> None:
+    assert fleet_view([loading()]).traffic == {}
+    assert fleet_view([loading(TRAFFIC), loading()]).traffic == {"m": TRAFFIC}
+    assert fleet_view([loading(TRAFFIC), sharing(1, None)]).traffic == {"m": None}
+
+
+def test_traffic_stays_while_the_workers_restart() -> None:
+    directory, queue = Directory(), MemoryQueue(8)
+    followed = FleetDirectory(directory, queue, lambda _: Shelf())
+    followed.apply(fleet_view([sharing(1, TRAFFIC)]))
+    for said in ([loading()], [], [loading()], [sharing(1, TRAFFIC)]):
+        followed.apply(fleet_view(said))
+        assert directory.traffic("m") == TRAFFIC
+    followed.apply(fleet_view([sharing(2, None)]))
+    assert directory.traffic("m") is None

@@ -10,7 +10,12 @@ from services.rollouts import shadow_figures
 from services.rollouts.evidence.errors import InvalidEvidenceError
 from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.shadow_figures import KeptPair, ShadowFigures
-from services.rollouts.traffic_counts import MOST_LATENCIES_A_BLOCK, Comparison, TrafficCounts
+from services.rollouts.traffic_counts import (
+    FORGOTTEN_AFTER_S,
+    MOST_LATENCIES_A_BLOCK,
+    Comparison,
+    TrafficCounts,
+)
 
 
 def pair(disagreement: float, request_id: str = "r") -> KeptPair:
@@ -47,6 +52,17 @@ def test_latencies_of_one_block_are_paired(candidate: int, live: int) -> None:
     assert latencies(comparison.evidence, "live") == pairs
 
 
+@pytest.mark.parametrize(("live_s", "patience_s"), [([], 5), ([0.01], 1), ([0.1, 0.2, 9], 4)])
+def test_patience_follows_the_live_version(live_s: list[float], patience_s: float) -> None:
+    comparison = Comparison()
+    comparison.count(0.5, "candidate", 60)
+    for seconds in live_s:
+        comparison.count(0.5, "live", seconds)
+    comparison.end_block()
+    comparison.end_block()
+    assert comparison.patience_s == pytest.approx(patience_s)
+
+
 def test_failure_has_no_latency() -> None:
     comparison = Comparison()
     comparison.count(0.1, "candidate", 0.001, failed=True)
@@ -60,7 +76,8 @@ def test_failure_has_no_latency() -> None:
 
 
 def test_snapshot_is_a_copy_and_what_ended_is_forgotten() -> None:
-    counts = TrafficCounts()
+    now = 7.0
+    counts = TrafficCounts(lambda: now)
     counts.comparison("a").count(0.5, "live", 0.01)
     counts.arm("s", 2).count(0.5, "candidate", 0.01)
     counts.shadow("b", 3).drop("busy")
@@ -76,7 +93,15 @@ def test_snapshot_is_a_copy_and_what_ended_is_forgotten() -> None:
     assert shadows["b"].dropped == {"busy": 1}
     assert list(counts.ids) == ["a", "s", "b"]
     counts.keep_only(["b"])
-    assert list(counts.ids) == ["b"]
+    now += FORGOTTEN_AFTER_S - 1
+    counts.keep_only(["b", "s"])
+    assert list(counts.ids) == ["a", "s", "b"]
+    now += 1
+    counts.keep_only(["b"])
+    assert list(counts.ids) == ["s", "b"]
+    now += FORGOTTEN_AFTER_S
+    counts.keep_only([])
+    assert not counts.ids
 
 
 PAIRS = st.lists(st.tuples(st.floats(0, 1), st.floats(0.001, 10), st.booleans()), max_size=20)

@@ -1,5 +1,9 @@
 """Comparisons of answers, by task."""
 
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -77,9 +81,74 @@ def test_output_is_the_class_or_the_score_of_the_first_row() -> None:
     assert output_of({"y": np.array([[0.25, 1]], np.float32)}, Task()) is None
 
 
+def bf16_of(numbers: Array) -> Array:
+    """Returns the bit patterns of numbers."""
+    return (numbers.astype("<f4").view("<u4") >> 16).astype("<u2")
+
+
 def test_nan_is_found_in_large_answers_too() -> None:
     large = np.zeros(100_000, np.float32)
-    assert not has_nan([large, np.zeros(3, np.int64), object_array([b"nan"])])
+    others: dict[str, Array] = {
+        "y": large,
+        "ids": np.zeros(3, np.int64),
+        "texts": object_array([b"nan"]),
+    }
+    assert not has_nan(others)
     large[:] = np.nan
-    assert has_nan([large])
-    assert has_nan([np.array([1, np.inf], np.float16)])
+    assert has_nan(others)
+    assert has_nan({"y": np.array([1, np.inf], np.float16)})
+    assert has_nan({"y": bf16_of(large)}, ["y"])
+    assert has_nan({"y": large.reshape(250, 400).T})
+
+
+@contextmanager
+def takes_at_most(most_bytes: int) -> Iterator[None]:
+    """Checks the memory that is allocated meanwhile."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("task", [Task(), CLASSES, SCORES])
+def test_large_answers_are_looked_at_without_a_copy(task: Task) -> None:
+    """A copy of 16 MiB keeps the event loop for 10 ms or more."""
+    patterns = np.ones((2**21, 3), "<u2") if task is CLASSES else np.ones((2**22, 1), "<u2")
+    answers: list[dict[str, Array]] = [{"y": patterns}, {"y": np.ones((3, 2**20), "<f4").T}]
+    with takes_at_most(2**20):
+        for answer, bf16 in zip(answers, (["y"], []), strict=True):
+            assert not has_nan(answer, bf16)
+            output_of(answer, task, bf16)
+
+
+@pytest.mark.parametrize("shape", [(2, 2**21), (2**22,), (2**20, 4)])
+@pytest.mark.parametrize("task", [Task(), Task("classes", 4), SCORES])
+def test_large_answers_are_compared_in_pieces(shape: tuple[int, ...], task: Task) -> None:
+    rng = np.random.default_rng(0)
+    live, other = (rng.standard_normal(shape, np.float32) for _ in range(2))
+    with takes_at_most(16 * 2**20):
+        found = compared({"y": live}, {"y": other}, task)
+    one, two = (x.astype(np.float64).reshape(shape[0], -1) for x in (live, other))
+    lengths = np.linalg.norm(one, axis=1) + np.linalg.norm(two, axis=1)
+    wanted = float((np.linalg.norm(one - two, axis=1) / lengths).mean())
+    if task.kind == "classes" and shape[-1] == 4:
+        wanted = float((one.argmax(1) != two.argmax(1)).mean())
+    if task.kind == "scores" and len(shape) == 1:
+        wanted = float(np.clip(np.abs(one - two), 0, 1).mean())
+    assert found.disagreement == pytest.approx(wanted)
+    assert found.difference == pytest.approx(float(np.abs(one - two).max()))
+
+
+def test_bit_patterns_are_compared_as_numbers() -> None:
+    numbers = np.array([[1.0, 2.0, 4.0]], np.float32)
+    live, other = {"y": bf16_of(numbers)}, {"y": numbers}
+    assert compared(live, other, Task(), ["y"]) == (0.0, 0.0, False)
+    assert compared(other, live, CLASSES, (), ["y"]) == (0.0, 0.0, False)
+    assert output_of(live, CLASSES, ["y"]) == 2
+
+
+def test_numbers_and_texts_of_one_shape_disagree() -> None:
+    texts = {"y": object_array([b"a"])}
+    assert compared({"y": np.zeros(1)}, texts, Task()).disagreement == 1

@@ -83,18 +83,31 @@ def test_point_draws_the_arm_whose_share_it_is_in(weights: list[int], point: flo
     assert point < before + arms[drawn - 1].share + 1e-9
 
 
-def test_open_sequence_keeps_its_version_as_the_share_grows() -> None:
-    versions = SequenceVersions()
-    begin, middle = SequenceStep("s", is_start=True), SequenceStep("s")
-    assert versions.version("m", begin, 60, lambda: 1) == 1
-    assert versions.version("m", middle, 60, lambda: 2) == 1
-    assert versions.version("m", SequenceStep("s", is_end=True), 60, lambda: 2) == 1
-    assert versions.version("m", middle, 60, lambda: 2) == 2
+BEGIN, MIDDLE = SequenceStep("s", is_start=True), SequenceStep("s")
+END = SequenceStep("s", is_end=True)
 
 
-def test_sequence_that_begins_again_or_was_idle_is_drawn_anew() -> None:
+def test_open_sequence_keeps_its_version_to_its_end() -> None:
     versions = SequenceVersions()
-    begin = SequenceStep("s", is_start=True)
-    assert versions.version("m", begin, 60, lambda: 1) == 1
-    assert versions.version("m", begin, 0, lambda: 2) == 2
-    assert versions.version("m", SequenceStep("s"), 60, lambda: 3) == 3
+    assert versions.known("route", MIDDLE) is None
+    versions.keep("route", BEGIN, 60, 1)
+    assert versions.known("route", MIDDLE) == versions.known("route", END) == 1
+    assert versions.known("route", BEGIN) is None
+    versions.keep("route", END, 60, 1)
+    assert versions.known("route", MIDDLE) is None
+
+
+def test_each_route_draws_its_sequences_anew() -> None:
+    versions = SequenceVersions()
+    versions.keep("route", BEGIN, 60, 1)
+    assert versions.known("other", MIDDLE) is None
+
+
+def test_sequence_is_idle_since_its_last_answer() -> None:
+    versions = SequenceVersions()
+    versions.keep("route", BEGIN, 0, 1)
+    assert versions.known("route", MIDDLE) is None
+    versions.renew("route", BEGIN, 60)
+    assert versions.known("route", MIDDLE) == 1
+    versions.renew("route", SequenceStep("never seen"), 60)
+    assert versions.known("route", SequenceStep("never seen")) is None

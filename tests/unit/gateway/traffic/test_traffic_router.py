@@ -1,6 +1,6 @@
 """Requests on their way to drawn versions: who answers, what is counted, what is mirrored."""
 
-import time
+import re
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,134 +11,27 @@ import pytest
 from msgspec import structs
 
 from flambeau.protocol.sequence_spec import Sequences
-from flambeau.protocol.signature import Signature
-from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split, Traffic
+from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split
 from services.errors import (
     BackendError,
     DeadlineExceededError,
-    ModelNotReadyError,
-    QueueUnavailableError,
     ServingError,
-    TooManyInFlightError,
 )
-from services.gateway.admission import Admission, InferCall, InputTensor
-from services.gateway.edges.rest_infer import REST
-from services.gateway.inference import Inference, InferencePath
-from services.gateway.request_accounting import RequestAccounting
 from services.gateway.traffic.mirrors import MOST_IN_FLIGHT, MOST_IN_FLIGHT_BYTES
-from services.gateway.traffic.traffic_router import TrafficRouter
-from services.queueing.directory import Directory
-from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
-from services.queueing.records import JOB_PRIORITY, InferReply, Lane, SequenceStep, ServedVersion
-from services.rollouts.evidence.evidence import Evidence
-from services.telemetry.metrics import Metrics
-from services.wire.body import Body
-from tests.fixtures.inferences import KeepingSink
-from tests.fixtures.queue_ends import Shelf
+from services.queueing.memory_queue import Entry
+from services.queueing.records import JOB_PRIORITY, InferReply, SequenceStep, ServedVersion
+from services.rollouts.traffic_counts import MOST_LATENCIES_A_BLOCK
+from tests.fixtures.drawn_traffic import (
+    ALWAYS,
+    CANDIDATE,
+    LIVE,
+    SIGNATURE,
+    Place,
+    counts_of,
+    rollout,
+)
 from tests.fixtures.redis_servers import until
 from tests.fixtures.signatures import one_to_one
-
-SIGNATURE = one_to_one((4,), rows=8)
-LIVE, CANDIDATE = Lane("m", 1), Lane("m", 2)
-ALWAYS = 0.999999
-"""Share of a candidate that gets all requests of a test."""
-
-
-class Sink(KeepingSink):
-    """Decodes a call that a test has made, and knows a header."""
-
-    def __init__(self, call: InferCall, user: str) -> None:
-        super().__init__()
-        self.call, self.user = call, user
-        self.inference: Inference | None = None
-
-    def part(self, reply: InferReply) -> None:
-        super().part(reply)
-        if reply.is_last and self.inference is not None:
-            self.inference.answered(reply)
-
-    def decode(self, body: Body, caller: Any) -> InferCall:
-        return self.call
-
-    def key(self, source: str, name: str) -> str:
-        return self.user if (source, name) == ("header", "x-user") else ""
-
-
-class Place:
-    """A gateway of versions 1, which is live, and 2, whose requests stay on shelves."""
-
-    def __init__(self, *signatures: Signature, limit: int = 1000) -> None:
-        self.directory, self.queue = Directory(), MemoryQueue(1000)
-        self.metrics = Metrics("0")
-        self.shelves = {LIVE: Shelf(), CANDIDATE: Shelf()}
-        for lane, signature in zip(self.shelves, signatures or (SIGNATURE, SIGNATURE), strict=True):
-            self.directory.announce(ServedVersion(lane=lane, state="ready", signature=signature))
-            self.queue.open(lane, self.shelves[lane])
-        self.directory.make_live(LIVE)
-        self.directory.set_aliases("m", {"production": 1})
-        self.admission = Admission(
-            self.directory, self.queue, self.metrics,
-            max_in_flight_requests=limit, request_timeout_s=60,
-        )  # fmt: skip
-        self.router = self.admission.router = TrafficRouter(
-            self.admission, self.queue, self.metrics
-        )
-        accounting = RequestAccounting(self.metrics, self.directory, access_log=False)
-        self.path = InferencePath(REST, self.admission, accounting)
-
-    def share(self, **fields: Any) -> None:
-        self.directory.set_traffic("m", Traffic(**fields))
-
-    def begin(
-        self,
-        version: str = "",
-        *,
-        user: str = "",
-        columns: int = 4,
-        sequence: SequenceStep | None = None,
-    ) -> tuple[Inference, Sink]:
-        array = np.ones((1, columns), np.float32)
-        call = InferCall(
-            request_id="r",
-            model="m",
-            version=version,
-            inputs=[InputTensor(name="x", datatype="FP32", array=array)],
-            sequence=sequence,
-        )
-        sink = Sink(call, user)
-        inference = self.path.open(sink, time.monotonic(), "r", "m", version)
-        inference.begin(b"", None)
-        return inference, sink
-
-    def waiting(self) -> tuple[int, int]:
-        return self.shelves[LIVE].waiting, self.shelves[CANDIDATE].waiting
-
-    def answer(self, lane: Lane, outcome: ServingError | float = 1.0, **fields: Any) -> Entry:
-        """Answers the oldest request of a lane."""
-        entry = self.shelves[lane].entries.pop(0)
-        reply: Outcome
-        if isinstance(outcome, ServingError):
-            reply = outcome
-        else:
-            reply = InferReply(
-                lane=lane, outputs={"y": np.full((1, 4), outcome, np.float32)},
-                datatypes={"y": "FP32"}, batch_rows=1, queue_s=0.0, execution_s=0.01, **fields,
-            )  # fmt: skip
-        entry.finish(reply)
-        return entry
-
-    def counted(self, name: str, **labels: str) -> float:
-        labels = {"model": "m", "version": "2", **labels}
-        return self.metrics.registry.get_sample_value(f"flambeau_{name}_total", labels) or 0.0
-
-
-def rollout(share: float = ALWAYS, **fields: Any) -> Rollout:
-    return Rollout(candidate=2, baseline=1, steps=(share,), **{"mirrored": 0.0, **fields})
-
-
-def counts_of(evidence: Evidence) -> dict[str, int]:
-    """Returns the counts by version and name, without the share."""
-    return {"/".join(name.split("/")[2:]): count for name, count in evidence.counts.items()}
 
 
 @pytest.mark.parametrize("version", ["", "production"])
@@ -233,39 +126,6 @@ async def test_wrong_request_is_the_callers_fault() -> None:
     assert not place.router.counts.of(one.id).counts
 
 
-@pytest.mark.parametrize(
-    ("error", "is_counted"),
-    [
-        (BackendError("x"), True),
-        (DeadlineExceededError("x"), True),
-        (TooManyInFlightError("x"), False),
-        (QueueUnavailableError("x"), False),
-        (ModelNotReadyError("x"), False),
-    ],
-)
-@pytest.mark.parametrize("share", [ALWAYS, 0.000001])
-async def test_failures_of_a_version_are_counted(
-    error: ServingError, is_counted: bool, share: float
-) -> None:
-    place, one = Place(), rollout(share)
-    place.share(rollout=one)
-    _, sink = place.begin()
-    lane, name = (CANDIDATE, "candidate") if share == ALWAYS else (LIVE, "live")
-    place.answer(lane, error)
-    assert sink.errors == [error]
-    counts = counts_of(place.router.counts.of(one.id))
-    assert counts == ({f"{name}/requests": 1, f"{name}/errors": 1} if is_counted else {})
-
-
-async def test_caller_that_leaves_is_not_counted_and_one_whose_time_is_over_is() -> None:
-    place, one = Place(), rollout()
-    place.share(rollout=one)
-    place.begin()[0].cancel("499", ServingError("gone"))
-    assert not place.router.counts.of(one.id).counts
-    place.begin()[0].cancel("DEADLINE_EXCEEDED", DeadlineExceededError("late"))
-    assert counts_of(place.router.counts.of(one.id))["candidate/errors"] == 1
-
-
 async def test_nan_is_counted() -> None:
     place, one = Place(), rollout()
     place.share(rollout=one)
@@ -288,6 +148,24 @@ async def test_arms_of_a_split_are_compared_with_the_first() -> None:
             place.answer(lane)
     found = counts_of(place.router.counts.split_snapshot()[split.id][2])
     assert found == {"live/requests": live, "candidate/requests": candidate}
+
+
+async def test_arms_of_a_split_share_the_latencies_of_a_block() -> None:
+    """One answer of the first arm may end the blocks of all others."""
+    place = Place(SIGNATURE, SIGNATURE, SIGNATURE)
+    split = Split(name="s", arms=tuple(Arm(version=n, share=1 / 3) for n in (1, 2, 3)))
+    place.share(split=split)
+    place.begin()
+    arms = [place.router.counts.arm(split.id, version) for version in (2, 3)]
+    for _ in range(MOST_LATENCIES_A_BLOCK):
+        for arm in arms:
+            arm.count(0.5, "live", 0.01)
+            arm.count(0.5, "candidate", 0.01)
+    for arm in arms:
+        arm.end_block()
+        counts = arm.evidence.counts.items()
+        pairs = sum(n for name, n in counts if re.fullmatch("latency/.*/candidate/.*", name))
+        assert 0 < pairs <= MOST_LATENCIES_A_BLOCK // 2
 
 
 async def until_compared(place: Place, **labels: str) -> None:
@@ -385,6 +263,22 @@ async def test_too_large_requests_streams_and_steps_are_dropped_whole() -> None:
         assert place.waiting() == (0, 0)
 
 
+async def test_pair_whose_answers_are_too_large_is_dropped() -> None:
+    with shadowed() as (place, shadow):
+        place.begin()
+        place.answer(LIVE)
+        large = {"y": np.zeros(MOST_IN_FLIGHT_BYTES // 4, np.float32)}
+        entry = place.shelves[CANDIDATE].entries.pop()
+        entry.finish(
+            InferReply(
+                lane=CANDIDATE, outputs=large, datatypes={"y": "FP32"}, batch_rows=1, queue_s=0.0,
+                execution_s=0.0,
+            )
+        )  # fmt: skip
+        assert place.router.counts.shadow(shadow.id).dropped == {"too_large": 1}
+        assert place.admission.mirrored == 0
+
+
 async def test_candidate_that_is_not_ready_gets_no_mirrored_request() -> None:
     with shadowed() as (place, shadow):
         place.directory.announce(ServedVersion(lane=CANDIDATE, state="failed", reason="x"))
@@ -394,22 +288,35 @@ async def test_candidate_that_is_not_ready_gets_no_mirrored_request() -> None:
         assert place.router.counts.shadow(shadow.id).dropped == {"not_ready": 1}
 
 
-async def test_candidate_that_never_answers_is_dropped() -> None:
+async def test_candidate_that_never_answers_has_failed() -> None:
     with shadowed() as (place, shadow):
         place.begin()
         place.answer(LIVE)
         place.answer(CANDIDATE, DeadlineExceededError("x"))
-        assert place.router.counts.shadow(shadow.id).dropped == {"expired": 1}
+        await until_compared(place, result="failed")
+        figures = place.router.counts.shadow(shadow.id)
+        assert (figures.failed, figures.dropped) == (1, {})
 
 
-async def test_traffic_that_comes_back_is_counted_where_it_is_read() -> None:
-    """A gateway that loses its workers forgets the rollout, and hears of it again."""
+async def test_mirrored_request_that_callers_keep_from_running_has_not_failed() -> None:
+    with shadowed() as (place, shadow):
+        place.begin()
+        place.answer(LIVE)
+        for _ in range(2):
+            place.begin()
+        place.answer(LIVE)
+        place.answer(CANDIDATE, DeadlineExceededError("x"))
+        assert place.router.counts.shadow(shadow.id).dropped == {"busy": 1, "expired": 1}
+
+
+async def test_counts_go_on_when_traffic_comes_back() -> None:
+    """A gateway that loses its workers loses sight of the rollout, and hears of it again."""
     place, one = Place(), rollout()
-    for _ in range(2):
+    for count in (1, 2):
         place.share(rollout=one)
         place.begin()
         place.answer(CANDIDATE)
-        assert counts_of(place.router.counts.of(one.id)) == {"candidate/requests": 1}
+        assert counts_of(place.router.counts.of(one.id)) == {"candidate/requests": count}
         place.directory.set_traffic("m", None)
         place.router.counts.keep_only([])
 
@@ -419,7 +326,6 @@ async def test_inputs_are_freed_without_the_garbage_collector(ending: str) -> No
     place = Place()
     place.share(rollout=rollout())
     inference, sink = place.begin()
-    sink.inference = inference
     gone = weakref.ref(sink.call.inputs[0].array)
     if ending == "cancelled":
         inference.cancel("499", ServingError("gone"))
