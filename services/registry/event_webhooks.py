@@ -16,7 +16,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -94,25 +93,21 @@ class EventWebhooks:
         self._pauses_s = pauses_s
         self._telling = asyncio.Semaphore(MAX_TELLING)
         self._calling = asyncio.Semaphore(AT_ONCE)
-        self._threads = ThreadPoolExecutor(AT_ONCE, "webhook")
         self._later: dict[tuple[str, str], tuple[float, Event]] = {}
         self._forgotten_s = 0.0
 
     async def run(self) -> None:
         """Tells events until cancelled."""
         after = str(int((time.time() - MAX_AGE_S) * 1e6))
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                while True:
-                    try:
-                        after = await self._follow(after, tasks)
-                    except InvalidRequestError:  # events after it are no longer kept
-                        after = "0"
-                    except ServingError as error:
-                        logger.warning("webhooks wait", extra={"reason": str(error)})
-                        await asyncio.sleep(AGAIN_S)
-        finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                try:
+                    after = await self._follow(after, tasks)
+                except InvalidRequestError:  # events after it are no longer kept
+                    after = "0"
+                except ServingError as error:
+                    logger.warning("webhooks wait", extra={"reason": str(error)})
+                    await asyncio.sleep(AGAIN_S)
 
     async def _follow(self, after: str, tasks: asyncio.TaskGroup) -> str:
         """Tells the events after one; returns the last, once the feed has cut this reader off."""
@@ -174,12 +169,12 @@ class EventWebhooks:
     async def _call(self, event: Event, url: str) -> int:
         kind = f"registry.{event.document['kind']}"
         document = {"type": kind, "timestamp": event.document["at"], "data": event.document}
-        body, status, loop = orjson.dumps(document), 0, asyncio.get_running_loop()
+        body, status = orjson.dumps(document), 0
         for pause_s in self._pauses_s:
             await asyncio.sleep(pause_s)
-            post = self._targets.calls.post
-            async with self._calling:
-                status = await loop.run_in_executor(self._threads, post, url, event.id, body)
+            calls = self._targets.calls
+            async with calls.turn(url), self._calling:
+                status = await calls.post(url, event.id, body)
             if 200 <= status < 300:
                 break
         return status
