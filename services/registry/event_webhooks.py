@@ -219,7 +219,8 @@ class EventWebhooks:
             await asyncio.sleep(pause_s)
             async with calls.turn(url), self._calling:
                 if time.monotonic() - claimed_s >= RENEW_S:
-                    if not await self._in_thread(lambda: self._renew(path)):
+                    is_renewed: bool = await self._in_thread(lambda: self._renew(path))
+                    if not is_renewed:
                         return None
                     claimed_s = time.monotonic()
                 status = await calls.post(url, event.id, body)

@@ -6,12 +6,15 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from model_store.document import SMALL
+from model_store.errors import ConflictError
 from model_store.records import events as events_module
 from model_store.records.annotations import annotate
 from model_store.records.deletion import delete_version
@@ -19,7 +22,9 @@ from model_store.records.events import EventScan, event_document, event_of, firs
 from model_store.store import ModelStore
 from services.errors import (
     InvalidRequestError,
+    OverloadedError,
     ShuttingDownError,
+    StoreUnavailableError,
     TooManyInFlightError,
     UnauthenticatedError,
     UnreadAnswersError,
@@ -255,3 +260,80 @@ def test_a_damaged_record_tells_nothing(place: ModelStore, folder: Path) -> None
     assert [one["kind"] for one in documents if one is not None] == [
         "pushed", "promoted", "annotated", "deleted"
     ]  # fmt: skip
+
+
+async def test_the_loop_turns_while_kept_events_are_told(place: ModelStore) -> None:
+    """The documents of all events are known, so nothing else suspends the reader."""
+    for number in range(4 * event_feed.EVENTS_AT_ONCE):
+        annotate(place.storage, "digits", number or None, "ada", "a note")
+    async with running_feed(place) as feed:
+        events = feed.read(ALL, "0")
+        told = await take(events, 4 * event_feed.EVENTS_AT_ONCE)
+        turns = itertools.count()
+
+        def turn() -> None:
+            next(turns)
+            asyncio.get_running_loop().call_soon(turn)
+
+        again = feed.read(ALL, "0")
+        assert await next_event(again) == told[0]
+        turn()
+        before = next(turns)
+        assert await take(again, len(told) - 1) == told[1:]
+        assert next(turns) - before > 3
+        for reader in (events, again):
+            await reader.aclose()
+
+
+async def test_a_stream_outlasts_a_failure_of_the_store(
+    place: ModelStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_feed, "READ_AGAIN_S", 0.01)
+    monkeypatch.setattr(event_feed, "SETTLE_S", 0.0)
+    publish_in(place, folder)
+    failures = iter([StoreUnavailableError("gone"), OverloadedError("busy")])
+    calls = itertools.count()
+
+    async def in_thread(work: Callable[[], Any]) -> Any:
+        if next(calls) and (error := next(failures, None)) is not None:  # after the first scan
+            raise error
+        return await asyncio.to_thread(work)
+
+    feed = EventFeed(place, in_thread, 1000)
+    task = asyncio.create_task(feed.run())
+    assert (await next_event(feed.read(ALL, "0"))).document["version"] == 1
+    task.cancel()
+
+
+def test_a_record_over_the_limit_of_its_size_tells_nothing(place: ModelStore, folder: Path) -> None:
+    happenings(place, folder)
+    for file in ("annotations/2.json", "tombstones/00000003.json"):
+        Path(place.url, "digits", file).write_bytes(b" " * (SMALL.max_bytes + 1))
+    documents = [event_document(place, one) for one in EventScan(place).events()]
+    assert [one["kind"] for one in documents if one is not None] == [
+        "pushed", "pushed", "promoted", "promoted", "rolled_back", "annotated"
+    ]  # fmt: skip
+
+
+def test_a_scan_of_changes_finds_what_a_new_one_does(
+    place: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Insertions, removals and merges, with more events than are kept."""
+    monkeypatch.setattr(events_module, "MAX_KEPT", 30)
+    monkeypatch.setattr(events_module, "MOST_INSERTED", 5)
+    random, scan = Random(7), EventScan(place)
+    for _ in range(40):
+        for _ in range(random.choice((0, 1, 3, 9))):
+            model, number = f"m{random.randrange(4)}", random.randrange(1, 12)
+            match random.randrange(3):
+                case 0:
+                    annotate(place.storage, model, number, "ada", "a note")
+                case 1:
+                    with contextlib.suppress(ConflictError):  # it is there
+                        place.storage.create(f"{model}/{number}/manifest.json", b"{}")
+                case 2:
+                    place.storage.delete(f"{model}/annotations/{number}.json")
+        found = scan.events()
+        assert found == EventScan(place).events()
+        assert found == sorted(found)
+        assert scan.events() is found

@@ -36,7 +36,8 @@ Models that were trained elsewhere asked for `weights`, and own metrics for `met
 
 EFFECTS = {
     "refuses with an error": """
-        grpc_edge.MAX_STREAMED_ANSWERS grpc_requests.MAX_CHUNK_FIELDS grpc_requests.MAX_ENTRY_BYTES
+        grpc_edge.MAX_STREAMED_ANSWERS grpc_edge.MAX_STREAMED_OF_ONE
+        grpc_requests.MAX_CHUNK_FIELDS grpc_requests.MAX_ENTRY_BYTES
         event_feed.MAX_BEHIND event_feed.MAX_READERS event_feed.MAX_READERS_OF_ONE
         config.MAX_WEBHOOKS
         call_arguments.MAX_PAGE call_arguments.MAX_WHY registry.MAX_WAITING registry.MAX_MOVES_READ
