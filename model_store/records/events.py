@@ -1,4 +1,4 @@
-"""Events of a store: versions that arrived, moves of aliases, deletions and annotations.
+"""Events of a store: versions that arrived, moves of aliases and traffic, deletions, annotations.
 
 In: the files of a store, and the times of their arrival. Out: events, in the order of their ids.
 
@@ -31,6 +31,7 @@ from model_store.pointers import Pointers
 from model_store.records.annotations import annotations_of
 from model_store.records.moves import changes_between
 from model_store.records.tombstone import tombstone_of
+from model_store.rollouts.traffic import Split, Traffic
 from model_store.storage.storage import MissingFileError
 from model_store.store import ModelStore
 
@@ -279,7 +280,7 @@ def _moved(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
     before = store.pointers_at(event.model, event.number - 1) if event.number > 1 else None
     changes = changes_between(before.aliases if before else {}, pointers.aliases)
     if not changes:
-        return None
+        return _traffic_moved(before.traffic if before else Traffic(), pointers)
     went_back = all(
         one.before is not None and one.after is not None and one.after < one.before
         for one in changes
@@ -290,6 +291,22 @@ def _moved(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
         **_by(pointers),
         "generation": pointers.generation,
         "changes": [one.document() for one in changes],
+    }
+
+
+def _traffic_moved(before: Traffic, pointers: Pointers) -> dict[str, Any] | None:
+    """Describes a change of a rollout, a shadow or a split, which moves no alias."""
+    now = pointers.traffic
+    pairs = ((now.rollout, before.rollout), (now.shadow, before.shadow), (now.split, before.split))
+    changed = next((after or was for after, was in pairs if after != was), None)
+    if changed is None:
+        return None
+    return {
+        "kind": "traffic",
+        "version": None if isinstance(changed, Split) else changed.candidate,
+        **_by(pointers),
+        "generation": pointers.generation,
+        "changes": [],
     }
 
 

@@ -69,6 +69,7 @@ class WebhookTargets:
 
 
 State = Literal["claimed", "delivered", "failed"]
+Claimed = Literal["here", "by another", "over"]
 
 
 class Claim(StrictModel):
@@ -192,7 +193,7 @@ class EventWebhooks:
     async def _tell_claimed(self, event: Event, url: str, facts: dict[str, Any]) -> bool:
         """Tells one event if this server can claim it; returns False if another server has."""
         path = claim_path(event.id, url)
-        claimed = await self._in_thread(lambda: self._claim(path))
+        claimed: Claimed = await self._in_thread(lambda: self._claim(path))
         if claimed != "here":
             return claimed == "over"
         status = await self._call(event, url)
@@ -228,7 +229,7 @@ class EventWebhooks:
                 break
         return status
 
-    def _claim(self, path: str) -> Literal["here", "by another", "over"]:
+    def _claim(self, path: str) -> Claimed:
         """Claims an event, unless another server has, or it is over."""
         try:
             self._storage.create(path, self._claim_data("claimed"))

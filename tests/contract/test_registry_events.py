@@ -19,7 +19,11 @@ from model_store.records import events as events_module
 from model_store.records.annotations import annotate
 from model_store.records.deletion import delete_version
 from model_store.records.events import EventScan, event_document, event_of, first_after
+from model_store.rollouts import rollout_store
+from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
+from model_store.rollouts.traffic import Arm
 from model_store.store import ModelStore
+from protos.flambeau.v1 import registry_pb2 as pb
 from services.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -31,6 +35,7 @@ from services.errors import (
 )
 from services.registry import event_feed
 from services.registry.event_feed import Event, EventCaller, EventFeed
+from services.registry.grpc_messages import event_message
 from tests.fixtures.store_versions import publish_in
 
 TIMEOUT_S = 30
@@ -337,3 +342,37 @@ def test_a_scan_of_changes_finds_what_a_new_one_does(
         assert found == EventScan(place).events()
         assert found == sorted(found)
         assert scan.events() is found
+
+
+def test_moves_of_traffic_without_a_move_of_an_alias_are_told(
+    place: ModelStore, folder: Path
+) -> None:
+    for _ in range(2):
+        publish_in(place, folder)
+    place.promote("digits", 1)
+    wanted = RolloutRequest.model_validate({"version": 2, "why": "better"})
+    rollout_store.start_rollout(place, "digits", wanted, "ada")
+    rollout_store.pause_rollout(place, "digits", "lunch")
+    rollout_store.resume_rollout(place, "digits", "fed")
+    rollout_store.abort_rollout(place, "digits", "guard broken")
+    shadow = ShadowRequest(version=2, sample=0.5)
+    rollout_store.start_shadow(place, "digits", shadow)
+    rollout_store.stop_shadow(place, "digits", "seen")
+    arms = (Arm(version=1, share=0.5), Arm(version=2, share=0.5))
+    rollout_store.start_split(place, "digits", SplitRequest(name="ab", arms=arms))
+    rollout_store.end_split(place, "digits", "done")
+    place.set_aliases("digits", {"production": 1})
+    documents = [event_document(place, one) for one in EventScan(place).events()]
+    told = [one for one in documents if one is not None and one["kind"] != "pushed"]
+    assert [one["kind"] for one in told] == ["promoted", *["traffic"] * 8]
+    assert [one["version"] for one in told] == [1, 2, 2, 2, 2, 2, 2, None, None]
+    assert [one["why"] for one in told][1:5] == [
+        "better",
+        "lunch",
+        "fed",
+        "guard broken",
+    ]
+    message = event_message(told[4])
+    assert message.kind == pb.RegistryEvent.KIND_TRAFFIC
+    assert (message.version, message.why, message.generation) == (2, "guard broken", 5)
+    assert event_message(told[-1]).version == 0
