@@ -4,6 +4,10 @@ Order, by which no alias ever names a deleted version: the pointers are read, an
 the version; the tombstone is created; a new generation of the pointers is created, with the same
 aliases. A promotion that read the pointers before fails on that generation, and one that reads them
 after it finds the tombstone. Only then is the manifest deleted, and the files after it.
+
+A deletion that resumes one that was cut off creates a generation of its own first: the first one
+may still be under way. A promotion that came first takes the deletion back, tombstone and all,
+unless another deletion has removed the manifest meanwhile.
 """
 
 import hashlib
@@ -33,6 +37,9 @@ from model_store.records.tombstone import (
 from model_store.rollouts.traffic import Traffic
 from model_store.store import ModelStore, manifest_path
 
+MAX_TRIES = 16
+"""Moves of other processes that may come first."""
+
 
 def delete_version(
     store: ModelStore, model: str, version: int, who: str = "", why: str = ""
@@ -51,7 +58,8 @@ def delete_version(
         ModelNotFoundError, VersionNotFoundError: there is no such version.
         VersionDeletedError: it was deleted before.
         VersionInUseError: an alias or a pipeline names it.
-        ConflictError: another writer moved a pointer concurrently; nothing was deleted.
+        ConflictError: a concurrent promotion named it, and nothing was deleted; or another process
+            deletes it; or `MAX_TRIES` other moves came first: delete it again.
         StorageError: the store failed; delete the version again.
     """
     try:
@@ -61,13 +69,13 @@ def delete_version(
         left = set(store.storage.list(f"{model}/{version}/"))
         if tombstone is None or left <= {f"{model}/{version}/{CLAIM}"}:
             raise
-        _refuse_named(store.pointers(model), model, version)
+        _outdate_promotions(store, tombstone)
         _remove_files(store, model, version)  # a deletion was cut off
+        _keep_tombstone(store, tombstone)  # the first deletion may have taken it back
         return tombstone
     manifest = store.manifest(model, version)
     sealed = store.sealed(manifest)
-    current = store.pointers(model)
-    _refuse_named(current, model, version)
+    _refuse_named(store.pointers(model), model, version)
     _refuse_part(store, model, version)
     tombstone = Tombstone(
         model=model,
@@ -80,13 +88,44 @@ def delete_version(
     )
     store.storage.create(tombstone_path(model, version), tombstone.to_json())
     try:
-        reason = f"version {version} deleted" + (f": {why}" if why else "")
-        store.following(model, current.aliases if current else {}, reason, current, who)
-    except ConflictError:
+        _outdate_promotions(store, tombstone)
+    except VersionInUseError as error:
         store.storage.delete(tombstone_path(model, version))
-        raise
+        _keep_tombstone(store, tombstone)
+        raise ConflictError(f"{error}; a promotion came first, and nothing was deleted") from error
     _remove_files(store, model, version)
     return tombstone
+
+
+def _outdate_promotions(store: ModelStore, tombstone: Tombstone) -> None:
+    """Creates a generation, on which every promotion fails that began before the tombstone.
+
+    Raises:
+        VersionInUseError: a promotion came first.
+        ConflictError: `MAX_TRIES` other moves came first.
+    """
+    model, version, why = tombstone.model, tombstone.version, tombstone.why
+    reason = f"version {version} deleted" + (f": {why}" if why else "")
+    for _ in range(MAX_TRIES):
+        current = store.pointers(model)
+        _refuse_named(current, model, version)
+        with suppress(ConflictError):
+            store.following(
+                model, current.aliases if current else {}, reason, current, tombstone.who
+            )
+            return
+    raise ConflictError(
+        f"other processes moved pointers of '{model}' {MAX_TRIES} times while version {version} "
+        "was being deleted; delete it again"
+    )
+
+
+def _keep_tombstone(store: ModelStore, tombstone: Tombstone) -> None:
+    """Creates the tombstone again if the manifest has gone: two deletions end in any order."""
+    model, version = tombstone.model, tombstone.version
+    if manifest_path(model, version) not in store.storage.list(f"{model}/{version}/"):
+        with suppress(ConflictError):
+            store.storage.create(tombstone_path(model, version), tombstone.to_json())
 
 
 def _remove_files(store: ModelStore, model: str, version: int) -> None:

@@ -10,6 +10,7 @@ Rules:
 
 import asyncio
 import bisect
+import itertools
 import logging
 import time
 from collections import Counter, OrderedDict, deque
@@ -48,6 +49,10 @@ BUCKET_SETTLE_S = 3.0
 SCAN_EVERY_S = 1.0
 SCAN_BUCKET_EVERY_S = 10.0
 """Interval of scanning a bucket, of which each scan lists all paths."""
+READ_AGAIN_S = 1.0
+"""Pause after a failure to read an event's record; then the reader sees a sign of life, too."""
+EVENTS_AT_ONCE = 64
+"""Events that a reader may get without suspending: 0.2 ms of the event loop."""
 SIGN_OF_LIFE_S = 15.0
 """Longest silence towards a reader; then its credential is checked, too."""
 _BEHIND_S, _BUCKET_BEHIND_S = 0.01, 2.0
@@ -126,8 +131,7 @@ class EventFeed:
         """Scans the store; returns new events, all that are told, and these as a set."""
         settled_us = int((time.time() - self._settle_s) * 1e6)
         found = self._scan.events()
-        while found and found[-1].at_us > settled_us:
-            found = found[:-1]
+        found = found[: bisect.bisect_right(found, settled_us, key=lambda one: one.at_us)]
         if found == self._events:
             return [], self._events, self._told
         new = [one for one in found if one not in self._told]
@@ -149,7 +153,8 @@ class EventFeed:
                 from now on.
 
         Yields:
-            An event; or None at first, and after `SIGN_OF_LIFE_S` without one.
+            An event; or None at first, after `SIGN_OF_LIFE_S` without one, and while the store
+            cannot be read.
 
         Raises:
             InvalidRequestError: `after` is no id, or events after it are not kept.
@@ -168,14 +173,25 @@ class EventFeed:
             yield None
             await reader.until(self._scanned)
             reader.begin(self._kept_from(first))
-            while True:
+            for count in itertools.count(1):
+                if not count % EVENTS_AT_ONCE:
+                    await asyncio.sleep(0)
                 event = await reader.next()
                 if caller.is_over():
                     raise UnauthenticatedError("the credential of this stream has ended")
                 if event is None:
                     yield None
                 elif event >= first and caller.reads(event.model):
-                    document = await self._document(event)
+                    try:
+                        document = await self._document(event)
+                    except ServingError as error:
+                        if not error.retryable:
+                            raise
+                        logger.warning("an event waits", extra={"reason": str(error)})
+                        reader.put_back(event)
+                        await asyncio.sleep(READ_AGAIN_S)
+                        yield None
+                        continue
                     if document is not None:
                         yield Event(event.id, document)
         finally:
@@ -254,6 +270,10 @@ class _Reader:
                 )
             )
         self._changed.set()
+
+    def put_back(self, event: StoredEvent) -> None:
+        """Makes an event the next one again."""
+        self._kept.appendleft(event)
 
     def cut_off(self, error: ServingError) -> None:
         """Ends the reader."""

@@ -10,7 +10,7 @@ wait for one.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -54,6 +54,8 @@ THREADS = 4
 """Calls that read or write the store at once."""
 MAX_WAITING = 128
 """Calls that read, write or wait for a thread."""
+EVENT_WORK_AT_ONCE = 2
+"""Reads of the event feed at once, and reads and writes of webhooks; others wait."""
 COLLECT_EVERY_S = 600.0
 """Interval of removing abandoned uploads; they are kept for a day."""
 PIECE_BYTES = 2**20
@@ -109,10 +111,11 @@ class Registry:
         if uploads is not None:
             places[str(uploads.folder)] = "the folder of the uploads"
         self._places = Places(places)
-        self.feed = EventFeed(store, self._in_thread, scan_every_s)
+        self.feed = EventFeed(store, self._in_turn(EVENT_WORK_AT_ONCE), scan_every_s)
         self._webhooks = None
         if webhooks is not None:
-            self._webhooks = EventWebhooks(self.feed, store.storage, webhooks, self._in_thread)
+            in_turn = self._in_turn(EVENT_WORK_AT_ONCE)
+            self._webhooks = EventWebhooks(self.feed, store.storage, webhooks, in_turn)
         self._waiting = 0
         self._threads = ThreadPoolExecutor(
             THREADS, "registry", lambda: lower_priority(STEPS_BELOW_LOOP)
@@ -478,7 +481,20 @@ class Registry:
             )
         self._waiting += 1
         try:
-            with store_failures(self._places, of_caller=of_caller):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await self._run(work, of_caller=of_caller)
         finally:
             self._waiting -= 1
+
+    def _in_turn(self, at_once: int) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
+        """Returns a function that runs work in a thread, once few others of it run."""
+        turns = asyncio.Semaphore(at_once)
+
+        async def in_turn(work: Callable[[], Any]) -> Any:
+            async with turns:
+                return await self._run(work)
+
+        return in_turn
+
+    async def _run(self, work: Callable[[], T], *, of_caller: bool = False) -> T:
+        with store_failures(self._places, of_caller=of_caller):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)

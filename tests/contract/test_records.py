@@ -1,5 +1,6 @@
 """Deletion and annotations, in a folder and in a bucket."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from model_store.errors import (
 )
 from model_store.listing import NewestOfModel, model_names, newest_of
 from model_store.pointers import MAX_ALIASES, Pointers
+from model_store.records import deletion
 from model_store.records.annotations import annotate, annotations_of
 from model_store.records.deletion import delete_version
 from model_store.records.tombstone import tombstone_of
@@ -160,6 +162,74 @@ def test_a_deletion_that_was_cut_off_is_completed(
     assert two.versions("digits") == [2]
     with pytest.raises(VersionDeletedError):
         delete_version(two, "digits", 1)
+
+
+def test_a_retry_beside_a_deletion_leaves_no_alias_of_it(
+    two: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a deletion's tombstone and its generation, a retry runs, and a promotion ends."""
+    create, current, is_between = Storage.create, two.pointers("digits"), [True]
+
+    def in_between(self: Storage, path: str, data: bytes) -> None:
+        if path == "digits/pointers/00000002.json" and is_between:
+            is_between.clear()
+            assert delete_version(two, "digits", 1).who == "ann"
+            with contextlib.suppress(ConflictError):
+                two.following("digits", {"production": 1}, "began before", current)
+        create(self, path, data)
+
+    monkeypatch.setattr(Storage, "create", in_between)
+    with contextlib.suppress(ConflictError):
+        delete_version(two, "digits", 1, "ann", "old")
+    newest = two.pointers("digits")
+    assert newest is not None
+    assert newest.aliases == {"production": 2}
+    assert tombstone_of(two.storage, "digits", 1) is not None
+    assert two.versions("digits") == [2]
+
+
+def test_a_deletion_that_is_taken_back_keeps_the_tombstone_of_removed_files(
+    two: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A promotion takes the first deletion back; it is undone, and a retry removes the files."""
+    create, delete, steps = Storage.create, Storage.delete, ["promotion", "retry"]
+
+    def promote_first(self: Storage, path: str, data: bytes) -> None:
+        if path == "digits/pointers/00000002.json" and "promotion" in steps:
+            steps.remove("promotion")
+            two.following("digits", {"production": 1}, "first", two.pointers("digits"))
+        create(self, path, data)
+
+    def retry_first(self: Storage, path: str) -> None:
+        if "tombstones" in path and steps == ["retry"]:
+            steps.clear()
+            two.promote("digits", 2)
+            delete_version(two, "digits", 1)
+        delete(self, path)
+
+    monkeypatch.setattr(Storage, "create", promote_first)
+    monkeypatch.setattr(Storage, "delete", retry_first)
+    with pytest.raises(ConflictError, match="a promotion came first"):
+        delete_version(two, "digits", 1)
+    assert two.versions("digits") == [2]
+    assert tombstone_of(two.storage, "digits", 1) is not None
+
+
+def test_a_deletion_that_others_keep_from_its_generation_says_so(
+    two: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = iter(range(deletion.MAX_TRIES))
+    create = Storage.create
+
+    def move_first(self: Storage, path: str, data: bytes) -> None:
+        if "/pointers/" in path and b"deleted" in data and next(moves, None) is not None:
+            create(self, path, data.replace(b"deleted", b"moved"))
+        create(self, path, data)
+
+    monkeypatch.setattr(Storage, "create", move_first)
+    with pytest.raises(ConflictError, match="16 times"):
+        delete_version(two, "digits", 1, why="old")
+    assert delete_version(two, "digits", 1).why == "old"
 
 
 def test_the_number_of_aliases_is_limited(two: ModelStore) -> None:

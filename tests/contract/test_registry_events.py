@@ -6,26 +6,36 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from model_store.document import SMALL
+from model_store.errors import ConflictError
 from model_store.records import events as events_module
 from model_store.records.annotations import annotate
 from model_store.records.deletion import delete_version
 from model_store.records.events import EventScan, event_document, event_of, first_after
+from model_store.rollouts import rollout_store
+from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
+from model_store.rollouts.traffic import Arm
 from model_store.store import ModelStore
+from protos.flambeau.v1 import registry_pb2 as pb
 from services.errors import (
     InvalidRequestError,
+    OverloadedError,
     ShuttingDownError,
+    StoreUnavailableError,
     TooManyInFlightError,
     UnauthenticatedError,
     UnreadAnswersError,
 )
 from services.registry import event_feed
 from services.registry.event_feed import Event, EventCaller, EventFeed
+from services.registry.grpc_messages import event_message
 from tests.fixtures.store_versions import publish_in
 
 TIMEOUT_S = 30
@@ -255,3 +265,114 @@ def test_a_damaged_record_tells_nothing(place: ModelStore, folder: Path) -> None
     assert [one["kind"] for one in documents if one is not None] == [
         "pushed", "promoted", "annotated", "deleted"
     ]  # fmt: skip
+
+
+async def test_the_loop_turns_while_kept_events_are_told(place: ModelStore) -> None:
+    """The documents of all events are known, so nothing else suspends the reader."""
+    for number in range(4 * event_feed.EVENTS_AT_ONCE):
+        annotate(place.storage, "digits", number or None, "ada", "a note")
+    async with running_feed(place) as feed:
+        events = feed.read(ALL, "0")
+        told = await take(events, 4 * event_feed.EVENTS_AT_ONCE)
+        turns = itertools.count()
+
+        def turn() -> None:
+            next(turns)
+            asyncio.get_running_loop().call_soon(turn)
+
+        again = feed.read(ALL, "0")
+        assert await next_event(again) == told[0]
+        turn()
+        before = next(turns)
+        assert await take(again, len(told) - 1) == told[1:]
+        assert next(turns) - before > 3
+        for reader in (events, again):
+            await reader.aclose()
+
+
+async def test_a_stream_outlasts_a_failure_of_the_store(
+    place: ModelStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_feed, "READ_AGAIN_S", 0.01)
+    monkeypatch.setattr(event_feed, "SETTLE_S", 0.0)
+    publish_in(place, folder)
+    failures = iter([StoreUnavailableError("gone"), OverloadedError("busy")])
+    calls = itertools.count()
+
+    async def in_thread(work: Callable[[], Any]) -> Any:
+        if next(calls) and (error := next(failures, None)) is not None:  # after the first scan
+            raise error
+        return await asyncio.to_thread(work)
+
+    feed = EventFeed(place, in_thread, 1000)
+    task = asyncio.create_task(feed.run())
+    assert (await next_event(feed.read(ALL, "0"))).document["version"] == 1
+    task.cancel()
+
+
+def test_a_record_over_the_limit_of_its_size_tells_nothing(place: ModelStore, folder: Path) -> None:
+    happenings(place, folder)
+    for file in ("annotations/2.json", "tombstones/00000003.json"):
+        Path(place.url, "digits", file).write_bytes(b" " * (SMALL.max_bytes + 1))
+    documents = [event_document(place, one) for one in EventScan(place).events()]
+    assert [one["kind"] for one in documents if one is not None] == [
+        "pushed", "pushed", "promoted", "promoted", "rolled_back", "annotated"
+    ]  # fmt: skip
+
+
+def test_a_scan_of_changes_finds_what_a_new_one_does(
+    place: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Insertions, removals and merges, with more events than are kept."""
+    monkeypatch.setattr(events_module, "MAX_KEPT", 30)
+    monkeypatch.setattr(events_module, "MOST_INSERTED", 5)
+    random, scan = Random(7), EventScan(place)
+    for _ in range(40):
+        for _ in range(random.choice((0, 1, 3, 9))):
+            model, number = f"m{random.randrange(4)}", random.randrange(1, 12)
+            match random.randrange(3):
+                case 0:
+                    annotate(place.storage, model, number, "ada", "a note")
+                case 1:
+                    with contextlib.suppress(ConflictError):  # it is there
+                        place.storage.create(f"{model}/{number}/manifest.json", b"{}")
+                case 2:
+                    place.storage.delete(f"{model}/annotations/{number}.json")
+        found = scan.events()
+        assert found == EventScan(place).events()
+        assert found == sorted(found)
+        assert scan.events() is found
+
+
+def test_moves_of_traffic_without_a_move_of_an_alias_are_told(
+    place: ModelStore, folder: Path
+) -> None:
+    for _ in range(2):
+        publish_in(place, folder)
+    place.promote("digits", 1)
+    wanted = RolloutRequest.model_validate({"version": 2, "why": "better"})
+    rollout_store.start_rollout(place, "digits", wanted, "ada")
+    rollout_store.pause_rollout(place, "digits", "lunch")
+    rollout_store.resume_rollout(place, "digits", "fed")
+    rollout_store.abort_rollout(place, "digits", "guard broken")
+    shadow = ShadowRequest(version=2, sample=0.5)
+    rollout_store.start_shadow(place, "digits", shadow)
+    rollout_store.stop_shadow(place, "digits", "seen")
+    arms = (Arm(version=1, share=0.5), Arm(version=2, share=0.5))
+    rollout_store.start_split(place, "digits", SplitRequest(name="ab", arms=arms))
+    rollout_store.end_split(place, "digits", "done")
+    place.set_aliases("digits", {"production": 1})
+    documents = [event_document(place, one) for one in EventScan(place).events()]
+    told = [one for one in documents if one is not None and one["kind"] != "pushed"]
+    assert [one["kind"] for one in told] == ["promoted", *["traffic"] * 8]
+    assert [one["version"] for one in told] == [1, 2, 2, 2, 2, 2, 2, None, None]
+    assert [one["why"] for one in told][1:5] == [
+        "better",
+        "lunch",
+        "fed",
+        "guard broken",
+    ]
+    message = event_message(told[4])
+    assert message.kind == pb.RegistryEvent.KIND_TRAFFIC
+    assert (message.version, message.why, message.generation) == (2, "guard broken", 5)
+    assert event_message(told[-1]).version == 0

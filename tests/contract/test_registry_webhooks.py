@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,7 +12,13 @@ from model_store.records.events import EventScan
 from model_store.store import ModelStore
 from services.registry import event_feed, event_webhooks
 from services.registry.event_feed import EventFeed
-from services.registry.event_webhooks import Claim, EventWebhooks, WebhookTargets, claim_path
+from services.registry.event_webhooks import (
+    Claim,
+    EventWebhooks,
+    WebhookTargets,
+    claim_path,
+    shown_url,
+)
 from services.webhook_calls import WebhookCalls
 from tests.fixtures.redis_servers import until
 from tests.fixtures.store_versions import publish_in
@@ -23,7 +30,7 @@ TIMEOUT_S = 30
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_feed, "SETTLE_S", 0.05)
-    monkeypatch.setattr(event_feed, "SIGN_OF_LIFE_S", 0.1)
+    monkeypatch.setattr(event_webhooks, "LOOK_EVERY_S", 0.1)
 
 
 @pytest.fixture
@@ -38,11 +45,13 @@ def receiver() -> Iterator[Receiver]:
 
 
 @contextlib.asynccontextmanager
-async def server(store: ModelStore, url: str) -> AsyncIterator[None]:
+async def server(
+    store: ModelStore, url: str, pauses_s: tuple[float, ...] = (0, 0.01, 0.01)
+) -> AsyncIterator[None]:
     """Runs the feed and the webhooks of one server."""
     feed = EventFeed(ModelStore(store.url), asyncio.to_thread, 0.02)
     targets = WebhookTargets((url,), WebhookCalls(SECRET))
-    webhooks = EventWebhooks(feed, store.storage, targets, asyncio.to_thread, (0, 0.01, 0.01))
+    webhooks = EventWebhooks(feed, store.storage, targets, asyncio.to_thread, pauses_s)
     tasks = [asyncio.create_task(one.run()) for one in (feed, webhooks)]
     yield
     for task in tasks:
@@ -128,3 +137,74 @@ async def test_claims_of_old_events_are_removed(
         publish_in(place, folder)
         await until_delivered(place, 1)
         await until(lambda: not place.storage.has(path), TIMEOUT_S)
+
+
+async def test_a_busy_store_does_not_delay_what_ended_servers_left(
+    place: ModelStore, folder: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No silence of the feed lasts as long as its sign of life here."""
+    monkeypatch.setattr(event_webhooks, "CLAIM_S", 0.5)
+    publish_in(place, folder)
+    (event,) = EventScan(place).events()
+    data = Claim(state="claimed", at_s=time.time() + 0.5, owner="ended").model_dump_json()
+    place.storage.create(claim_path(event.id, receiver.url), data.encode())
+    async with server(place, receiver.url):
+        told, _ = await receiver.call()
+    assert told == event.id
+
+
+async def test_no_event_is_forgotten_where_few_are_looked_at_later(
+    place: ModelStore, folder: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_webhooks, "MAX_LATER", 1)
+    monkeypatch.setattr(event_webhooks, "CLAIM_S", 0.5)
+    for _ in range(3):
+        publish_in(place, folder)
+    for event in EventScan(place).events():
+        data = Claim(state="claimed", at_s=time.time() + 0.5, owner="ended").model_dump_json()
+        place.storage.create(claim_path(event.id, receiver.url), data.encode())
+    async with server(place, receiver.url):
+        await until_delivered(place, 3)
+
+
+async def test_a_claim_is_renewed_before_each_call(
+    place: ModelStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_webhooks, "RENEW_S", 0.0)
+    monkeypatch.setattr(event_webhooks, "CLAIM_S", 0.6)
+    publish_in(place, folder)
+    with Receiver(500, 500, 500) as deaf:
+        pauses_s = (0.0, 0.4, 0.4, 0.4)
+        async with server(place, deaf.url, pauses_s), server(place, deaf.url, pauses_s):
+            for _ in range(4):
+                await deaf.call()
+            await until_delivered(place, 1)
+        assert deaf.calls.empty()
+
+
+async def test_a_server_whose_claim_was_taken_over_calls_no_more(
+    place: ModelStore, folder: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(event_webhooks, "RENEW_S", 0.0)
+    publish_in(place, folder)
+    (event,) = EventScan(place).events()
+    with Receiver(*[500] * 9) as deaf:
+        path = claim_path(event.id, deaf.url)
+        async with server(place, deaf.url, (0.0, 0.2)):
+            await deaf.call()
+            other = Claim(state="claimed", at_s=time.time(), owner="other").model_dump_json()
+            place.storage.replace(path, other.encode())
+            await until(
+                lambda: "a webhook was taken over" in [one.message for one in caplog.records],
+                TIMEOUT_S,
+            )
+        assert deaf.calls.empty()
+        assert Claim.model_validate_json(place.storage.get(path, 9999)).owner == "other"
+
+
+def test_a_url_is_logged_without_its_path_and_credentials() -> None:
+    shown = shown_url("https://me:word@hooks.example.org:8443/T0/secret?key=secret")
+    assert shown.startswith("https://hooks.example.org:8443/#")
+    assert "secret" not in shown
+    assert "word" not in shown

@@ -36,7 +36,8 @@ Models that were trained elsewhere asked for `weights`, and own metrics for `met
 
 EFFECTS = {
     "refuses with an error": """
-        grpc_edge.MAX_STREAMED_ANSWERS grpc_requests.MAX_CHUNK_FIELDS grpc_requests.MAX_ENTRY_BYTES
+        grpc_edge.MAX_STREAMED_ANSWERS grpc_edge.MAX_STREAMED_OF_ONE
+        grpc_requests.MAX_CHUNK_FIELDS grpc_requests.MAX_ENTRY_BYTES
         event_feed.MAX_BEHIND event_feed.MAX_READERS event_feed.MAX_READERS_OF_ONE
         config.MAX_WEBHOOKS
         call_arguments.MAX_PAGE call_arguments.MAX_WHY registry.MAX_WAITING registry.MAX_MOVES_READ
@@ -95,13 +96,13 @@ EFFECTS = {
         torchserve_metrics.MAX_HANDLER_METRICS torchserve_metrics.MAX_HANDLER_SERIES
         """,
     "makes callers wait, or answers them without a wait": """
-        event_webhooks.MAX_TELLING
+        event_webhooks.MAX_TELLING event_webhooks.MAX_LATER
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
         grpc_jobs.MAX_WAITING grpc_stream.MAX_IN_FLIGHT job_service.MAX_WAIT_S
         outbox.MOST_WAITING part_window.MAX_UNREAD
         """,
     "forgets entries": """
-        event_webhooks.MAX_AGE_S event_webhooks.MAX_LATER
+        event_webhooks.MAX_AGE_S
         draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES

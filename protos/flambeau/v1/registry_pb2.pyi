@@ -452,12 +452,14 @@ class RegistryEvent(_message.Message):
         KIND_ROLLED_BACK: _ClassVar[RegistryEvent.Kind]
         KIND_DELETED: _ClassVar[RegistryEvent.Kind]
         KIND_ANNOTATED: _ClassVar[RegistryEvent.Kind]
+        KIND_TRAFFIC: _ClassVar[RegistryEvent.Kind]
     KIND_UNSPECIFIED: RegistryEvent.Kind
     KIND_PUSHED: RegistryEvent.Kind
     KIND_PROMOTED: RegistryEvent.Kind
     KIND_ROLLED_BACK: RegistryEvent.Kind
     KIND_DELETED: RegistryEvent.Kind
     KIND_ANNOTATED: RegistryEvent.Kind
+    KIND_TRAFFIC: RegistryEvent.Kind
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -72,6 +72,8 @@ INFER = f"/{SERVICE}/ModelInfer"
 STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 MAX_STREAMED_ANSWERS = 256
 """Streams of answers of all connections, each with a task and a message that waits for its peer."""
+MAX_STREAMED_OF_ONE = 32
+"""Those of one caller: its name, or its address where no credentials are required."""
 
 Answer = Callable[[Any, Principal], Message]
 Route = Callable[[GrpcHead], None]
@@ -134,7 +136,8 @@ class GrpcEdge:
         self._reflection = GrpcReflection((*SERVICES, grpc_health.SERVICE, *REFLECTION_SERVICES))
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks of calls whose handlers await."""
-        self._streamed: set[asyncio.Task[None]] = set()
+        self._streamed: dict[asyncio.Task[None], str] = {}
+        """The caller by stream of answers."""
         """Those of streams of answers."""
         self._routes = self._all_routes()
         port = GrpcPort(self._route, limits, accounting.metrics, budget, turns, compression)
@@ -302,10 +305,16 @@ class GrpcEdge:
                     f"{MAX_STREAMED_ANSWERS} calls with streams of answers are open here, the "
                     "limit; try again"
                 )
+            name = principal.name or principal.peer
+            if list(self._streamed.values()).count(name) >= MAX_STREAMED_OF_ONE:
+                raise TooManyInFlightError(
+                    f"{MAX_STREAMED_OF_ONE} calls with streams of answers are yours here, the "
+                    "limit of one caller; end some"
+                )
             principal.take_request()
             task = call.answer_with(stream(request, principal))
-            self._streamed.add(task)
-            task.add_done_callback(self._streamed.discard)
+            self._streamed[task] = name
+            task.add_done_callback(self._streamed.pop)
 
         head.open = partial(StreamedAnswer, start)
 

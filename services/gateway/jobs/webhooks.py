@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 from redis.exceptions import RedisError
@@ -23,13 +22,18 @@ from services.gateway.jobs.job_service import check_webhook
 from services.queueing.job_records import Job
 from services.queueing.redis_streams.jobs import Jobs
 from services.queueing.redis_streams.webhook_queue import Delivery, WebhookQueue
-from services.webhook_calls import WebhookCalls
+from services.webhook_calls import NO_RESPONSE, WebhookCalls
 
 logger = logging.getLogger("flambeau.webhooks")
 
 LOOK_EVERY_S = 0.5
 AT_ONCE = 32
 """Concurrent calls; each occupies a thread."""
+DELIVERING = 128
+"""Deliveries that call, or wait for a turn."""
+WAIT_S = 3.0
+"""Longest wait for a turn. With the call it is shorter than the pause after which the queue gives
+the delivery to a gateway again."""
 
 
 class Webhooks:
@@ -56,14 +60,14 @@ class Webhooks:
         self._models = models
         self._caller = WebhookCalls(secret)
         self._hosts = hosts
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook")
+        self._calling = asyncio.Semaphore(AT_ONCE)
         self._calls: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Delivers due notifications until cancelled; survives any fault of Redis."""
         try:
             while True:
-                room = AT_ONCE - len(self._calls)
+                room = DELIVERING - len(self._calls)
                 with contextlib.suppress(RedisError):  # they wait for the queue
                     for delivery in await self._queue.due(self._models(), room) if room else ():
                         call = asyncio.create_task(self._deliver(delivery))
@@ -73,15 +77,13 @@ class Webhooks:
         finally:
             for call in self._calls:
                 call.cancel()
-            self._threads.shutdown(wait=False, cancel_futures=True)
             await self._queue.close()
 
     async def _deliver(self, delivery: Delivery) -> None:
         try:
             job = await self._jobs.find(delivery.job_id, None)  # without its result
             check_webhook(job.webhook, self._hosts)  # the configuration may have changed
-            loop = asyncio.get_running_loop()
-            status = await loop.run_in_executor(self._threads, self._post, job, delivery)
+            status = await self._call(job)
         except (UnknownJobError, InvalidRequestError):
             status = 0
         except ServingError:
@@ -99,5 +101,13 @@ class Webhooks:
         except RedisError:
             logger.warning("a webhook may be called twice", extra=facts)
 
-    def _post(self, job: Job, delivery: Delivery) -> int:
-        return self._caller.post(job.webhook, delivery.job_id, orjson.dumps(job_document(job)))
+    async def _call(self, job: Job) -> int:
+        """Calls once it is the URL's turn; without one, the queue gives the delivery again."""
+        async with contextlib.AsyncExitStack() as turn:
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await turn.enter_async_context(self._caller.turn(job.webhook))
+                    await turn.enter_async_context(self._calling)
+            except TimeoutError:
+                return NO_RESPONSE
+            return await self._caller.post(job.webhook, job.id, orjson.dumps(job_document(job)))

@@ -13,6 +13,9 @@ from services.wire.http2.simple_call import SimpleCall, failure
 
 logger = logging.getLogger("flambeau.grpc")
 
+MESSAGES_AT_ONCE = 16
+"""Messages that may be sent without suspending: a peer that reads fast takes each at once."""
+
 
 class StreamedAnswer(SimpleCall):
     """A call that a task answers with several messages.
@@ -56,7 +59,11 @@ class StreamedAnswer(SimpleCall):
     async def _send_all(self, messages: AsyncGenerator[bytes, None]) -> None:
         try:
             async with aclosing(messages):
+                count = 0
                 async for message in messages:
+                    count += 1
+                    if not count % MESSAGES_AT_ONCE:
+                        await asyncio.sleep(0)
                     await self._send_one(message)
                     if self.is_over:
                         return
