@@ -21,6 +21,7 @@ from services.access import audit
 from services.low_priority_thread import beside_loop
 from services.queueing.directory import Directory
 from services.rollouts.comparison_writer import ComparisonWriter
+from services.rollouts.evidence.errors import InvalidEvidenceError
 from services.telemetry.rollout_metrics import RolloutMetrics
 
 if TYPE_CHECKING:
@@ -121,16 +122,21 @@ class RolloutController:
                 {(model, one.candidate): one.step + 1 for model, one in present.items()}
             )
 
-    async def _guarded(self, model: str, its_id: str, work: Coroutine[Any, Any, None]) -> None:
-        """Awaits work on one rollout; a failure is logged once and affects no other rollout."""
+    async def _guarded(
+        self,
+        model: str,
+        its_id: str,
+        work: Coroutine[Any, Any, None],
+        fault: str = "a rollout cannot be looked at",
+    ) -> None:
+        """Awaits work on one rollout; a failure is logged once and affects nothing else."""
         try:
             await work
         except Exception as error:
-            bug = None if isinstance(error, StoreError) else error
-            fault = "a rollout cannot be looked at"
-            self._complain((its_id, ""), model, fault, str(error), bug)
+            bug = None if isinstance(error, StoreError | InvalidEvidenceError) else error
+            self._complain((its_id, fault), model, fault, str(error), bug)
         else:
-            self._complaints.pop((its_id, ""), None)
+            self._complaints.pop((its_id, fault), None)
 
     def _complain(
         self,
@@ -151,8 +157,8 @@ class RolloutController:
         if not self._controls:
             return
         if self._gateways is not None:
-            others = await self._gateways.of(rollout.id)
-            await beside_loop(lambda: _write(controlled, others))
+            relayed = self._write_relayed(self._gateways, controlled, rollout)
+            await self._guarded(model, rollout.id, relayed, "counts of gateways cannot be written")
         refusal = next(
             (
                 served.reason
@@ -170,6 +176,12 @@ class RolloutController:
             for path, reason in looked.left_out.items():
                 fault = "a file of evidence was left out"
                 self._complain((rollout.id, path), model, fault, reason)
+
+    async def _write_relayed(
+        self, gateways: "CountsOfGateways", controlled: "ControlledRollout", rollout: Rollout
+    ) -> None:
+        others = await gateways.of(rollout.id)
+        await beside_loop(lambda: _write(controlled, others))
 
     async def _write_counts(self, model: str, rollout: Rollout) -> None:
         if self._counts is None:

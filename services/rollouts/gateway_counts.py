@@ -5,12 +5,13 @@ whose controller writes them into files.
 
 Rules: counts are cumulative, so a lost or repeated one does no harm. Redis keeps those of a rollout
 for `LIVES_S` after the last look of a gateway; what a worker has written outlives it. Redis is
-hostile input: counts that are too large or malformed are left out, and logged once.
+hostile input: counts that are too large, malformed, or not of a gateway's name are left out, and
+logged once.
 """
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from redis.exceptions import RedisError
@@ -20,7 +21,8 @@ from services.low_priority_thread import beside_loop
 from services.queueing.directory import Directory
 from services.queueing.redis_streams.clients import RedisClients, keep_looking
 from services.queueing.redis_streams.keys import evidence_key
-from services.rollouts.comparison_files import bytes_of_figures, figures_of
+from services.queueing.redis_streams.scripts import Script
+from services.rollouts.comparison_files import MAX_SHADOW_BYTES, bytes_of_figures, figures_of
 from services.rollouts.evidence.errors import InvalidEvidenceError
 from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.evidence_files import bytes_of, evidence_of
@@ -32,6 +34,13 @@ logger = logging.getLogger("flambeau.rollouts")
 
 LOOK_EVERY_S = 2.0
 LIVES_S = 3600
+MAX_GATEWAYS = 1_000
+"""Gateways of one rollout that are read, restarted ones included."""
+MAX_GATEWAY_BYTES = MAX_SHADOW_BYTES
+MAX_REDIS_BYTES = 32 * 2**20
+"""Counts of all gateways of one rollout; those of a gateway have some 20 KB."""
+MAX_COMPLAINTS = 1_000
+"""Counts left out that are logged."""
 
 
 class GatewayCounts:
@@ -95,6 +104,7 @@ class CountsOfGateways:
 
     def __init__(self, clients: RedisClients) -> None:
         self._redis = clients.open()
+        self._script = Script("read_counts", __package__)
         self._complaints: set[tuple[str, str]] = set()
 
     async def of(self, counted_id: str) -> Mapping[str, Evidence]:
@@ -106,27 +116,40 @@ class CountsOfGateways:
         return await self._read(shadow_id, figures_of)
 
     async def _read(self, counted_id: str, parse: Callable[[bytes, str], T]) -> dict[str, T]:
-        stored: dict[bytes, bytes] = {}
+        limits = MAX_GATEWAYS, MAX_GATEWAY_BYTES, MAX_REDIS_BYTES
+        found: tuple[list[bytes], list[bytes]] = [], []
         with contextlib.suppress(RedisError):
-            stored = await self._redis.send("HGETALL", evidence_key(counted_id))
+            found = await self._script(self._redis, (evidence_key(counted_id),), *limits)
+        fields, left_out = found
 
         def parsed() -> dict[str, T]:
-            found = {}
-            for key, data in stored.items():
-                gateway = key.decode(errors="replace")
+            for name, reason in _pairs(left_out):
+                self._complain(counted_id, _text(name), _text(reason))
+            counts = {}
+            for name, data in _pairs(fields):
+                gateway = _text(name)
                 try:
-                    found[gateway] = parse(data, f"the counts of {gateway}")
+                    counts[gateway] = parse(data, f"the counts of {gateway}")
                 except (DocumentError, InvalidEvidenceError) as error:
-                    self._complain(counted_id, gateway, error)
-            return found
+                    self._complain(counted_id, gateway, str(error))
+            return counts
 
         return await beside_loop(parsed)
 
-    def _complain(self, counted_id: str, gateway: str, error: Exception) -> None:
-        if (counted_id, gateway) not in self._complaints:
-            self._complaints.add((counted_id, gateway))
-            logger.error("counts of a gateway were left out", extra={"reason": str(error)})
+    def _complain(self, counted_id: str, gateway: str, reason: str) -> None:
+        if (counted_id, gateway) in self._complaints or len(self._complaints) >= MAX_COMPLAINTS:
+            return
+        self._complaints.add((counted_id, gateway))
+        logger.error("counts of a gateway were left out", extra={"reason": reason})
 
     async def close(self) -> None:
         """Closes its connections."""
         await self._redis.close()
+
+
+def _pairs(found: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(found[::2], found[1::2], strict=True)
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
