@@ -3,8 +3,8 @@
     <model>/rollouts/<shadow>/shadow/<process>.json                    figures of one process
     <model>/rollouts/<split>/arms/<version>/evidence/<process>.json    counts beside the first arm
 
-Rules: a process replaces its own files alone, whole. Files are hostile input: a damaged one is
-named, and does not keep the others from being read.
+Rules: a process replaces its own files alone, whole, and never larger counts by smaller ones.
+Files are hostile input: a damaged one is named, and does not keep the others from being read.
 """
 
 import re
@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from flambeau.protocol.strict import StrictModel
 from model_store.document import DocumentLimits, parse_as
-from model_store.errors import DocumentError, StorageError
+from model_store.errors import DocumentError, StorageError, TooLargeError
 from model_store.rollouts.traffic import Split, Traffic
 from model_store.storage.storage import MissingFileError, Storage
 from services.rollouts.evidence.errors import InvalidEvidenceError
@@ -88,7 +88,7 @@ def write_comparisons(
     arms: Mapping[int, Evidence],
     figures: ShadowFigures | None,
 ) -> None:
-    """Replaces the files of a process.
+    """Replaces the files of a process, but none that has counted more.
 
     Args:
         storage: that of the model store.
@@ -109,7 +109,18 @@ def write_comparisons(
             _files(storage, model, traffic.split.id, version).write(process, evidence)
     if traffic.shadow is not None and figures is not None:
         path = f"{_folder(model, traffic.shadow.id)}{process}.json"
-        storage.replace(path, bytes_of_figures(figures))
+        if not _has_more(storage, path, figures):
+            storage.replace(path, bytes_of_figures(figures))
+
+
+def _has_more(storage: Storage, path: str, figures: ShadowFigures) -> bool:
+    """Returns True if a file has counted more than the figures of its process."""
+    try:
+        former = figures_of(storage.get(path, MAX_SHADOW_BYTES), path)
+    except (MissingFileError, TooLargeError, DocumentError, InvalidEvidenceError):
+        return False
+    dropped = sum(former.dropped.values()) > sum(figures.dropped.values())
+    return former.pairs > figures.pairs or dropped
 
 
 def split_evidence(storage: Storage, model: str, split: Split) -> dict[int, FoundEvidence]:

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from model_store.errors import StoreError
-from model_store.rollouts.traffic import Rollout
+from model_store.rollouts.traffic import Rollout, Traffic
 from model_store.store import ModelStore
 from services.access import audit
 from services.low_priority_thread import beside_loop
@@ -80,6 +80,8 @@ class RolloutController:
         self._rollouts: dict[str, ControlledRollout] = {}
         """By id."""
         self._comparisons = ComparisonWriter(store.storage, process, counts, gateways)
+        self._traffics: dict[str, Traffic] = {}
+        """Those of the last look, by model: a server that stops withdraws its models first."""
         self._complaints: dict[tuple[str, str], str] = {}
         """Logged reasons by id of the rollout, shadow or split, and file."""
 
@@ -90,12 +92,15 @@ class RolloutController:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
                     await stop.wait()
-        for model, rollout in self._present().items():
-            await self._guarded(model, rollout.id, self._write_counts(model, rollout))
-        await self._write_comparisons()
+        for traffics in (self._traffics, dict(self._directory.traffics())):
+            await self._write_own(traffics)
 
     async def look(self) -> None:
         """Writes the counts of each rollout, judges it, and moves it."""
+        now = dict(self._directory.traffics())
+        over = {model: one for model, one in self._traffics.items() if now.get(model) != one}
+        self._traffics = now
+        await self._write_own(over)
         present = self._present()
         self._forget_others(present)
         for model, rollout in present.items():
@@ -189,15 +194,28 @@ class RolloutController:
         counts = self._counts.snapshot().get(rollout.id)
         if counts is not None:
             controlled = self._controlled(model, rollout)
-            await beside_loop(lambda: controlled.write_own(counts))
+            name = self._counts.name_of(rollout.id, self._process)
+            await beside_loop(lambda: controlled.write_own(counts, name))
+
+    async def _write_own(self, traffics: Mapping[str, Traffic]) -> None:
+        """Writes what this process has counted, whether or not the models are still served."""
+        for model, one in traffics.items():
+            if one.rollout is not None:
+                writing = self._write_counts(model, one.rollout)
+                await self._guarded(model, one.rollout.id, writing)
+            await self._write_comparison(model, one)
 
     async def _write_comparisons(self) -> None:
         """Writes the counts of splits and shadows."""
         traffics = dict(self._directory.traffics())
         self._comparisons.keep_only(traffics)
         for model, traffic in traffics.items():
-            its_id = next(iter(traffic.ids))
-            await self._guarded(model, its_id, self._comparisons.write(model, traffic))
+            await self._write_comparison(model, traffic)
+
+    async def _write_comparison(self, model: str, traffic: Traffic) -> None:
+        its_id, writing = next(iter(traffic.ids)), self._comparisons.write(model, traffic)
+        fault = "counts of a split or a shadow cannot be written"
+        await self._guarded(model, its_id, writing, fault)
 
     def _controlled(self, model: str, rollout: Rollout) -> "ControlledRollout":
         found = self._rollouts.get(rollout.id)

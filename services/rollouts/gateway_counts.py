@@ -9,6 +9,7 @@ hostile input: counts that are too large, malformed, or not of a gateway's name 
 logged once.
 """
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from redis.exceptions import RedisError
 from model_store.errors import DocumentError
 from services.low_priority_thread import beside_loop
 from services.queueing.directory import Directory
-from services.queueing.redis_streams.clients import RedisClients, keep_looking
+from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.keys import evidence_key
 from services.queueing.redis_streams.scripts import Script
 from services.rollouts.comparison_files import MAX_SHADOW_BYTES, bytes_of_figures, figures_of
@@ -62,8 +63,16 @@ class GatewayCounts:
         self._counts = counts
 
     async def run(self) -> None:
-        """Sends until cancelled; survives any fault of Redis."""
-        await keep_looking(self._redis, self.look, LOOK_EVERY_S)
+        """Sends until cancelled, then a last time; survives any fault of Redis."""
+        try:
+            while True:
+                with contextlib.suppress(RedisError):
+                    await self.look()
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            with contextlib.suppress(RedisError):
+                await self._send()
+            await self._redis.close()
 
     async def look(self) -> None:
         """Sends the counts of each rollout.
@@ -73,19 +82,24 @@ class GatewayCounts:
         """
         traffics = self._directory.traffics().values()
         self._counts.keep_only({one for traffic in traffics for one in traffic.ids})
+        await self._send()
+
+    async def _send(self) -> None:
         counts, arms = self._counts.snapshot(), self._counts.split_snapshot()
         shadows = self._counts.shadow_snapshot()
+        names = {one: self._counts.name_of(one, self._name) for one in [*counts, *arms, *shadows]}
 
-        def written() -> dict[str, bytes]:
-            found = {rollout_id: bytes_of(one) for rollout_id, one in counts.items()}
+        def written() -> list[tuple[str, str, bytes]]:
+            found = [(key, names[key], bytes_of(one)) for key, one in counts.items()]
             for split_id, by_version in arms.items():
                 for version, one in by_version.items():
-                    found[arm_id(split_id, version)] = bytes_of(one)
-            return found | {name: bytes_of_figures(one) for name, one in shadows.items()}
+                    found.append((arm_id(split_id, version), names[split_id], bytes_of(one)))
+            found += [(key, names[key], bytes_of_figures(one)) for key, one in shadows.items()]
+            return found
 
         trip = self._redis.trip()
-        for counted_id, data in (await beside_loop(written)).items():
-            trip.add("HSET", evidence_key(counted_id), self._name, data)
+        for counted_id, name, data in await beside_loop(written):
+            trip.add("HSET", evidence_key(counted_id), name, data)
             trip.add("EXPIRE", evidence_key(counted_id), LIVES_S)
         await trip.execute()
 

@@ -1,5 +1,6 @@
 """Counts of gateways reach workers through every kind of Redis, whatever else is in its hash."""
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -54,6 +55,20 @@ async def test_counts_of_all_gateways_arrive(redis: RedisProcess) -> None:
         "gateway-0": counted,
         "gateway-1": counted,
     }
+    await reader.close()
+
+
+async def test_counts_are_sent_a_last_time_at_the_end(redis: RedisProcess) -> None:
+    clients = RedisClients(redis.url)
+    gateway, reader = Gateway(clients, "gateway-1"), CountsOfGateways(clients)
+    gateway.count(1)
+    sending = asyncio.create_task(gateway.sending.run())
+    await asyncio.sleep(0)  # it runs
+    gateway.count(1)
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    found = await reader.of(ROLLOUT.id)
+    assert found["gateway-1"].counts == {"share/500000/candidate/requests": 2}
     await reader.close()
 
 
