@@ -4,8 +4,9 @@
     <model>/rollouts/<id>/verdict.json              what the controller found at its last look
 
 Rules: a process replaces its own file alone, whole; a restarted process has a new name, so its
-former counts stay and the sum goes on. Smaller counts never replace larger ones. Files are hostile input: one that is damaged, too large or
-beyond the limits is reported and left out, and does not keep the others from being read.
+former counts stay and the sum goes on. Smaller counts never replace larger ones. Files are hostile
+input: one that is damaged, too large or beyond the limits is reported and left out, and does not
+keep the others from being read.
 """
 
 import contextlib
