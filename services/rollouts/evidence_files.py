@@ -80,9 +80,10 @@ class EvidenceFiles:
             MissingFileError, TooLargeError, DocumentError, InvalidEvidenceError
         ):
             former = evidence_of(self._storage.get(path, MAX_FILE_BYTES), path)
-        if all(evidence.counts.get(name, 0) >= count for name, count in former.counts.items()):
-            peaks = merged([Evidence(peaks=former.peaks), Evidence(peaks=evidence.peaks)]).peaks
-            self._storage.replace(path, bytes_of(Evidence(evidence.counts, peaks)))
+        is_less = any(evidence.counts.get(name, 0) < n for name, n in former.counts.items())
+        peaks = merged([Evidence(peaks=former.peaks), Evidence(peaks=evidence.peaks)]).peaks
+        counts = former.counts if is_less else evidence.counts
+        self._storage.replace(path, bytes_of(Evidence(counts, peaks)))
 
     def read(self) -> FoundEvidence:
         """Reads and adds the counts of all processes.
