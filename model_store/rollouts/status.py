@@ -5,7 +5,7 @@ In: a store and a model. Out: plain values for JSON; the command line and the re
 Rule: files of the controller are hostile input: a damaged one is told in words, beside the rest.
 """
 
-from datetime import UTC, timedelta
+from datetime import timedelta
 from typing import Any
 
 from model_store.errors import StoreError
@@ -101,10 +101,7 @@ def _live(pointers: Pointers | None) -> int | None:
 
 
 def _rollout_document(rollout: Rollout) -> dict[str, Any]:
-    began = (
-        rollout.step_began if rollout.step_began.tzinfo else rollout.step_began.replace(tzinfo=UTC)
-    )
-    following = began + timedelta(seconds=rollout.every_s)
+    following = rollout.step_began + timedelta(seconds=rollout.every_s)
     is_last = rollout.step + 1 == len(rollout.steps)
     return {
         **rollout.model_dump(mode="json"),

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flambeau.protocol.strict import StrictModel
 from model_store.rollouts.guards import Guards
@@ -37,13 +37,21 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+def _zoned(when: datetime) -> datetime:
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+When = Annotated[datetime, AfterValidator(_zoned)]
+"""A time; one without a zone is read as UTC."""
+
+
 class _Routed(StrictModel):
     id: str = Field(default_factory=new_id, pattern="^[0-9a-f]{16}$")
     """Names its evidence, and salts the hash of keys: each one draws anew."""
     sticky: str = ""
     """`header:NAME` or `parameter:NAME`: requests with one value of it get one version. Requests
     without a value, and all of them if this is empty, are drawn one by one."""
-    started: datetime = Field(default_factory=_now)
+    started: When = Field(default_factory=_now)
 
     @field_validator("sticky")
     @classmethod
@@ -76,7 +84,7 @@ class Rollout(_Routed):
     guards: Guards = Guards()
     step: int = Field(default=0, ge=0)
     """Place in `steps`."""
-    step_began: datetime = Field(default_factory=_now)
+    step_began: When = Field(default_factory=_now)
     paused: str = Field(default="", max_length=500)
     """Why it stays at its step; empty while it runs. Guards are judged all the same."""
 
@@ -107,7 +115,7 @@ class Shadow(StrictModel):
     """Share of the live version's requests."""
     keep: int = Field(default=20, ge=0, le=MAX_KEPT_PAIRS)
     """Pairs that differ the most, with their inputs, to look at."""
-    started: datetime = Field(default_factory=_now)
+    started: When = Field(default_factory=_now)
 
 
 class Arm(StrictModel):

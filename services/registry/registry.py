@@ -447,6 +447,10 @@ class Registry:
             raise UnknownModelError(f"model {model[:128]!r} is not in the registry")
         self._access.require(principal, scope, model, alias)
 
+    def may(self, principal: Principal, scope: Scope, model: str, alias: str = "") -> bool:
+        """Returns True if a caller has a scope on a model, and on an alias if one is named."""
+        return self._access.may(principal, scope, model, alias)
+
     async def on_store(
         self,
         principal: Principal,

@@ -53,7 +53,12 @@ class RegistryAccess:
             return not self.is_closed
         return any(caller.may(scope, model) for scope in REGISTRY_SCOPES)
 
+    def may(self, principal: Principal, scope: Scope, model: str, alias: str = "") -> bool:
+        """Returns True if `require` would permit the call."""
+        if principal.caller is not None:
+            return principal.caller.may(scope, model, alias)
+        return not self.is_closed and (scope == "read" or self.mode == "open")
+
     def reads(self, principal: Principal, model: str) -> bool:
         """Returns True if the caller may read of the model."""
-        caller = principal.caller
-        return not self.is_closed if caller is None else caller.may("read", model)
+        return self.may(principal, "read", model)

@@ -3,7 +3,8 @@
 In: calls of a `Principal`. Out: plain values for JSON; every failure is a `ServingError`.
 
 Rules: reading needs the scope `read`, and every act `promote` on the alias `production`, whose
-requests it routes; each act is audited, with who, why and from where.
+requests it routes. Values of callers' inputs and of answers are shown only to those who may do such
+acts: `read` is no right to see what others send. Each act is audited, with who, why and from where.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from services.access.audit import audited
 from services.access.caller import Principal
 from services.registry.encoding import encoded
 from services.registry.registry import Registry
-from services.rollouts.calls import ACTS, STATUS, TrafficRequest, start
+from services.rollouts.calls import ACTS, STATUS, TrafficRequest, start, without_values
 
 
 class RolloutRegistry:
@@ -32,9 +33,13 @@ class RolloutRegistry:
 
     async def show(self, principal: Principal, model: str, kind: str) -> bytes:
         """Describes the rollout, shadow or split of a model, in JSON; see `STATUS`."""
-        return await self._registry.on_store(
-            principal, "read", model, "", lambda store, _: encoded(STATUS[kind](store, model))
-        )
+        sees_values = self._registry.may(principal, "promote", model, PRODUCTION)
+
+        def described(store: ModelStore, _: str) -> bytes:
+            document = STATUS[kind](store, model)
+            return encoded(document if sees_values else without_values(document))
+
+        return await self._registry.on_store(principal, "read", model, "", described)
 
     async def start(
         self, principal: Principal, model: str, wanted: TrafficRequest

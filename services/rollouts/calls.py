@@ -15,7 +15,19 @@ from model_store.pointers import Pointers
 from model_store.rollouts import rollout_store, status
 from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
 from model_store.store import ModelStore
-from services.rollouts.reports import shadow_report, split_report
+
+
+def _shadow(store: ModelStore, model: str) -> dict[str, Any]:
+    from services.rollouts.reports import shadow_report  # the evidence, unused by most servers
+
+    return shadow_report(store, model)
+
+
+def _split(store: ModelStore, model: str) -> dict[str, Any]:
+    from services.rollouts.reports import split_report
+
+    return split_report(store, model)
+
 
 TrafficRequest = RolloutRequest | ShadowRequest | SplitRequest
 REQUESTS: Mapping[str, type[RolloutRequest] | type[ShadowRequest] | type[SplitRequest]] = {
@@ -25,8 +37,8 @@ REQUESTS: Mapping[str, type[RolloutRequest] | type[ShadowRequest] | type[SplitRe
 }
 STATUS: Mapping[str, Callable[[ModelStore, str], dict[str, Any]]] = {
     "rollout": status.rollout_status,
-    "shadow": shadow_report,
-    "split": split_report,
+    "shadow": _shadow,
+    "split": _split,
 }
 """Documents of each kind."""
 ACTS: Mapping[str, Callable[[ModelStore, str, str, str], Pointers]] = {
@@ -38,6 +50,24 @@ ACTS: Mapping[str, Callable[[ModelStore, str, str, str], Pointers]] = {
     "split end": rollout_store.end_split,
 }
 """Acts on what runs; each takes store, model, why and who."""
+
+
+def without_values(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns a document of `STATUS` without values of requests; shapes and differences remain."""
+    figures = document.get("figures")
+    if figures is None:
+        return document
+    worst = [_without_values(pair) for pair in figures["worst"]]
+    return {**document, "figures": {**figures, "worst": worst}}
+
+
+def _without_values(pair: Mapping[str, Any]) -> dict[str, Any]:
+    bare = {
+        name: [{**tensor, "values": None} for tensor in pair[name]]
+        for name in ("inputs", "live", "candidate")
+    }
+    kind, _, _ = pair["error"].partition(":")  # its text may quote an input
+    return {**pair, **bare, "error": kind}
 
 
 def read_request(kind: str, document: Mapping[str, Any]) -> TrafficRequest:

@@ -3,13 +3,14 @@
     <model>/rollouts/<shadow>/shadow/<process>.json                    figures of one process
     <model>/rollouts/<split>/arms/<version>/evidence/<process>.json    counts beside the first arm
 
-Rules: a process replaces its own files alone, whole. Files are hostile input: a damaged one is
-named, and does not keep the others from being read.
+Rules: a process replaces its own files alone, whole, and never larger counts by smaller ones.
+Files are hostile input: a damaged one is named, and does not keep the others from being read.
 """
 
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated
 
 import orjson
@@ -17,7 +18,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from flambeau.protocol.strict import StrictModel
 from model_store.document import DocumentLimits, parse_as
-from model_store.errors import DocumentError, StorageError
+from model_store.errors import DocumentError, StorageError, TooLargeError
 from model_store.rollouts.traffic import Split, Traffic
 from model_store.storage.storage import MissingFileError, Storage
 from services.rollouts.evidence.errors import InvalidEvidenceError
@@ -27,6 +28,7 @@ from services.rollouts.shadow_figures import (
     MAX_BUCKETS,
     MAX_PAIRS,
     MAX_REASONS,
+    KeptPair,
     ShadowFigures,
     merged,
 )
@@ -34,6 +36,8 @@ from services.rollouts.shadow_figures import (
 MAX_SHADOW_FILES = 1_000
 MAX_SHADOW_BYTES = 8 * 2**20
 """A hundred pairs with a hundred values of each tensor have 1 MB."""
+MOST_PAIRS_BYTES = MAX_SHADOW_BYTES // 2
+"""Kept pairs of a file; one that is larger than its share of it is written without its tensors."""
 LARGEST = sys.float_info.max
 _LIMITS = DocumentLimits(MAX_SHADOW_BYTES, 500_000)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -41,7 +45,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 Whole = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Text = Annotated[str, Field(max_length=2000)]
+MAX_TEXT = 2000
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Tensors = Annotated[list[dict[str, JsonValue]], Field(max_length=256)]
 Buckets = Annotated[
     dict[Annotated[int, Field(ge=-MAX_BUCKETS, le=MAX_BUCKETS)], Whole],
@@ -88,7 +93,7 @@ def write_comparisons(
     arms: Mapping[int, Evidence],
     figures: ShadowFigures | None,
 ) -> None:
-    """Replaces the files of a process.
+    """Replaces the files of a process, but none that has counted more.
 
     Args:
         storage: that of the model store.
@@ -109,7 +114,18 @@ def write_comparisons(
             _files(storage, model, traffic.split.id, version).write(process, evidence)
     if traffic.shadow is not None and figures is not None:
         path = f"{_folder(model, traffic.shadow.id)}{process}.json"
-        storage.replace(path, bytes_of_figures(figures))
+        if not _has_more(storage, path, figures):
+            storage.replace(path, bytes_of_figures(figures))
+
+
+def _has_more(storage: Storage, path: str, figures: ShadowFigures) -> bool:
+    """Returns True if a file has counted more than the figures of its process."""
+    try:
+        former = figures_of(storage.get(path, MAX_SHADOW_BYTES), path)
+    except (MissingFileError, TooLargeError, DocumentError, InvalidEvidenceError):
+        return False
+    dropped = sum(former.dropped.values()) > sum(figures.dropped.values())
+    return former.pairs > figures.pairs or dropped
 
 
 def split_evidence(storage: Storage, model: str, split: Split) -> dict[int, FoundEvidence]:
@@ -150,7 +166,22 @@ def shadow_figures(
 
 def bytes_of_figures(figures: ShadowFigures) -> bytes:
     """Returns the content of a file of figures."""
-    return orjson.dumps(figures.as_plain())
+    most_bytes = MOST_PAIRS_BYTES // max(len(figures.worst), 1)
+    worst = [orjson.Fragment(_pair_bytes(pair, most_bytes)) for pair in figures.worst]
+    return orjson.dumps({**figures.as_plain(), "worst": worst})
+
+
+def _pair_bytes(pair: KeptPair, most_bytes: int) -> bytes:
+    texts = {"request_id": _cut(pair.request_id), "error": _cut(pair.error)}
+    data = orjson.dumps({**asdict(pair), **texts})
+    if len(data) < most_bytes:
+        return data
+    return orjson.dumps({**asdict(pair), **texts, "inputs": [], "live": [], "candidate": []})
+
+
+def _cut(text: str) -> str:
+    """Returns what a file may have of a text."""
+    return text[:MAX_TEXT].encode("utf-8", "replace").decode()
 
 
 def figures_of(data: bytes, where: str) -> ShadowFigures:

@@ -65,10 +65,13 @@ class ComparisonWriter:
     async def _counted(self, traffic: Traffic) -> "dict[str, Counted]":
         found: dict[str, Counted] = {}
         split, shadow = traffic.split, traffic.shadow
-        if self._counts is not None:
-            arms = self._counts.split_snapshot().get(split.id, {}) if split is not None else {}
-            figures = self._counts.shadow_snapshot().get(shadow.id) if shadow is not None else None
-            found[self._process] = arms, figures
+        if self._counts is not None and split is not None:
+            arms = self._counts.split_snapshot().get(split.id, {})
+            found[self._counts.name_of(split.id, self._process)] = arms, None
+        if self._counts is not None and shadow is not None:
+            name = self._counts.name_of(shadow.id, self._process)
+            figures = self._counts.shadow_snapshot().get(shadow.id)
+            found[name] = found.get(name, ({}, None))[0], figures
         if self._gateways is not None and split is not None:
             from services.rollouts.gateway_counts import arm_id
 

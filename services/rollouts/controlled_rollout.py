@@ -88,17 +88,23 @@ class ControlledRollout:
         self._files = EvidenceFiles(store.storage, model, rollout_id)
         self._lease = Lease(store.storage, self._files.folder, process, interval_s)
         self._own = Evidence()
+        self._own_name = process
         self._stored: dict[str, Evidence] = {}
         """Counts and peaks as this process has written them, by process."""
 
-    def write_own(self, counts: Evidence) -> None:
+    def write_own(self, counts: Evidence, name: str = "") -> None:
         """Writes this process's counts if they have changed.
+
+        Args:
+            counts: all that were counted under a name.
+            name: another one than this process's own, see `TrafficCounts.name_of`.
 
         Raises:
             StorageError: the store failed.
         """
+        self._own_name = name or self._process
         self._own = Evidence(counts.counts, {**self._own.peaks})
-        self.write_other(self._process, self._own)
+        self.write_other(self._own_name, self._own)
 
     def write_other(self, process: str, counts: Evidence) -> None:
         """Writes the counts of a process that has no store, if they have changed.
@@ -155,7 +161,7 @@ class ControlledRollout:
         with _short_turns():
             verdict = judge(found.total, rollout.guards)
         self._own.peaks.update(remembered(found.total, verdict).peaks)
-        self.write_other(self._process, self._own)
+        self.write_other(self._own_name, self._own)
         return verdict
 
     def _write_verdict(self, rollout: Rollout, verdict: Verdict, found: FoundEvidence) -> None:

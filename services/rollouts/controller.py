@@ -15,12 +15,13 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from model_store.errors import StoreError
-from model_store.rollouts.traffic import Rollout
+from model_store.rollouts.traffic import Rollout, Traffic
 from model_store.store import ModelStore
 from services.access import audit
 from services.low_priority_thread import beside_loop
 from services.queueing.directory import Directory
 from services.rollouts.comparison_writer import ComparisonWriter
+from services.rollouts.evidence.errors import InvalidEvidenceError
 from services.telemetry.rollout_metrics import RolloutMetrics
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class RolloutController:
         self._rollouts: dict[str, ControlledRollout] = {}
         """By id."""
         self._comparisons = ComparisonWriter(store.storage, process, counts, gateways)
+        self._traffics: dict[str, Traffic] = {}
+        """Those of the last look, by model: a server that stops withdraws its models first."""
         self._complaints: dict[tuple[str, str], str] = {}
         """Logged reasons by id of the rollout, shadow or split, and file."""
 
@@ -89,12 +92,15 @@ class RolloutController:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
                     await stop.wait()
-        for model, rollout in self._present().items():
-            await self._guarded(model, rollout.id, self._write_counts(model, rollout))
-        await self._write_comparisons()
+        for traffics in (self._traffics, dict(self._directory.traffics())):
+            await self._write_own(traffics)
 
     async def look(self) -> None:
         """Writes the counts of each rollout, judges it, and moves it."""
+        now = dict(self._directory.traffics())
+        over = {model: one for model, one in self._traffics.items() if now.get(model) != one}
+        self._traffics = now
+        await self._write_own(over)
         present = self._present()
         self._forget_others(present)
         for model, rollout in present.items():
@@ -121,16 +127,21 @@ class RolloutController:
                 {(model, one.candidate): one.step + 1 for model, one in present.items()}
             )
 
-    async def _guarded(self, model: str, its_id: str, work: Coroutine[Any, Any, None]) -> None:
-        """Awaits work on one rollout; a failure is logged once and affects no other rollout."""
+    async def _guarded(
+        self,
+        model: str,
+        its_id: str,
+        work: Coroutine[Any, Any, None],
+        fault: str = "a rollout cannot be looked at",
+    ) -> None:
+        """Awaits work on one rollout; a failure is logged once and affects nothing else."""
         try:
             await work
         except Exception as error:
-            bug = None if isinstance(error, StoreError) else error
-            fault = "a rollout cannot be looked at"
-            self._complain((its_id, ""), model, fault, str(error), bug)
+            bug = None if isinstance(error, StoreError | InvalidEvidenceError) else error
+            self._complain((its_id, fault), model, fault, str(error), bug)
         else:
-            self._complaints.pop((its_id, ""), None)
+            self._complaints.pop((its_id, fault), None)
 
     def _complain(
         self,
@@ -151,8 +162,8 @@ class RolloutController:
         if not self._controls:
             return
         if self._gateways is not None:
-            others = await self._gateways.of(rollout.id)
-            await beside_loop(lambda: _write(controlled, others))
+            relayed = self._write_relayed(self._gateways, controlled, rollout)
+            await self._guarded(model, rollout.id, relayed, "counts of gateways cannot be written")
         refusal = next(
             (
                 served.reason
@@ -171,21 +182,40 @@ class RolloutController:
                 fault = "a file of evidence was left out"
                 self._complain((rollout.id, path), model, fault, reason)
 
+    async def _write_relayed(
+        self, gateways: "CountsOfGateways", controlled: "ControlledRollout", rollout: Rollout
+    ) -> None:
+        others = await gateways.of(rollout.id)
+        await beside_loop(lambda: _write(controlled, others))
+
     async def _write_counts(self, model: str, rollout: Rollout) -> None:
         if self._counts is None:
             return
         counts = self._counts.snapshot().get(rollout.id)
         if counts is not None:
             controlled = self._controlled(model, rollout)
-            await beside_loop(lambda: controlled.write_own(counts))
+            name = self._counts.name_of(rollout.id, self._process)
+            await beside_loop(lambda: controlled.write_own(counts, name))
+
+    async def _write_own(self, traffics: Mapping[str, Traffic]) -> None:
+        """Writes what this process has counted, whether or not the models are still served."""
+        for model, one in traffics.items():
+            if one.rollout is not None:
+                writing = self._write_counts(model, one.rollout)
+                await self._guarded(model, one.rollout.id, writing)
+            await self._write_comparison(model, one)
 
     async def _write_comparisons(self) -> None:
         """Writes the counts of splits and shadows."""
         traffics = dict(self._directory.traffics())
         self._comparisons.keep_only(traffics)
         for model, traffic in traffics.items():
-            its_id = next(iter(traffic.ids))
-            await self._guarded(model, its_id, self._comparisons.write(model, traffic))
+            await self._write_comparison(model, traffic)
+
+    async def _write_comparison(self, model: str, traffic: Traffic) -> None:
+        its_id, writing = next(iter(traffic.ids)), self._comparisons.write(model, traffic)
+        fault = "counts of a split or a shadow cannot be written"
+        await self._guarded(model, its_id, writing, fault)
 
     def _controlled(self, model: str, rollout: Rollout) -> "ControlledRollout":
         found = self._rollouts.get(rollout.id)

@@ -4,10 +4,12 @@
     <model>/rollouts/<id>/verdict.json              what the controller found at its last look
 
 Rules: a process replaces its own file alone, whole; a restarted process has a new name, so its
-former counts stay and the sum goes on. Files are hostile input: one that is damaged, too large or
-beyond the limits is reported and left out, and does not keep the others from being read.
+former counts stay and the sum goes on. Smaller counts never replace larger ones. Files are hostile
+input: one that is damaged, too large or beyond the limits is reported and left out, and does not
+keep the others from being read.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from typing import Any
 import orjson
 
 from model_store.document import DocumentLimits, parse_document
-from model_store.errors import DocumentError, StorageError
+from model_store.errors import DocumentError, StorageError, TooLargeError
 from model_store.storage.storage import MissingFileError, Storage
 from services.rollouts.evidence.errors import InvalidEvidenceError
 from services.rollouts.evidence.evidence import MAX_NAMES, MAX_PEAKS, MAX_SHARES, Evidence, merged
@@ -56,7 +58,9 @@ class EvidenceFiles:
         self.folder = f"{model}/rollouts/{rollout_id}"
 
     def write(self, process: str, evidence: Evidence) -> None:
-        """Replaces the counts of a process.
+        """Replaces the counts of a process, unless those of its file are larger.
+
+        Its file keeps the highest peaks.
 
         Args:
             process: a name that no other process ever has, see `services.process.process_name`.
@@ -70,7 +74,16 @@ class EvidenceFiles:
             raise InvalidEvidenceError(
                 f"'{process[:60]}' names no process; use letters, digits, dots, - and _"
             )
-        self._storage.replace(f"{self.folder}/evidence/{process}.json", bytes_of(evidence))
+        path = f"{self.folder}/evidence/{process}.json"
+        former = Evidence()
+        with contextlib.suppress(
+            MissingFileError, TooLargeError, DocumentError, InvalidEvidenceError
+        ):
+            former = evidence_of(self._storage.get(path, MAX_FILE_BYTES), path)
+        is_less = any(evidence.counts.get(name, 0) < n for name, n in former.counts.items())
+        peaks = merged([Evidence(peaks=former.peaks), Evidence(peaks=evidence.peaks)]).peaks
+        counts = former.counts if is_less else evidence.counts
+        self._storage.replace(path, bytes_of(Evidence(counts, peaks)))
 
     def read(self) -> FoundEvidence:
         """Reads and adds the counts of all processes.

@@ -5,12 +5,14 @@ whose controller writes them into files.
 
 Rules: counts are cumulative, so a lost or repeated one does no harm. Redis keeps those of a rollout
 for `LIVES_S` after the last look of a gateway; what a worker has written outlives it. Redis is
-hostile input: counts that are too large or malformed are left out, and logged once.
+hostile input: counts that are too large, malformed, or not of a gateway's name are left out, and
+logged once.
 """
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from redis.exceptions import RedisError
@@ -18,9 +20,10 @@ from redis.exceptions import RedisError
 from model_store.errors import DocumentError
 from services.low_priority_thread import beside_loop
 from services.queueing.directory import Directory
-from services.queueing.redis_streams.clients import RedisClients, keep_looking
+from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.keys import evidence_key
-from services.rollouts.comparison_files import bytes_of_figures, figures_of
+from services.queueing.redis_streams.scripts import Script
+from services.rollouts.comparison_files import MAX_SHADOW_BYTES, bytes_of_figures, figures_of
 from services.rollouts.evidence.errors import InvalidEvidenceError
 from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.evidence_files import bytes_of, evidence_of
@@ -32,6 +35,13 @@ logger = logging.getLogger("flambeau.rollouts")
 
 LOOK_EVERY_S = 2.0
 LIVES_S = 3600
+MAX_GATEWAYS = 1_000
+"""Gateways of one rollout that are read, restarted ones included."""
+MAX_GATEWAY_BYTES = MAX_SHADOW_BYTES
+MAX_REDIS_BYTES = 32 * 2**20
+"""Counts of all gateways of one rollout; those of a gateway have some 20 KB."""
+MAX_COMPLAINTS = 1_000
+"""Counts left out that are logged."""
 
 
 class GatewayCounts:
@@ -53,8 +63,16 @@ class GatewayCounts:
         self._counts = counts
 
     async def run(self) -> None:
-        """Sends until cancelled; survives any fault of Redis."""
-        await keep_looking(self._redis, self.look, LOOK_EVERY_S)
+        """Sends until cancelled, then a last time; survives any fault of Redis."""
+        try:
+            while True:
+                with contextlib.suppress(RedisError):
+                    await self.look()
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            with contextlib.suppress(RedisError):
+                await self._send()
+            await self._redis.close()
 
     async def look(self) -> None:
         """Sends the counts of each rollout.
@@ -64,19 +82,24 @@ class GatewayCounts:
         """
         traffics = self._directory.traffics().values()
         self._counts.keep_only({one for traffic in traffics for one in traffic.ids})
+        await self._send()
+
+    async def _send(self) -> None:
         counts, arms = self._counts.snapshot(), self._counts.split_snapshot()
         shadows = self._counts.shadow_snapshot()
+        names = {one: self._counts.name_of(one, self._name) for one in [*counts, *arms, *shadows]}
 
-        def written() -> dict[str, bytes]:
-            found = {rollout_id: bytes_of(one) for rollout_id, one in counts.items()}
+        def written() -> list[tuple[str, str, bytes]]:
+            found = [(key, names[key], bytes_of(one)) for key, one in counts.items()]
             for split_id, by_version in arms.items():
                 for version, one in by_version.items():
-                    found[arm_id(split_id, version)] = bytes_of(one)
-            return found | {name: bytes_of_figures(one) for name, one in shadows.items()}
+                    found.append((arm_id(split_id, version), names[split_id], bytes_of(one)))
+            found += [(key, names[key], bytes_of_figures(one)) for key, one in shadows.items()]
+            return found
 
         trip = self._redis.trip()
-        for counted_id, data in (await beside_loop(written)).items():
-            trip.add("HSET", evidence_key(counted_id), self._name, data)
+        for counted_id, name, data in await beside_loop(written):
+            trip.add("HSET", evidence_key(counted_id), name, data)
             trip.add("EXPIRE", evidence_key(counted_id), LIVES_S)
         await trip.execute()
 
@@ -95,6 +118,7 @@ class CountsOfGateways:
 
     def __init__(self, clients: RedisClients) -> None:
         self._redis = clients.open()
+        self._script = Script("read_counts", __package__)
         self._complaints: set[tuple[str, str]] = set()
 
     async def of(self, counted_id: str) -> Mapping[str, Evidence]:
@@ -106,27 +130,40 @@ class CountsOfGateways:
         return await self._read(shadow_id, figures_of)
 
     async def _read(self, counted_id: str, parse: Callable[[bytes, str], T]) -> dict[str, T]:
-        stored: dict[bytes, bytes] = {}
+        limits = MAX_GATEWAYS, MAX_GATEWAY_BYTES, MAX_REDIS_BYTES
+        found: tuple[list[bytes], list[bytes]] = [], []
         with contextlib.suppress(RedisError):
-            stored = await self._redis.send("HGETALL", evidence_key(counted_id))
+            found = await self._script(self._redis, (evidence_key(counted_id),), *limits)
+        fields, left_out = found
 
         def parsed() -> dict[str, T]:
-            found = {}
-            for key, data in stored.items():
-                gateway = key.decode(errors="replace")
+            for name, reason in _pairs(left_out):
+                self._complain(counted_id, _text(name), _text(reason))
+            counts = {}
+            for name, data in _pairs(fields):
+                gateway = _text(name)
                 try:
-                    found[gateway] = parse(data, f"the counts of {gateway}")
+                    counts[gateway] = parse(data, f"the counts of {gateway}")
                 except (DocumentError, InvalidEvidenceError) as error:
-                    self._complain(counted_id, gateway, error)
-            return found
+                    self._complain(counted_id, gateway, str(error))
+            return counts
 
         return await beside_loop(parsed)
 
-    def _complain(self, counted_id: str, gateway: str, error: Exception) -> None:
-        if (counted_id, gateway) not in self._complaints:
-            self._complaints.add((counted_id, gateway))
-            logger.error("counts of a gateway were left out", extra={"reason": str(error)})
+    def _complain(self, counted_id: str, gateway: str, reason: str) -> None:
+        if (counted_id, gateway) in self._complaints or len(self._complaints) >= MAX_COMPLAINTS:
+            return
+        self._complaints.add((counted_id, gateway))
+        logger.error("counts of a gateway were left out", extra={"reason": reason})
 
     async def close(self) -> None:
         """Closes its connections."""
         await self._redis.close()
+
+
+def _pairs(found: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(found[::2], found[1::2], strict=True)
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")

@@ -5,8 +5,8 @@
 In: the numbers of the files and the newest one's content, at each look. Out: whether this process
 may act. Rules:
 
-- The file with the highest number is the lease. It is created only if absent, so that of several
-  contenders one gets it.
+- The lease is the file with the highest number of those that follow each other from 1; a file
+  beyond a gap is none. It is created only if absent, so that of several contenders one gets it.
 - The holder rewrites its file at every look. A contender that has seen no change of it for
   `TAKEN_AFTER` intervals creates the next number.
 - A holder acts until `HELD_FOR` intervals after it began a look at which its file was the newest.
@@ -15,6 +15,7 @@ may act. Rules:
 - Only durations by a process's own monotonic clock count, so clocks may differ.
 """
 
+import itertools
 import json
 import math
 import re
@@ -155,7 +156,8 @@ class Lease:
 
     def _newest(self) -> int:
         names = (path.removeprefix(self._folder) for path in self._storage.list(self._folder))
-        return max((int(found[1]) for name in names if (found := _FILE.fullmatch(name))), default=0)
+        numbers = {int(found[1]) for name in names if (found := _FILE.fullmatch(name))}
+        return next(number for number in itertools.count() if number + 1 not in numbers)
 
     def _content(self, number: int) -> bytes:
         """Returns the content of a file; one that is gone or too large never changes."""

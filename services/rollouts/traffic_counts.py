@@ -138,6 +138,23 @@ class TrafficCounts:
         self._rollouts: dict[str, Comparison] = {}
         self._splits: dict[str, dict[int, Comparison]] = {}
         self._shadows: dict[str, ShadowFigures] = {}
+        self._forgotten = 0
+        """Times that `keep_only` has forgotten some."""
+        self._begun: dict[str, int] = {}
+        """By id, `_forgotten` when its counts began."""
+
+    def name_of(self, counted_id: str, process: str) -> str:
+        """Returns a name for the counts of an id, such as `server-host-1-5f2a`, or that with `.3`.
+
+        Counts that begin anew after they were forgotten have another name than those before, so
+        the counts of one name never fall.
+
+        Args:
+            counted_id: id of a rollout, a split or a shadow.
+            process: name of this process, unique for all time.
+        """
+        begun = self._begun.get(counted_id, 0)
+        return f"{process}.{begun}" if begun else process
 
     def comparison(self, rollout_id: str, ratio: float = USUAL_RATIO) -> Comparison:
         """Returns the counts of a rollout, new ones if there are none.
@@ -149,6 +166,7 @@ class TrafficCounts:
         found = self._rollouts.get(rollout_id)
         if found is None:
             found = self._rollouts[rollout_id] = Comparison(ratio)
+            self._begun[rollout_id] = self._forgotten
         return found
 
     def of(self, rollout_id: str) -> Evidence:
@@ -163,7 +181,10 @@ class TrafficCounts:
             version: the arm's.
             others: arms but the first. Their blocks may end in one callback, and share its time.
         """
-        arms = self._splits.setdefault(split_id, {})
+        arms = self._splits.get(split_id)
+        if arms is None:
+            arms = self._splits[split_id] = {}
+            self._begun[split_id] = self._forgotten
         found = arms.get(version)
         if found is None:
             most = max(1, MOST_LATENCIES_A_BLOCK // others)
@@ -180,6 +201,7 @@ class TrafficCounts:
         found = self._shadows.get(shadow_id)
         if found is None:
             found = self._shadows[shadow_id] = ShadowFigures(keep=keep)
+            self._begun[shadow_id] = self._forgotten
         return found
 
     def snapshot(self) -> dict[str, Evidence]:
@@ -207,7 +229,8 @@ class TrafficCounts:
         self._seen.update((name, now) for name in self._seen if name in ids)
         over = {name for name, seen in self._seen.items() if now - seen >= FORGOTTEN_AFTER_S}
         groups: tuple[dict[str, object], ...]
-        groups = self._rollouts, self._splits, self._shadows  # type: ignore[assignment]
+        groups = self._rollouts, self._splits, self._shadows, self._begun  # type: ignore[assignment]
+        self._forgotten += bool(over)
         for group in groups:
             for name in over & group.keys():
                 del group[name]

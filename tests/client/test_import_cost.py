@@ -34,6 +34,13 @@ def test_the_infer_command_loads_the_client_only_when_it_runs() -> None:
     assert not loaded & {"grpc", "numpy", "pydantic", "google.protobuf"}
 
 
+def test_a_server_loads_reports_and_the_judge_of_rollouts_only_when_they_are_used() -> None:
+    loaded = modules_after("import services.standalone.server, services.registry.rollouts")
+    assert "services.rollouts.controller" in loaded
+    late = ("reports", "comparison_files", "controlled_rollout", "evidence.judge")
+    assert not loaded & {f"services.rollouts.{name}" for name in late}
+
+
 def test_the_version_is_that_of_pyproject() -> None:
     import flambeau
 

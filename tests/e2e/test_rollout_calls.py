@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from model_store.rollouts.traffic import Traffic
 from model_store.store import ModelStore
 from services.access.api_keys import ApiKey, add_key, digest_of, new_key
+from services.rollouts.comparison_files import write_comparisons
+from services.rollouts.shadow_figures import KeptPair, ShadowFigures
 from tests.e2e.rest_calls import Reply, call
 from tests.fixtures import onnx_models
 from tests.fixtures.servers import COMMAND, ROOT, ServerProcess, running_server
@@ -135,6 +138,32 @@ def test_shadows_and_splits_from_start_to_end(
         assert at(server, key, "POST", f"linear/{kind}/{end}", {}).json().get("traffic") is None
         shown = at(server, key, "GET", f"linear/{kind}").json()
         assert (shown[kind], shown["last"]["outcome"]) == (None, "ended")
+
+
+def test_values_of_kept_pairs_need_the_right_to_promote(
+    server: ServerProcess, keys: tuple[Path, dict[str, str]], store: ModelStore, tmp_path: Path
+) -> None:
+    started = at(server, keys[1]["promoter"], "POST", "linear/shadow", STARTS["shadow"]).json()
+    traffic = Traffic.model_validate(started["traffic"])
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [1], "values": ["a secret"]}
+    pair = KeptPair(
+        disagreement=1.0, difference=2.5, request_id="r", when=0.0, inputs=[tensor],
+        live=[tensor], candidate=[tensor], error="BackendError: a secret is none",
+    )  # fmt: skip
+    figures = ShadowFigures(keep=1, pairs=1, worst=[pair])
+    write_comparisons(store.storage, "linear", traffic, "other", {}, figures)
+    for name, sees in (("reader", False), ("canary", False), ("promoter", True)):
+        reply = at(server, keys[1][name], "GET", "linear/shadow")
+        assert (b"secret" in reply.body) == sees
+        [shown] = reply.json()["figures"]["worst"]
+        values = ["a secret"] if sees else None
+        assert shown["candidate"] == [{**tensor, "values": values}]
+        assert (shown["difference"], shown["error"].split(":")[0]) == (2.5, "BackendError")
+        token = tmp_path / name
+        token.write_text(keys[1][name])
+        place = ("--server", f"http://{server.http}", "--token-file", str(token))
+        printed = flambeau("shadow", "status", "linear", "--json", *place)
+        assert ("secret" in printed.stdout) == sees, printed.stderr
 
 
 @pytest.mark.parametrize("kind", STARTS)

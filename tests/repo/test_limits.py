@@ -113,6 +113,9 @@ EFFECTS = {
         """,
     "shortens or samples": """
         comparison_files.MAX_SHADOW_BYTES comparison_files.MAX_SHADOW_FILES
+        gateway_counts.MAX_GATEWAYS gateway_counts.MAX_GATEWAY_BYTES gateway_counts.MAX_REDIS_BYTES
+        gateway_counts.MAX_COMPLAINTS comparison_files.MAX_TEXT comparison_files.MOST_PAIRS_BYTES
+        shown_tensors.MOST_SHOWN_BYTES
         forwarded_output.MAX_LINE_BYTES log_output.MAX_WAITING_BYTES rest_prediction.MAX_NAME_BYTES
         model_figures.MAX_PLACES model_figures.MAX_SIZES repository.MAX_NAME directory.MAX_SHOWN
         open_document.MAX_DOCUMENT_BYTES open_document.MAX_TENSORS

@@ -23,7 +23,7 @@ from services.gateway.payloads.rule import PayloadRule
 def test_values_are_kept_only_where_payloads_are_sampled(
     rules: dict[str, PayloadRule], is_redacted: bool
 ) -> None:
-    settings = GatewaySettings(payload_samples=rules)
+    settings = GatewaySettings.model_validate({"payload_samples": rules})
     assert redactions(settings)("m", "x", "FP32") is is_redacted
 
 
@@ -31,5 +31,5 @@ def test_values_are_kept_only_where_payloads_are_sampled(
 def test_texts_are_kept_only_where_everything_is(
     keep: Literal["numbers", "everything"], is_redacted: bool
 ) -> None:
-    settings = GatewaySettings(payload_samples={"m": PayloadRule(keep=keep)})
+    settings = GatewaySettings.model_validate({"payload_samples": {"m": PayloadRule(keep=keep)}})
     assert redactions(settings)("m", "x", "BYTES") is is_redacted

@@ -351,6 +351,50 @@ def test_counts_are_written_a_last_time_at_the_end(store: ModelStore) -> None:
     run(work())
 
 
+def test_counts_outlive_the_models_of_a_server_that_stops(store: ModelStore) -> None:
+    """Its reconciler withdraws them before the last write."""
+
+    async def work() -> None:
+        server, stop = Server(store, "a"), asyncio.Event()
+        rollout = start(store, every_s=3600)
+        shadow = Shadow(candidate=2, sample=0.1)
+        server.directory.set_traffic("digits", Traffic(rollout=rollout, shadow=shadow))
+        await server.controller.look()
+        server.count(rollout, 3)
+        server.counts.shadow(shadow.id).drop("busy")
+        server.directory.set_traffic("digits", None)
+        stop.set()
+        await server.controller.run(stop)
+        found = files_of(store, rollout).read()
+        assert found.total.counts["share/500000/candidate/requests"] == 3
+        figures, _ = shadow_figures(store.storage, "digits", shadow.id)
+        assert figures is not None
+        assert figures.dropped == {"busy": 1}
+
+    run(work())
+
+
+def test_counts_that_begin_anew_are_added(store: ModelStore) -> None:
+    """A server that loses sight of a rollout for a while, and one whose process restarts."""
+
+    async def work() -> None:
+        server, rollout = Server(store, "a"), start(store, every_s=3600)
+        await server.look()
+        for requests in (5, 3, 4):
+            server.count(rollout, requests)
+            server.directory.set_traffic("digits", None)
+            await server.controller.look()
+            await server.look()
+        total = files_of(store, rollout).read().total
+        assert total.counts["share/500000/candidate/requests"] == 12
+        same = Server(store, "a")  # a name that was given twice
+        same.count(rollout, 1)
+        await same.look()
+        assert files_of(store, rollout).read().total == total
+
+    run(work())
+
+
 def test_process_that_only_counts_moves_nothing(store: ModelStore) -> None:
     async def work() -> None:
         server = Server(store, "edge")

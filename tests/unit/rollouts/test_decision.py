@@ -95,3 +95,14 @@ def test_counts_are_shown_by_share() -> None:
         "pairs": 2,
         "differing_pairs": 1,
     }
+
+
+def test_times_without_a_zone_are_utc() -> None:
+    document = rollout_at(0).model_dump(mode="json")
+    for name in ("started", "step_began"):
+        document[name] = "2026-11-28T12:00:00"
+    rollout = Rollout.model_validate(document)
+    now = BEGAN + timedelta(seconds=60)
+    evidence = evidence_of(LEAST_REQUESTS, rollout.share)
+    assert decide(rollout, verdict_of("undecided"), evidence, now).move == "advanced"
+    assert rollout.started == BEGAN

@@ -41,17 +41,17 @@ def test_no_files_are_no_evidence(files: EvidenceFiles) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=8))
-def test_sum_is_that_of_the_newest_file_of_each_process(
+def test_sum_is_that_of_the_largest_counts_of_each_process(
     tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[str, int]]
 ) -> None:
     files = EvidenceFiles(Storage(str(tmp_path_factory.mktemp("store"))), "digits", ID)
-    newest: dict[str, Evidence] = {}
+    largest: dict[str, int] = {}
     for process, requests in writes:
-        newest[process] = counted(requests, peak=requests)
-        files.write(process, newest[process])
+        largest[process] = max(requests, largest.get(process, 0))
+        files.write(process, counted(requests, peak=requests))
     found = files.read()
-    assert found.total == merged(newest.values())
-    assert found.processes == len(newest)
+    assert found.total == merged(counted(most, peak=most) for most in largest.values())
+    assert found.processes == len(largest)
 
 
 def test_counts_of_a_restarted_process_go_on(files: EvidenceFiles) -> None:
@@ -60,6 +60,21 @@ def test_counts_of_a_restarted_process_go_on(files: EvidenceFiles) -> None:
     total = files.read().total
     assert total.counts["share/100000/candidate/requests"] == 9
     assert total.peaks == {"errors": 2.5}
+
+
+def test_counts_that_began_anew_replace_no_larger_ones(files: EvidenceFiles) -> None:
+    files.write("gateway-1", counted(7, peak=2.5))
+    for peak, highest in ((1.0, 2.5), (3.0, 3.0)):
+        files.write("gateway-1", counted(2, peak=peak))
+        total = files.read().total
+        assert total.counts["share/100000/candidate/requests"] == 7
+        assert total.peaks == {"errors": highest}
+
+
+def test_damaged_file_of_a_process_is_replaced(files: EvidenceFiles, tmp_path: Path) -> None:
+    path_of(tmp_path, "a.json").write_bytes(b"{")
+    files.write("a", counted(2))
+    assert files.read().total == counted(2)
 
 
 DAMAGED = {

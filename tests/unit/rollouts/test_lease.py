@@ -97,13 +97,13 @@ def test_restarted_holder_takes_its_lease_over(tmp_path: Path) -> None:
 def test_strange_files_are_taken_over(tmp_path: Path, data: bytes) -> None:
     folder = tmp_path / "digits/rollouts/1/lease"
     folder.mkdir(parents=True)
-    (folder / "7.json").write_bytes(data)
+    (folder / "1.json").write_bytes(data)
     (folder / "0.json").write_bytes(data)
     (folder / "99999999999999999999.json").write_bytes(data)
     (folder / "notes.txt").write_bytes(data)
     clock = Clock()
     look_until_held(lease_of(tmp_path, "a", clock), clock)
-    assert (folder / "8.json").exists()
+    assert (folder / "2.json").exists()
 
 
 @dataclass
@@ -185,3 +185,18 @@ def test_a_simulated_survivor_acts() -> None:
     contenders = [Contender(0.0, dies_at=20), Contender(5e5, dies_at=60), Contender(-5e5)]
     seen = simulate(contenders, [0.05])
     assert {0, 1, 2} == {who for _, acting in seen for who in acting}
+
+
+@pytest.mark.parametrize("number", ["999999999999999", "1000000000", "7"])
+def test_foreign_file_beyond_a_gap_is_no_lease(tmp_path: Path, number: str) -> None:
+    folder = tmp_path / "digits" / "rollouts" / "1" / "lease"
+    folder.mkdir(parents=True)
+    (folder / f"{number}.json").write_text("{}")
+    clock = Clock()
+    first, second = lease_of(tmp_path, "a", clock), lease_of(tmp_path, "b", clock)
+    assert first.look()
+    assert not second.look()
+    clock.at += INTERVAL_S
+    assert first.look()
+    look_until_held(second, clock)
+    assert {one.name for one in folder.iterdir()} == {"1.json", "2.json", f"{number}.json"}

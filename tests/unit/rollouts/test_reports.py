@@ -12,11 +12,16 @@ from model_store.rollouts import rollout_store
 from model_store.rollouts.requests import ShadowRequest, SplitRequest
 from model_store.rollouts.traffic import Arm, Traffic
 from model_store.store import ModelStore
-from services.rollouts.comparison_files import write_comparisons
+from services.rollouts.comparison_files import (
+    MOST_PAIRS_BYTES,
+    bytes_of_figures,
+    figures_of,
+    write_comparisons,
+)
 from services.rollouts.evidence.errors import InvalidEvidenceError
 from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.reports import shadow_report, split_report
-from services.rollouts.shadow_figures import KeptPair, ShadowFigures
+from services.rollouts.shadow_figures import MAX_PAIRS, KeptPair, ShadowFigures
 from tests.fixtures.store_versions import publish_in
 
 
@@ -149,6 +154,25 @@ def test_an_infinite_difference_is_read_back(store: ModelStore) -> None:
     found = shadow_report(store, "digits")["figures"]
     assert found["difference"] > 1e300
     assert found["worst"][0]["difference"] > 1e300
+
+
+@pytest.mark.parametrize("text", ["\ufffd" * 500, "\x00" * 500, "\U0001f600" * 500])
+def test_large_pairs_hide_no_figures(text: str) -> None:
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [64], "values": [text] * 64}
+    figures = ShadowFigures(keep=MAX_PAIRS)
+    for number in range(MAX_PAIRS):
+        large = replace(
+            pair(1.0), inputs=[tensor], candidate=[tensor], error=text * 9,
+            request_id=f"{number}-\ud800" + text * 9,
+        )  # fmt: skip
+        figures.count_pair(large, live_s=0.01, candidate_s=0.01)
+    data = bytes_of_figures(figures)
+    assert len(data) < MOST_PAIRS_BYTES + 10_000
+    found = figures_of(data, "a")
+    assert (found.pairs, len(found.worst)) == (MAX_PAIRS, MAX_PAIRS)
+    assert found.worst[0].inputs == []
+    few = bytes_of_figures(replace(figures, worst=figures.worst[:9]))
+    assert figures_of(few, "a").worst[0].inputs == [tensor]
 
 
 def test_a_process_needs_a_name(store: ModelStore) -> None:

@@ -145,3 +145,19 @@ def test_latency_is_a_quantile_of_the_runs() -> None:
     assert figures.latency_s("live", 0.5) == pytest.approx(0.01, rel=0.02)
     assert figures.latency_s("candidate", 1.0) == pytest.approx(2.0, rel=0.02)
     assert ShadowFigures().latency_s("live", 0.5) is None
+
+
+def test_counts_that_begin_anew_have_another_name() -> None:
+    counts = TrafficCounts()
+    counts.of("a")
+    counts.shadow("b")
+    assert counts.name_of("a", "server-1") == counts.name_of("b", "server-1") == "server-1"
+    counts.keep_only({"b"})
+    counts.keep_only({"b"})
+    counts.of("a")
+    counts.arm("c", 2)
+    assert counts.name_of("a", "server-1") == counts.name_of("c", "server-1") == "server-1.1"
+    assert counts.name_of("b", "server-1") == "server-1"
+    counts.keep_only({"b"})
+    counts.of("a")
+    assert counts.name_of("a", "server-1") == "server-1.2"
