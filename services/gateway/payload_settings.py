@@ -52,14 +52,19 @@ def open_sampler(
     )
 
 
-def redactions(settings: GatewaySettings) -> Callable[[str, str], bool]:
-    """Returns a function that is True for a tensor of a model whose values nobody may keep.
+def redactions(settings: GatewaySettings) -> Callable[[str, str, str], bool]:
+    """Returns a function that is True for a tensor whose values nobody may keep.
 
-    It follows the rules of samples: what these leave out, pairs of a shadow leave out, too.
+    Its arguments are the model, the tensor's name and its datatype.
+
+    It follows the rules of samples: what these leave out, pairs of a shadow leave out, too, and all
+    values of a model without a rule.
     """
 
-    def redacts(model: str, tensor: str) -> bool:
+    def redacts(model: str, tensor: str, datatype: str) -> bool:
         rule = rule_of(settings.payload_samples, model)
-        return rule is not None and (rule.keep in ("shapes", "statistics") or rule.redacts(tensor))
+        if rule is None or rule.keep in ("shapes", "statistics") or rule.redacts(tensor):
+            return True
+        return rule.keep == "numbers" and datatype == "BYTES"
 
     return redacts

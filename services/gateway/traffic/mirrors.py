@@ -26,7 +26,7 @@ from flambeau.protocol.tensors import Array
 from services.errors import BackendError, DeadlineExceededError, ServingError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.traffic.answer_comparison import Judged, Task, bf16_of, compared
-from services.gateway.traffic.shown_tensors import shown
+from services.gateway.traffic.shown_tensors import Redacts, shown
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
 from services.queueing.records import InferReply, Lane
@@ -90,7 +90,7 @@ class Mirrors:
         admission: checks them as others.
         queue: queue that they go to.
         metrics: counts pairs, and what was dropped.
-        redacts: True for a tensor of a model whose values must not be kept.
+        redacts: says which values of pairs must not be kept.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Mirrors:
         admission: Admission,
         queue: MemoryQueue,
         metrics: Metrics,
-        redacts: Callable[[str, str], bool] = lambda _model, _tensor: False,
+        redacts: Redacts = lambda _model, _tensor, _datatype: False,
     ) -> None:
         self._admission, self._queue, self._metrics = admission, queue, metrics
         self._redacts = redacts
@@ -239,7 +239,7 @@ def _pair(
     call: InferCall,
     live: InferReply,
     outcome: Outcome,
-    redacts: Callable[[str, str], bool],
+    redacts: Redacts,
 ) -> Pair:
     """Compares both answers, in the thread."""
     candidate_s: float | None = None

@@ -6,6 +6,9 @@ from typing import Any
 
 from flambeau.protocol.tensors import Array
 
+Redacts = Callable[[str, str, str], bool]
+"""True for a tensor whose values must not be kept: its model, its name, and its datatype."""
+
 SHOWN_TENSORS = 16
 SHOWN_VALUES = 64
 """First values of a tensor: a pair takes some KiB."""
@@ -16,7 +19,7 @@ def shown(
     model: str,
     tensors: Sequence[tuple[str, str, Array]],
     *,
-    redacts: Callable[[str, str], bool],
+    redacts: Redacts,
 ) -> list[dict[str, Any]]:
     """Returns name, datatype, shape and first values of each tensor.
 
@@ -28,7 +31,7 @@ def shown(
     found = []
     for name, datatype, array in tensors[:SHOWN_TENSORS]:
         values = None
-        if not redacts(model, name):
+        if not redacts(model, name, datatype):
             values = [_plain(value) for value in array.reshape(-1)[:SHOWN_VALUES].tolist()]
         shape = list(array.shape)
         found.append({"name": name, "datatype": datatype, "shape": shape, "values": values})

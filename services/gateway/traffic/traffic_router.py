@@ -32,6 +32,7 @@ from services.gateway.traffic.draw import (
 )
 from services.gateway.traffic.mirrors import Mirrors, Pair, Target
 from services.gateway.traffic.routed_call import Counted, RoutedCall
+from services.gateway.traffic.shown_tensors import Redacts
 from services.queueing.directory import LIVE_ALIAS
 from services.queueing.memory_queue import MemoryQueue
 from services.rollouts.traffic_counts import USUAL_RATIO, Comparison, TrafficCounts
@@ -74,7 +75,7 @@ class TrafficRouter:
         admission: Admission,
         queue: MemoryQueue,
         metrics: Metrics,
-        redacts: Callable[[str, str], bool] = lambda _model, _tensor: False,
+        redacts: Redacts = lambda _model, _tensor, _datatype: False,
     ) -> None:
         self.counts = TrafficCounts()
         self.mirrors = Mirrors(admission, queue, metrics, redacts)
