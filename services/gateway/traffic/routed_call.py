@@ -97,8 +97,7 @@ class RoutedCall:
 
     def admitted(self) -> None:
         """Handles that admission has taken the request."""
-        for comparison, share, version in self._refused:
-            comparison.count(share, version, 0.0, failed=True)
+        self._count(self._refused, failed=True)
 
     def written(self) -> None:
         """Handles that the last answer is encoded and about to be written."""
@@ -178,15 +177,22 @@ class RoutedCall:
         if self._is_over:
             return
         self._is_over = True
-        for comparison, share, version in self._counted:
-            comparison.count(
-                share,
-                version,
-                self._seconds,
-                failed=self._is_failed,
-                nan=self._nan,
-                output=self._output,
-            )
+        self._count(self._counted, failed=self._is_failed)
+
+    def _count(self, counted: Sequence[Counted], *, failed: bool) -> None:
+        """Counts the outcome; a fault is logged, and reaches neither the caller nor its batch."""
+        try:
+            for comparison, share, version in counted:
+                comparison.count(
+                    share,
+                    version,
+                    self._seconds,
+                    failed=failed,
+                    nan=self._nan,
+                    output=self._output,
+                )
+        except Exception:
+            logger.exception("the outcome of a request could not be counted")
 
 
 def _is_of_answer(error: ServingError) -> bool:

@@ -148,16 +148,20 @@ def test_latency_is_a_quantile_of_the_runs() -> None:
 
 
 def test_counts_that_begin_anew_have_another_name() -> None:
-    counts = TrafficCounts()
+    now = 0.0
+    counts = TrafficCounts(lambda: now)
     counts.of("a")
     counts.shadow("b")
     assert counts.name_of("a", "server-1") == counts.name_of("b", "server-1") == "server-1"
     counts.keep_only({"b"})
+    now = FORGOTTEN_AFTER_S
     counts.keep_only({"b"})
     counts.of("a")
     counts.arm("c", 2)
     assert counts.name_of("a", "server-1") == counts.name_of("c", "server-1") == "server-1.1"
     assert counts.name_of("b", "server-1") == "server-1"
+    counts.keep_only({"b"})
+    now = 2 * FORGOTTEN_AFTER_S
     counts.keep_only({"b"})
     counts.of("a")
     assert counts.name_of("a", "server-1") == "server-1.2"
