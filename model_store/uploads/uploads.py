@@ -39,7 +39,7 @@ from model_store.errors import (
 )
 from model_store.manifest import MANIFEST, FileEntry, Manifest, parse_manifest
 from model_store.records.tombstone import refuse_deleted
-from model_store.storage.storage import FULL, MissingFileError, append_whole
+from model_store.storage.storage import FULL, MissingFileError, Storage, append_whole
 from model_store.store import ModelStore, manifest_path
 from model_store.transfer import CopyReport, copy_version
 from model_store.uploads.abandoned import MAX_AGE_S, remove_abandoned
@@ -57,6 +57,8 @@ from model_store.uploads.upload_lock import lock_file, lock_of, locked, unknown_
 MAX_SKIPPED = 1_000_000
 """Numbers that may be free between the newest version and an uploaded one: a model has at most nine
 digits of them, and none comes back."""
+PIECE_BYTES = 8 * 2**20
+"""Bytes of a file in a bucket that are copied at once."""
 VERSIONS_LOOKED_AT = 16
 """Newest versions of the model whose files are looked up by digest."""
 
@@ -134,7 +136,9 @@ class Uploads:
             place = self._shares.take_place(upload_id, owner)
             with locked(place, fcntl.LOCK_EX):
                 is_known = self._is_recorded(place, declaration)
-                linked = self._link_known(place, declaration)
+                linked: list[str] = []
+                if self._store.is_local:  # links need no space
+                    linked = self._bring_known(place, declaration)
                 sizes = _sizes(place, declaration)
                 missing = declaration.size_bytes - sum(sizes.values())
                 try:
@@ -145,7 +149,10 @@ class Uploads:
                     raise
                 if not is_known:
                     self._record(place, declaration, owner)
-                return UploadState(upload_id, declaration, sizes, linked)
+                if not self._store.is_local:
+                    linked = self._bring_known(place, declaration)
+                    sizes = _sizes(place, declaration)
+                return UploadState(upload_id, declaration, sizes, tuple(sorted(linked)))
 
     def state(self, upload_id: str, owner: str) -> UploadState:
         """Returns the state of an upload.
@@ -319,8 +326,8 @@ class Uploads:
         beside.write_text(record.model_dump_json())
         os.replace(beside, place / "upload.json")
 
-    def _link_known(self, place: Path, declaration: Declaration) -> tuple[str, ...]:
-        """Links the declared files that the newest versions of the model have, whole."""
+    def _bring_known(self, place: Path, declaration: Declaration) -> list[str]:
+        """Links or copies the declared files that the newest versions of the model have, whole."""
         model = declaration.model
         wanted: dict[tuple[str, int], list[DeclaredFile]] = {}
         for one in declaration.files:
@@ -336,14 +343,13 @@ class Uploads:
                         target = _path(place, declaration, one.file)
                         if self._fetch(manifest, entry, target, place.name):
                             linked.append(one.file)
-        return tuple(sorted(linked))
+        return linked
 
     def _fetch(self, manifest: Manifest, entry: FileEntry, target: Path, upload_id: str) -> bool:
         """Brings a file of the store to an upload; returns False if the store lacks it."""
         path = f"{manifest.model}/{manifest.version}/{entry.file}"
         if not self._store.is_local:
-            target.write_bytes(self._store.read_file(manifest, entry))
-            return True
+            return _copy_in_pieces(self._store.storage, path, entry, target, upload_id)
         source = Path(self._store.url, path)
         try:
             if source.stat().st_size != entry.size_bytes:
@@ -425,6 +431,33 @@ def _link_or_copy(source: Path, target: Path, upload_id: str) -> None:
         shutil.copyfile(source, beside)
     os.replace(beside, target)
     beside.unlink(missing_ok=True)  # replacing a link by one to the same file does nothing
+
+
+def _copy_in_pieces(
+    storage: Storage, path: str, entry: FileEntry, target: Path, upload_id: str
+) -> bool:
+    """Copies a file from a bucket; returns False if its bytes do not match the entry.
+
+    Raises:
+        StorageError: it cannot be read.
+        OSError: it cannot be written.
+    """
+    beside, digest, size = target.with_name(f".{upload_id}"), hashlib.sha256(), 0
+    try:
+        with beside.open("wb") as file:
+            while size < entry.size_bytes:
+                data = storage.get_part(path, size, min(PIECE_BYTES, entry.size_bytes - size))
+                if not data:
+                    return False
+                file.write(data)
+                digest.update(data)
+                size += len(data)
+        if digest.hexdigest() != entry.sha256:
+            return False
+        os.replace(beside, target)
+        return True
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _sizes(place: Path, declaration: Declaration) -> dict[str, int]:

@@ -30,7 +30,10 @@ from model_store.errors import (
 )
 from model_store.manifest import Manifest
 from model_store.records.deletion import delete_version
+from model_store.storage.storage import Storage
 from model_store.store import ModelStore
+from model_store.uploads import uploads as uploads_module
+from model_store.uploads.shares import Shares
 from model_store.uploads.uploads import MAX_SKIPPED, Uploads
 from services.inference.trust import Trust
 from tests.fixtures.pipelines import publish_graph, publish_parts
@@ -101,6 +104,56 @@ def test_a_second_version_sends_only_the_file_that_changed(
     uploads.finish(state.id, OWNER)
     assert version_bytes(store, "digits", 2) == second
     assert version_bytes(store, "digits", 1) == files
+
+
+def test_a_known_file_of_a_bucket_is_copied_in_pieces_once_space_is_reserved(
+    store: ModelStore, uploads: Uploads, files: dict[str, bytes], source: ModelStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if store.is_local:
+        pytest.skip("a folder's files are linked")
+    push(uploads, files)
+    monkeypatch.setattr(uploads_module, "PIECE_BYTES", 100)
+    order: list[str] = []
+    get_part, reserve = Storage.get_part, Shares.reserve
+
+    def counted_part(self: Storage, path: str, start: int, size_bytes: int) -> bytes:
+        order.append("part")
+        assert size_bytes <= 100
+        return get_part(self, path, start, size_bytes)
+
+    def counted_reserve(
+        self: Shares, upload_id: str, owner: str, size_bytes: int, missing_bytes: int
+    ) -> None:
+        order.append("reserve")
+        assert missing_bytes == size_bytes
+        reserve(self, upload_id, owner, size_bytes, missing_bytes)
+
+    monkeypatch.setattr(Storage, "get_part", counted_part)
+    monkeypatch.setattr(Shares, "reserve", counted_reserve)
+    second = version_bytes(source, "digits", 2)
+    state = uploads.begin(declared(second, version=2), OWNER)
+    assert set(state.linked) == {"golden.safetensors", "report.json"}
+    assert order[0] == "reserve"
+    assert order.count("part") > 2
+    send_missing(uploads, state, second)
+    uploads.finish(state.id, OWNER)
+    assert version_bytes(store, "digits", 2) == second
+
+
+def test_a_damaged_file_of_a_bucket_is_sent_again(
+    store: ModelStore, uploads: Uploads, files: dict[str, bytes], source: ModelStore
+) -> None:
+    if store.is_local:
+        pytest.skip("a folder's files are linked, and checked at the end")
+    push(uploads, files)
+    path = "digits/1/golden.safetensors"
+    data = store.storage.get(path, 10**9)
+    store.storage.replace(path, data[:-1] + bytes([data[-1] ^ 1]))
+    second = version_bytes(source, "digits", 2)
+    state = uploads.begin(declared(second, version=2), OWNER)
+    assert state.linked == ("report.json",)
+    assert state.received["golden.safetensors"] == 0
 
 
 def test_a_file_of_the_store_is_never_written_to(
