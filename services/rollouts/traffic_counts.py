@@ -229,7 +229,7 @@ class TrafficCounts:
         self._seen.update((name, now) for name in self._seen if name in ids)
         over = {name for name, seen in self._seen.items() if now - seen >= FORGOTTEN_AFTER_S}
         groups: tuple[dict[str, object], ...]
-        groups = self._rollouts, self._splits, self._shadows, self._begun  # type: ignore[assignment]
+        groups = self._rollouts, self._splits, self._shadows, self._begun, self._seen  # type: ignore[assignment]
         self._forgotten += bool(over)
         for group in groups:
             for name in over & group.keys():
