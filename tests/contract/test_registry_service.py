@@ -1,5 +1,6 @@
 """The registry over a store in a folder: what its calls cost the event loop, and what they say."""
 
+import asyncio
 import contextlib
 import json
 import resource
@@ -21,9 +22,11 @@ from services.errors import (
     ForbiddenError,
     NoSpaceError,
     NotFoundError,
+    OverloadedError,
     StoreUnavailableError,
     UnknownModelError,
 )
+from services.registry import registry as registry_module
 from services.registry.failures import Places
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
@@ -200,3 +203,18 @@ async def test_a_chunk_reads_the_state_of_its_upload_once(
     path.write_text("{}")
     with pytest.raises(NotFoundError, match="begin it again"):
         await registry.append(CALLER, upload, "manifest.json", 2, b"")
+
+
+async def test_events_are_told_while_all_places_of_calls_are_taken(
+    place: ModelStore, registry: Registry, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "MAX_WAITING", 0)
+    publish_in(place, folder)
+    with pytest.raises(OverloadedError):
+        await registry.models(CALLER, "", 10)
+    following = asyncio.create_task(registry.feed.run())
+    async with asyncio.timeout(30), contextlib.aclosing(registry.events(CALLER, "0")) as events:
+        while (event := await anext(events)) is None:
+            pass
+    assert event.document["kind"] == "pushed"
+    following.cancel()

@@ -137,8 +137,7 @@ class GrpcEdge:
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks of calls whose handlers await."""
         self._streamed: dict[asyncio.Task[None], str] = {}
-        """The caller by stream of answers."""
-        """Those of streams of answers."""
+        """Callers, by the task of a stream of answers."""
         self._routes = self._all_routes()
         port = GrpcPort(self._route, limits, accounting.metrics, budget, turns, compression)
         self._server = PortServer(port, partial(GrpcConnection, port), tls)

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,9 +17,12 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from model_store.store import ModelStore
 from protos import open_inference_pb2 as pb
+from protos.flambeau.v1 import registry_pb2
 from services.errors import BackendError, DeviceError, QueueFullError, ShuttingDownError
 from services.gateway.admission import Admission
+from services.gateway.edges import grpc_edge
 from services.gateway.edges.grpc_edge import GrpcEdge
 from services.gateway.inference import Inference
 from services.gateway.request_accounting import RequestAccounting
@@ -27,6 +31,8 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import Lane
 from services.readiness import Look, Readiness
+from services.registry.registry import Registry
+from services.registry.registry_access import RegistryAccess
 from services.telemetry.metrics import Metrics
 from services.wire.http2 import grpc_call
 from tests.fixtures.queue_ends import echo_of
@@ -85,7 +91,7 @@ def echo(entry: Entry) -> None:
 class Gateway:
     """Everything on the gateway's side of the queue, and one lane."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: Registry | None = None) -> None:
         self.metrics = Metrics("0")
         self._changed = asyncio.Event()
         directory = serving(one_to_one((), datatype="INT64"), LANE)
@@ -102,6 +108,7 @@ class Gateway:
             self.accounting,
             limits=make_limits(),
             budget=make_budget(),
+            registry=registry,
         )
         self.worker = Worker(self._changed)
         self.queue.open(LANE, self.worker)
@@ -390,3 +397,39 @@ async def test_calls_are_refused_while_draining(gateway: Gateway, channel: grpc.
     gateway.queue.fail_all(ShuttingDownError("no time left"))
     assert await code_of(waiting) is grpc.StatusCode.UNAVAILABLE
     assert waiting.details() == "no time left"
+
+
+async def test_one_caller_has_a_share_of_the_streams_of_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_edge, "MAX_STREAMED_OF_ONE", 2)
+    access = RegistryAccess(mode="open", is_closed=False)
+    registry = Registry(ModelStore(str(tmp_path)), None, access, lambda *_: False)
+    gateway = Gateway(registry)
+    await gateway.start()
+    own_port = [("grpc.use_local_subchannel_pool", 1)]
+    with (
+        grpc.insecure_channel(gateway.address) as mine,
+        grpc.insecure_channel(gateway.address, own_port) as other,
+    ):
+        open_calls = [watched(mine) for _ in range(2)]
+        third = watched(mine)
+        assert await code_of(third) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "the limit of one caller" in third.details()
+        open_calls.append(watched(other))
+        open_calls[0].cancel()
+        bad = watched(other, after="x")
+        assert await code_of(bad) is grpc.StatusCode.INVALID_ARGUMENT
+        assert not any(one.done() for one in open_calls[1:])
+        for one in open_calls:
+            one.cancel()
+    await gateway.edge.stop(0)
+    registry.close()
+
+
+def watched(channel: grpc.Channel, after: str = "") -> Any:
+    """Starts a stream of events."""
+    serialize = registry_pb2.WatchEventsRequest.SerializeToString
+    path = "/flambeau.v1.Registry/WatchEvents"
+    call = channel.unary_stream(path, serialize, registry_pb2.RegistryEvent.FromString)
+    return call(registry_pb2.WatchEventsRequest(after=after), timeout=TIMEOUT_S)
