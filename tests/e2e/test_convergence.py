@@ -78,7 +78,14 @@ class Deployment:
         assert reply.status == 200, reply.body
 
 
-@pytest.fixture(params=["one process", "processes", "two servers", "split"])
+@pytest.fixture(
+    params=[
+        "one process",
+        pytest.param("processes", marks=pytest.mark.long),
+        pytest.param("two servers", marks=pytest.mark.long),
+        "split",
+    ]
+)
 def deployment(
     tmp_path: Path, source: ModelStore, request: pytest.FixtureRequest
 ) -> Iterator[Deployment]:

@@ -41,7 +41,13 @@ def store(tmp_path: Path) -> ModelStore:
     return store
 
 
-@pytest.fixture(params=[running_server, running_processes, running_split])
+@pytest.fixture(
+    params=[
+        running_server,
+        pytest.param(running_processes, marks=pytest.mark.long),
+        running_split,
+    ]
+)
 def server(store: ModelStore, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     with request.param(Path(store.url)) as server:
         yield server

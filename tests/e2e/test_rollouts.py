@@ -29,6 +29,9 @@ SHAPES: dict[str, Any] = {
     "several processes": running_processes,
     "split": running_split,
 }
+SHAPE_PARAMS = [
+    "all-in-one", pytest.param("several processes", marks=pytest.mark.long), "split",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def store(tmp_path: Path) -> ModelStore:
     return store
 
 
-@pytest.fixture(params=SHAPES)
+@pytest.fixture(params=SHAPE_PARAMS)
 def server(request: pytest.FixtureRequest, store: ModelStore) -> Iterator[ServerProcess]:
     with SHAPES[request.param](Path(store.url)) as server:
         yield server
@@ -152,7 +155,7 @@ CANDIDATES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPE_PARAMS)
 @pytest.mark.parametrize("how", CANDIDATES)
 def test_mirrored_requests_fail_no_caller(tmp_path: Path, shape: str, how: str) -> None:
     make, timeout_s = CANDIDATES[how]
@@ -174,7 +177,7 @@ def test_mirrored_requests_fail_no_caller(tmp_path: Path, shape: str, how: str) 
         wait_until(compared)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPE_PARAMS)
 def test_requests_of_the_baseline_go_on_beside_a_candidate_that_hangs(
     tmp_path: Path, shape: str
 ) -> None:
