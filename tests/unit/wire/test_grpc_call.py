@@ -1,10 +1,8 @@
 """Calls: messages cut anywhere, compressed or not; one status each."""
 
-import asyncio
 import gzip
 import itertools
 import zlib
-from collections.abc import AsyncGenerator
 from functools import partial
 from urllib.parse import unquote
 
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 
 from services.errors import ModelNotReadyError, RateLimitedError, ServingError
 from services.wire.body import Body
-from services.wire.http2 import streamed_answer
 from services.wire.http2.connection import MAX_CALLS
 from services.wire.http2.frames import (
     DATA,
@@ -31,7 +28,6 @@ from services.wire.http2.frames import (
 from services.wire.http2.grpc_call import Call, UnaryCall
 from services.wire.http2.grpc_head import GrpcHead
 from services.wire.http2.simple_call import SimpleCall
-from services.wire.http2.streamed_answer import StreamedAnswer
 from tests.unit.wire.http2_wire import (
     GREETING,
     Answer,
@@ -493,35 +489,3 @@ async def test_small_answers_of_a_turn_leave_in_one_write() -> None:
     assert [one.kind for one in w.frames()[-4:]] == [HEADERS, DATA, HEADERS, PING]
     service.held[3].release()
     assert all(w.answers()[stream].status == 0 for stream in (1, 3, 5, 7)), "the last at once"
-
-
-async def test_the_loop_turns_while_a_fast_peer_takes_many_messages() -> None:
-    turns = itertools.count()
-    seen: list[int] = []
-    tasks: list[asyncio.Task[None]] = []
-
-    def turn() -> None:
-        next(turns)
-        if not tasks[0].done():
-            asyncio.get_running_loop().call_soon(turn)
-
-    async def messages() -> AsyncGenerator[bytes, None]:
-        for _ in range(4 * streamed_answer.MESSAGES_AT_ONCE):
-            yield b"x"
-        seen.append(next(turns))
-
-    class Streaming(Service):
-        def route(self, head: GrpcHead) -> None:
-            head.open = partial(StreamedAnswer, start)
-
-    def start(_: Body, answer: StreamedAnswer) -> None:
-        tasks.append(answer.answer_with(messages()))
-        asyncio.get_running_loop().call_soon(turn)
-
-    w = wire(Streaming())
-    w.send(call(1))
-    while not tasks or not tasks[0].done():
-        await settle()
-    assert seen[0] >= 4
-    count = 4 * streamed_answer.MESSAGES_AT_ONCE
-    assert (await answered(w, 1)).data == count * message(b"x")
