@@ -1,4 +1,4 @@
-"""Arguments that calls of the registry have in common, and who calls."""
+"""Arguments and refusals that calls of the registry have in common, and who calls."""
 
 from services.access.caller import Principal
 from services.errors import InvalidRequestError
@@ -6,6 +6,14 @@ from services.errors import InvalidRequestError
 MAX_PAGE = 100
 USUAL_PAGE = 20
 MAX_WHY = 500
+NOWHERE = (
+    "this process has no registry: a gateway of a split server has no model store, and "
+    "registry=off turns it off; ask the server that has the store"
+)
+NO_UPLOADS = (
+    "this registry takes no uploads: its store is a bucket, and no upload_folder is set, where the "
+    "files of an upload are collected and checked"
+)
 
 
 def check_page(limit: int) -> int:

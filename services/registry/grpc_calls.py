@@ -15,7 +15,7 @@ from protos.flambeau.v1 import registry_pb2 as pb
 from services.access.caller import Principal
 from services.errors import InvalidRequestError, UnsupportedError
 from services.registry import grpc_messages as messages
-from services.registry.call_arguments import USUAL_PAGE, check_page
+from services.registry.call_arguments import NOWHERE, USUAL_PAGE, check_page
 from services.registry.grpc_requests import (
     CHUNK_MESSAGE_BYTES,
     DECLARATION_BYTES,
@@ -24,7 +24,7 @@ from services.registry.grpc_requests import (
     declaration_in,
     read_chunk,
 )
-from services.registry.registry import NOWHERE, Registry
+from services.registry.registry import Registry
 from services.wire.body import SMALL_BODY_BYTES, Body
 from services.wire.http2.grpc_call import parsed
 

@@ -40,7 +40,7 @@ from services.errors import (
 from services.interpreter_lock import lend_lock
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
-from services.registry.call_arguments import check_why, owner_of, who_of
+from services.registry.call_arguments import NO_UPLOADS, check_why, owner_of, who_of
 from services.registry.encoding import encoded
 from services.registry.event_feed import Event, EventCaller, EventFeed
 from services.registry.event_webhooks import EventWebhooks, WebhookTargets
@@ -64,14 +64,6 @@ CHUNK_BYTES = 8 * 2**20
 """Limit of a chunk of a file, in one request."""
 MAX_MOVES_READ = 1000
 """Moves that a call reads to find those of a time: up to half a minute of a bucket."""
-NOWHERE = (
-    "this process has no registry: a gateway of a split server has no model store, and "
-    "registry=off turns it off; ask the server that has the store"
-)
-NO_UPLOADS = (
-    "this registry takes no uploads: its store is a bucket, and no upload_folder is set, where the "
-    "files of an upload are collected and checked"
-)
 
 T = TypeVar("T")
 Encode = Callable[[dict[str, Any]], bytes]

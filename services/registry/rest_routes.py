@@ -39,10 +39,10 @@ from services.errors import (
     UnsupportedError,
 )
 from services.registry.bodies import as_json, document, json_body, parsed
-from services.registry.call_arguments import USUAL_PAGE, check_page
+from services.registry.call_arguments import NOWHERE, USUAL_PAGE, check_page
 from services.registry.event_routes import EVENTS, stream_events
 from services.registry.files import wanted_part
-from services.registry.registry import NOWHERE, Registry
+from services.registry.registry import Registry
 from services.registry.rollout_routes import rollout_calls
 
 PREFIX = "/v1/registry/"
