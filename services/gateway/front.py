@@ -187,7 +187,7 @@ class Front:
             is_closed=is_closed,
             as_triton=config.compat == "triton",
         )
-        settings = RunningSettings(
+        self.settings = settings = RunningSettings(
             self._tracer, tell, is_closed=is_closed, as_triton=config.compat == "triton"
         )
         return AdministrationCalls(

@@ -44,7 +44,7 @@ from services.telemetry.logs import configure_logs
 from services.telemetry.merged_metrics import encode_metrics
 from services.telemetry.metrics import Metrics
 from services.telemetry.model_figures import Figures, added, decode_figures
-from services.tracing.setting import Change, apply_change, open_tracer
+from services.tracing.setting import Change, open_tracer
 
 logger = logging.getLogger("flambeau.server")
 
@@ -168,7 +168,7 @@ class EdgeProcess:
         elif kind == "count":
             self._control.send_file("counted", content, self._metrics.figures.encoded())
         elif kind == "settings":
-            apply_change(content, self._tracer)
+            self._front.settings.take(content)
             while self._settings_waits:
                 self._settings_waits.pop().set()
         elif kind == "figures" and descriptor >= 0:

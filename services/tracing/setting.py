@@ -13,8 +13,10 @@ from services.settings import ConfigError, ProcessSettings
 from services.telemetry.metrics import Metrics
 from services.tracing.tracer import Tracer
 
+KEPT_RATIO = "kept_trace_ratio"
 Change = Mapping[str, str | float]
-"""`log_level`, a name; `trace_ratio`, from 0 to 1."""
+"""`log_level`, a name; `trace_ratio`, from 0 to 1; `kept_trace_ratio`, what it is once traces are
+turned on again."""
 
 
 def apply_change(change: Change, tracer: Tracer | None) -> None:

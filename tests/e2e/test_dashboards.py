@@ -127,14 +127,20 @@ TLS = {
     "flambeau_tls_reloads_total",
 }
 PAYLOAD_SAMPLES = {"flambeau_payload_samples_total", "flambeau_dropped_payload_samples_total"}
+ROLLOUTS = {
+    "flambeau_mirrored_pairs_total",
+    "flambeau_dropped_mirrors_total",
+    "flambeau_drawn_fallbacks_total",
+}
 SELDOM = {
     "gateway": {
         "flambeau_degraded_requests_total",
         "flambeau_http2_floods_total",
         *TLS,
         *PAYLOAD_SAMPLES,
+        *ROLLOUTS,
     },
-    "worker": TLS,
+    "worker": TLS | {"flambeau_rollout_step", "flambeau_rollout_moves_total"},
     "trainer": TLS,
 }
 """Metrics without series until an event, or a setting."""

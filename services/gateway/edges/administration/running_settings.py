@@ -16,7 +16,7 @@ from services.access.caller import Principal
 from services.access.grants import ALL_MODELS
 from services.errors import InvalidRequestError, UnsupportedError
 from services.gateway.edges.administration.repository import require_management
-from services.tracing.setting import Change, apply_change
+from services.tracing.setting import KEPT_RATIO, Change, apply_change
 from services.tracing.tracer import Tracer
 
 LogValue = bool | int | str
@@ -59,7 +59,13 @@ class RunningSettings:
         self._last_ratio = self._first_ratio
 
     async def _apply(self, change: Change) -> None:
+        self.take(change)
+
+    def take(self, change: Change) -> None:
+        """Applies a change that this process, or another one of the server, was asked for."""
         apply_change(change, self._tracer)
+        if KEPT_RATIO in change:
+            self._last_ratio = float(change[KEPT_RATIO])
 
     def logs(self) -> dict[str, LogValue]:
         """Returns the settings of logs."""
@@ -154,8 +160,7 @@ class RunningSettings:
             raise UnsupportedError(
                 "requests cannot be traced: the server was started without trace_endpoint"
             )
-        self._last_ratio = last_ratio
-        await self._tell({"trace_ratio": ratio})
+        await self._tell({"trace_ratio": ratio, KEPT_RATIO: last_ratio})
 
     def _rate(self, values: list[str]) -> int:
         text = values[0]
