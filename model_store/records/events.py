@@ -151,7 +151,7 @@ class EventScan:
 
 
 class _ModelScan:
-    """What a scan of a folder knows of one model."""
+    """The state of one model between scans of a folder."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -4,12 +4,13 @@ Whoever writes it creates the next numbered file, which fails if another writer 
 controllers, or a controller and a person, never both move a rollout.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from model_store.errors import RolloutError
 from model_store.pointers import PRODUCTION, Pointers
-from model_store.rollouts.traffic import Rollout, Shadow, Split, Traffic
+from model_store.rollouts.traffic import Rollout, Shadow, Split
 
 
 def live_version(pointers: Pointers | None) -> int:
@@ -46,8 +47,7 @@ def begun(pointers: Pointers | None, rollout: Rollout, who: str, why: str) -> Po
         )
     if (split := pointers.traffic.split) is not None:
         raise RolloutError(f"the split '{split.name}' has the requests; end it first")
-    traffic = pointers.traffic.model_copy(update={"rollout": rollout})
-    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
+    return _next(pointers, who, why, rollout=rollout)
 
 
 def advanced(pointers: Pointers, rollout_id: str, who: str, why: str) -> Pointers:
@@ -75,8 +75,7 @@ def promoted(
     """
     rollout = running(pointers, rollout_id)
     aliases = {**pointers.aliases, PRODUCTION: rollout.candidate}
-    traffic = pointers.traffic.model_copy(update={"rollout": None})
-    return Pointers.after(pointers, aliases, who, why, traffic, evidence)
+    return _next(pointers, who, why, aliases=aliases, evidence=evidence, rollout=None)
 
 
 def ended(
@@ -88,8 +87,7 @@ def ended(
         RolloutError: that rollout does not run.
     """
     running(pointers, rollout_id)
-    traffic = pointers.traffic.model_copy(update={"rollout": None})
-    return Pointers.after(pointers, pointers.aliases, who, why, traffic, evidence)
+    return _next(pointers, who, why, evidence=evidence, rollout=None)
 
 
 def paused(pointers: Pointers, rollout_id: str, who: str, why: str) -> Pointers:
@@ -148,8 +146,7 @@ def shadow_begun(pointers: Pointers | None, shadow: Shadow, who: str, why: str) 
         raise RolloutError(
             f"version {old.candidate} is a shadow since {old.started:%Y-%m-%d %H:%M}; stop it first"
         )
-    traffic = pointers.traffic.model_copy(update={"shadow": shadow})
-    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
+    return _next(pointers, who, why, shadow=shadow)
 
 
 def shadow_stopped(pointers: Pointers | None, who: str, why: str) -> Pointers:
@@ -160,8 +157,7 @@ def shadow_stopped(pointers: Pointers | None, who: str, why: str) -> Pointers:
     """
     if pointers is None or pointers.traffic.shadow is None:
         raise RolloutError("no version is a shadow; start one first")
-    traffic = pointers.traffic.model_copy(update={"shadow": None})
-    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
+    return _next(pointers, who, why, shadow=None)
 
 
 def split_begun(pointers: Pointers | None, split: Split, who: str, why: str) -> Pointers:
@@ -178,8 +174,7 @@ def split_begun(pointers: Pointers | None, split: Split, who: str, why: str) -> 
         )
     if (old := pointers.traffic.split) is not None:
         raise RolloutError(f"the split '{old.name}' has the requests; end it first")
-    traffic = pointers.traffic.model_copy(update={"split": split})
-    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
+    return _next(pointers, who, why, split=split)
 
 
 def split_ended(pointers: Pointers | None, who: str, why: str) -> Pointers:
@@ -190,14 +185,23 @@ def split_ended(pointers: Pointers | None, who: str, why: str) -> Pointers:
     """
     if pointers is None or pointers.traffic.split is None:
         raise RolloutError("there is no split; start one first")
-    traffic = pointers.traffic.model_copy(update={"split": None})
-    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
+    return _next(pointers, who, why, split=None)
 
 
 def _with(pointers: Pointers, rollout: Rollout, who: str, why: str, **changes: Any) -> Pointers:
-    document = rollout.model_dump() | changes
-    traffic = Traffic(
-        rollout=Rollout.model_validate(document),
-        shadow=pointers.traffic.shadow,
-    )
-    return Pointers.after(pointers, pointers.aliases, who, why, traffic)
+    changed = Rollout.model_validate(rollout.model_dump() | changes)
+    return _next(pointers, who, why, rollout=changed)
+
+
+def _next(
+    pointers: Pointers,
+    who: str,
+    why: str,
+    *,
+    aliases: Mapping[str, int] | None = None,
+    evidence: dict[str, Any] | None = None,
+    **traffic: Any,
+) -> Pointers:
+    """Returns the next generation, with these parts of the traffic and the others as they are."""
+    moved = pointers.traffic.model_copy(update=traffic)
+    return Pointers.after(pointers, aliases or pointers.aliases, who, why, moved, evidence)

@@ -52,7 +52,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a look has found."""
+    """The result of a look."""
 
     moved: Moved | None
     left_out: dict[str, str]

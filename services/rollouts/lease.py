@@ -38,7 +38,7 @@ Act = Literal["renew", "take", "wait"]
 
 @dataclass(slots=True)
 class LeaseRule:
-    """What one process knows about the lease. Pure; all times are seconds of its own clock."""
+    """Knowledge of one process about the lease. Pure; all times are seconds of its own clock."""
 
     interval_s: float
     own: int = 0

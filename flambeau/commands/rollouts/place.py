@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from flambeau.commands.options.as_json import print_outcome
 from flambeau.commands.options.store import STORE_FAILURES, existing_store
 from flambeau.commands.remote.connecting import registry_at
+from flambeau.commands.text.rollouts import moved_line
 from model_store.errors import InvalidRolloutError
 
 if TYPE_CHECKING:
@@ -112,3 +114,13 @@ def traffic_place(store: str, server: str, token_file: Path | None) -> Iterator[
             yield _AtServer(registry)
     else:
         yield _AtStore(existing_store(store))
+
+
+def act_at(place: TrafficPlace, model: str, act: str, why: str, as_json: bool) -> None:
+    """Does an act such as `rollout pause`, and prints the new pointers."""
+    print_moved(model, place.act(model, act, why), as_json)
+
+
+def print_moved(model: str, moved: dict[str, Any], as_json: bool) -> None:
+    """Prints new pointers."""
+    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)

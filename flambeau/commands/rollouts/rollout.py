@@ -21,12 +21,13 @@ from flambeau.commands.rollouts.place import (
     Sticky,
     TrafficPlace,
     Why,
+    act_at,
+    print_moved,
     traffic_place,
 )
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.rollouts import (
     ended_line,
-    moved_line,
     report_lines,
     split_lines,
     status_lines,
@@ -112,7 +113,7 @@ def start(
     }
     with traffic_place(store, server, token_file) as place:
         moved = place.start(model, "rollout", wanted)
-    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+    print_moved(model, moved, as_json)
 
 
 @rollout_app.command()
@@ -127,7 +128,7 @@ def pause(
 ) -> None:
     """Keep the rollout at its step; a broken guard still rolls it back."""
     with traffic_place(store, server, token_file) as place:
-        _act(place, model, "pause", why, as_json)
+        act_at(place, model, "rollout pause", why, as_json)
 
 
 @rollout_app.command()
@@ -142,7 +143,7 @@ def resume(
 ) -> None:
     """Let the paused rollout go on; its step begins again."""
     with traffic_place(store, server, token_file) as place:
-        _act(place, model, "resume", why, as_json)
+        act_at(place, model, "rollout resume", why, as_json)
 
 
 @rollout_app.command()
@@ -157,7 +158,7 @@ def abort(
 ) -> None:
     """End the rollout: the version in production answers every request again."""
     with traffic_place(store, server, token_file) as place:
-        _act(place, model, "abort", why, as_json)
+        act_at(place, model, "rollout abort", why, as_json)
 
 
 @rollout_app.command()
@@ -172,7 +173,7 @@ def promote(
 ) -> None:
     """Point production at the new version now, whatever its evidence, and end the rollout."""
     with traffic_place(store, server, token_file) as place:
-        _act(place, model, "promote", why, as_json)
+        act_at(place, model, "rollout promote", why, as_json)
 
 
 @rollout_app.command()
@@ -200,10 +201,7 @@ def status(
             _watch(place, model, as_json)
             return
         document = place.show(model, "rollout")
-    if as_json:
-        print_json(document)
-    else:
-        typer.echo("\n".join(status_lines(document)))
+    print_outcome("\n".join(status_lines(document)), document, as_json)
 
 
 @rollout_app.command()
@@ -218,15 +216,8 @@ def report(
     """Show the figures of the rollout and of the split with intervals, or of the last ones."""
     with traffic_place(store, server, token_file) as place:
         rollout, split = place.show(model, "rollout"), place.show(model, "split")
-    if as_json:
-        print_json({"rollout": rollout, "split": split})
-    else:
-        typer.echo("\n".join([*report_lines(rollout), "", *split_lines(split)]))
-
-
-def _act(place: TrafficPlace, model: str, act: str, why: str, as_json: bool) -> None:
-    moved = place.act(model, f"rollout {act}", why)
-    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+    lines = [*report_lines(rollout), "", *split_lines(split)]
+    print_outcome("\n".join(lines), {"rollout": rollout, "split": split}, as_json)
 
 
 def _watch(place: TrafficPlace, model: str, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from flambeau.commands.options.allow_breaking import AllowBreaking
-from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
+from flambeau.commands.options.as_json import AsJson, print_outcome
 from flambeau.commands.options.model import ModelName
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.options.token import TokenFile
@@ -15,11 +15,13 @@ from flambeau.commands.rollouts.place import (
     FAILURES,
     OfServer,
     Why,
+    act_at,
+    print_moved,
     traffic_place,
 )
 from flambeau.commands.rollouts.rollout import Candidate
 from flambeau.commands.text.failures import failing_with
-from flambeau.commands.text.rollouts import moved_line, shadow_lines
+from flambeau.commands.text.rollouts import shadow_lines
 
 shadow_app = Verbs(
     no_args_is_help=True, help="Compare a version's answers with the live ones, unseen by callers."
@@ -54,7 +56,7 @@ def start(
     }
     with traffic_place(store, server, token_file) as place:
         moved = place.start(model, "shadow", wanted)
-    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+    print_moved(model, moved, as_json)
 
 
 @shadow_app.command()
@@ -69,8 +71,7 @@ def stop(
 ) -> None:
     """End the shadow; its figures stay in the store."""
     with traffic_place(store, server, token_file) as place:
-        moved = place.act(model, "shadow stop", why)
-    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+        act_at(place, model, "shadow stop", why, as_json)
 
 
 @shadow_app.command()
@@ -85,7 +86,4 @@ def status(
     """Show the shadow and its figures: agreement, differences, latencies, the worst pairs."""
     with traffic_place(store, server, token_file) as place:
         document = place.show(model, "shadow")
-    if as_json:
-        print_json(document)
-    else:
-        typer.echo("\n".join(shadow_lines(document)))
+    print_outcome("\n".join(shadow_lines(document)), document, as_json)

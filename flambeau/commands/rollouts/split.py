@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from flambeau.commands.options.allow_breaking import AllowBreaking
-from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
+from flambeau.commands.options.as_json import AsJson, print_outcome
 from flambeau.commands.options.model import ModelName
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.options.token import TokenFile
@@ -16,10 +16,12 @@ from flambeau.commands.rollouts.place import (
     OfServer,
     Sticky,
     Why,
+    act_at,
+    print_moved,
     traffic_place,
 )
 from flambeau.commands.text.failures import failing_with
-from flambeau.commands.text.rollouts import moved_line, split_lines
+from flambeau.commands.text.rollouts import split_lines
 
 split_app = Verbs(no_args_is_help=True, help="Share requests among versions, to compare them.")
 
@@ -55,7 +57,7 @@ def start(
     }
     with traffic_place(store, server, token_file) as place:
         moved = place.start(model, "split", wanted)
-    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+    print_moved(model, moved, as_json)
 
 
 @split_app.command()
@@ -70,8 +72,7 @@ def end(
 ) -> None:
     """End the split: the version in production answers every request again."""
     with traffic_place(store, server, token_file) as place:
-        moved = place.act(model, "split end", why)
-    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+        act_at(place, model, "split end", why, as_json)
 
 
 @split_app.command()
@@ -86,7 +87,4 @@ def report(
     """Show requests, errors, latencies and outputs of each version, and the effects."""
     with traffic_place(store, server, token_file) as place:
         document = place.show(model, "split")
-    if as_json:
-        print_json(document)
-    else:
-        typer.echo("\n".join(split_lines(document)))
+    print_outcome("\n".join(split_lines(document)), document, as_json)

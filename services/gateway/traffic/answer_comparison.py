@@ -34,7 +34,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 class Task(NamedTuple):
-    """What a model's outputs mean, as far as that is known."""
+    """The meaning of a model's outputs, as far as it is known."""
 
     kind: Literal["classes", "scores", "numbers"] = "numbers"
     values: int = 0

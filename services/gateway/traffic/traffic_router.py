@@ -43,7 +43,7 @@ _NO_TARGETS: Sequence[Target] = ()
 
 
 class _Plan(NamedTuple):
-    """What the traffic of one model means, worked out once."""
+    """The meaning of the traffic of one model, worked out once."""
 
     changes: int
     """Those of the directory when it was worked out."""

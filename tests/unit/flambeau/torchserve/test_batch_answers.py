@@ -35,7 +35,7 @@ def test_an_answer_is_written_as_json_writes_it_with_an_indent(value: Any) -> No
 
 
 class Colour(enum.Enum):
-    """What orjson takes for a number, and `json` refuses."""
+    """An enumeration: orjson takes it for a number, and `json` refuses it."""
 
     RED = 1
 
