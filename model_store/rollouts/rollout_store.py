@@ -15,10 +15,8 @@ from pydantic import ValidationError
 
 from flambeau.protocol.strict import StrictModel, explain
 from model_store.errors import (
-    ConflictError,
     InvalidRolloutError,
     RolloutError,
-    VersionDeletedError,
 )
 from model_store.host.this_user import this_user
 from model_store.manifest import Manifest, check_name
@@ -26,14 +24,13 @@ from model_store.pointers import PRODUCTION, Pointers
 from model_store.records.tombstone import refuse_deleted
 from model_store.rollouts import transitions
 from model_store.rollouts.guard_choice import chosen_guards
+from model_store.rollouts.repeated_move import move_repeatedly
 from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
 from model_store.rollouts.traffic import Rollout, Shadow, Split
 from model_store.semver.breaking import refuse_breaking
 from model_store.store import ModelStore
 
 M = TypeVar("M", bound=StrictModel)
-MOST_ATTEMPTS = 10
-"""Attempts to write a generation while other writers move pointers of the model too."""
 
 
 def start_rollout(
@@ -159,19 +156,15 @@ def _moved(
 ) -> Pointers:
     """Writes what an act makes of the newest generation; repeats it after other writers."""
     check_name(model)
-    attempt = 1
-    while True:
-        current = store.pointers(model)
+
+    def following(current: Pointers | None) -> Pointers:
         if current is None:
             store.versions(model)  # the model exists
-        try:
-            return store.point(model, act(current, who or this_user()))
-        except VersionDeletedError:
-            raise
-        except ConflictError:
-            if attempt == MOST_ATTEMPTS:
-                raise
-        attempt += 1
+        return act(current, who or this_user())
+
+    moved = move_repeatedly(store, model, following)
+    assert moved is not None, "the act always moves"
+    return moved
 
 
 def _version(store: ModelStore, model: str, version: int) -> Manifest:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from model_store.errors import ConflictError
 from model_store.pointers import Pointers
 from model_store.rollouts import transitions
+from model_store.rollouts.repeated_move import move_repeatedly
 from model_store.rollouts.traffic import Rollout
 from model_store.store import ModelStore
 from services.rollouts.decision import Decision, counts_by_share, decide
@@ -27,8 +27,6 @@ from services.rollouts.evidence.verdict import Verdict
 from services.rollouts.evidence_files import EvidenceFiles, FoundEvidence
 from services.rollouts.lease import Lease
 
-MOST_ATTEMPTS = 10
-"""Attempts to write a generation while others move pointers of the model."""
 TURN_S = 0.0005
 """Time for which the judging thread may keep the interpreter lock while the event loop waits. With
 the usual 5 ms, the loop was late by more than 2 ms 15 times in 0.5 s of judging, and so 4 times."""
@@ -204,25 +202,23 @@ class ControlledRollout:
         """Writes what an act makes of the newest pointers; repeats it after other writers.
 
         Raises:
-            ConflictError: others were faster `MOST_ATTEMPTS` times.
+            ConflictError: others were faster, again and again.
         """
-        attempt = 1
-        while True:
-            pointers = self._store.pointers(self._model)
+        decided: tuple[Rollout, Result, str] | None = None
+
+        def following(pointers: Pointers | None) -> Pointers | None:
+            nonlocal decided
             if pointers is None or (rollout := _rollout(pointers, self._id)) is None:
                 return None
-            found = act(pointers, rollout)
-            if found is None:
+            if (found := act(pointers, rollout)) is None:
                 return None
-            following, result, why = found
-            try:
-                self._store.point(self._model, following)
-            except ConflictError:
-                if attempt == MOST_ATTEMPTS:
-                    raise
-                attempt += 1
-            else:
-                return Moved(self._model, rollout, result, why, following.generation)
+            decided = rollout, *found[1:]
+            return found[0]
+
+        written = move_repeatedly(self._store, self._model, following)
+        if written is None or decided is None:
+            return None
+        return Moved(self._model, *decided, written.generation)
 
     def _who(self) -> str:
         return f"rollout controller {self._process}"

@@ -49,7 +49,7 @@ EFFECTS = {
         grpc_predict.MAX_NAMES_BYTES tensor_proto.MAX_SHAPE_BYTES tensor_proto.MAX_REPEATED_BYTES
         evidence.MAX_COUNT evidence.MAX_NAMES evidence.MAX_PEAKS evidence.MAX_PLACE
         evidence.MAX_SHARES evidence_files.MAX_FILES evidence_files.MAX_FILE_BYTES
-        evidence_files.MAX_TOTAL_BYTES controlled_rollout.MOST_ATTEMPTS
+        evidence_files.MAX_TOTAL_BYTES
         shadow_figures.MAX_BUCKETS shadow_figures.MAX_PAIRS
         shadow_figures.MAX_REASONS
         act_limit.MAX_ACTS model_acts.MAX_MODELS json_bodies.MAX_MEMBERS
