@@ -106,7 +106,7 @@ EFFECTS = {
         draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES
-        link_rates.MAX_BUCKETS
+        kept_memory.MOST_KEPT_BYTES link_rates.MAX_BUCKETS
         needs_memory.MAX_NEEDS plan.MAX_KINDS
         port.MAX_KNOWN_BYTES port.MAX_KNOWN_HEADS port.MAX_KNOWN_HEAD_BYTES
         dead_letters.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS

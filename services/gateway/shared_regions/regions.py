@@ -14,7 +14,6 @@ Rules:
 """
 
 import asyncio
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from services.errors import (
     PayloadTooLargeError,
     TooManyInFlightError,
 )
+from services.gateway.shared_regions.kept_memory import MOST_KEPT_BYTES, KeptMemory
 from services.gateway.shared_regions.region_table import Region, RegionTable
 from services.gateway.shared_regions.shared_object import FOLDER, checked_key, opened_object
 from services.gateway.sliced_work import LARGE_BYTES, Slices
@@ -66,6 +66,7 @@ class SharedRegions:
         self._table = table
         self.max_bytes = max_bytes
         self.folder = folder
+        self.memory = KeptMemory(min(max_bytes, MOST_KEPT_BYTES))
         self.large_use: RegionUse | None = None
         """The request that reads large inputs."""
 
@@ -203,7 +204,7 @@ class RegionUse:
         reserve(part.byte_size)
         with opened_object(region.key, folder=self._regions.folder, writes=False) as source:
             _check_same(region, source.identity)
-            room = _room(part.byte_size)
+            room = self._regions.memory.take(part.byte_size)
             for at in range(0, part.byte_size, _STEP_BYTES):
                 if at:
                     yield
@@ -260,16 +261,6 @@ class RegionUse:
                 f"region '{region.name}', which has {region.byte_size}"
             )
         return region, region.offset + part.offset
-
-
-def _room(size: int) -> memoryview:
-    """Returns memory, whose pages come as they are written.
-
-    NumPy would ask for large pages, each of which may take the event loop 5 ms.
-    """
-    if size <= _STEP_BYTES:
-        return memoryview(bytearray(size))
-    return memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _check_same(region: Region, identity: tuple[int, int]) -> None:

@@ -36,6 +36,14 @@ def is_copied(part: Array, whole: Array, *, owned: bool) -> bool:
     return part.nbytes >= COPIED_BYTES and not (owned and part.size == whole.size)
 
 
+def is_input(whole: Array, batch: Batch) -> bool:
+    """True if an output is an input of the batch's only entry, given back: nobody writes to it."""
+    if len(batch.entries) != 1 or whole.flags.writeable:
+        return False
+    given = batch.entries[0].request.inputs.values()
+    return any(np.may_share_memory(whole, one) for one in given)
+
+
 def concatenate(parts: list[Array], whole: Array) -> None:
     """Copies parts behind each other into memory of their joint shape.
 
@@ -155,7 +163,8 @@ class BatchArrays:
             if self._padding is not None and entry.request.length != batch.length:
                 self._cut(part, entry.request.length or 0)
             for name in names:
-                if is_copied(part[name], outputs[name], owned=owned):
+                whole = outputs[name]
+                if is_copied(part[name], whole, owned=owned) and not is_input(whole, batch):
                     part[name] = part[name].copy()
             parts.append(part)
             start = stop

@@ -164,6 +164,17 @@ def test_large_rows_do_not_keep_the_whole_batch() -> None:
     assert not any(np.shares_memory(part["y"], y) for part in parts)
 
 
+@pytest.mark.parametrize(("others", "is_writable"), [(0, False), (0, True), (1, False)])
+def test_an_input_that_is_given_back_is_not_copied(others: int, is_writable: bool) -> None:
+    x = np.arange(2 * COPIED_BYTES, dtype=np.float32).reshape(COPIED_BYTES, 2)
+    entries = [entry({"x": x, "k": np.arange(COPIED_BYTES)}, COPIED_BYTES)]
+    entries += [fixed(2, 1)] * others
+    y = np.concatenate([x, x[:1]]) if others else x.view()
+    y.flags.writeable = is_writable
+    part = BatchArrays(LANE, FIXED).split({"y": y}, batch(entries))[0]
+    assert np.shares_memory(part["y"], y) is not bool(others or is_writable)
+
+
 @pytest.mark.parametrize(("rows", "padded_rows", "copied"), [(2, 2, False), (2, 4, True)])
 def test_an_output_of_its_own_is_copied_only_if_others_would_stay_with_it(
     rows: int, padded_rows: int, copied: bool
