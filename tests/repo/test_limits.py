@@ -99,7 +99,7 @@ EFFECTS = {
         event_webhooks.MAX_TELLING event_webhooks.MAX_LATER
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
         grpc_jobs.MAX_WAITING grpc_stream.MAX_IN_FLIGHT job_service.MAX_WAIT_S
-        outbox.MOST_WAITING part_window.MAX_UNREAD
+        outbox.MOST_WAITING part_window.MAX_UNREAD part_window.MAX_UNREAD_SMALL
         """,
     "forgets entries": """
         event_webhooks.MAX_AGE_S

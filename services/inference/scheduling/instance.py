@@ -38,7 +38,7 @@ from services.inference.scheduling.batch_rules import Batch, BatchRules
 from services.inference.scheduling.stateful_arrays import StatefulArrays
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry
-from services.queueing.part_window import MAX_UNREAD, READ_WITHIN_S, PartWindow
+from services.queueing.part_window import READ_WITHIN_S, PartWindow, is_small_part
 from services.queueing.records import PYTHON_PLATFORM, Lane
 
 logger = logging.getLogger("flambeau.worker")
@@ -340,7 +340,7 @@ class Instance:
         if not window.is_unread:
             return {}
         return UnreadAnswersError(
-            f"model {self._lane} has {MAX_UNREAD} parts of the answer ready, and the caller has "
+            f"model {self._lane} has {window.unread} parts of the answer ready, and the caller has "
             f"read none for {READ_WITHIN_S:g} s; read the parts as they come"
         )
 
@@ -363,7 +363,10 @@ class Instance:
             own_s = now - self.started_at
             self._awaits_reader = True
             give_up_at = now + READ_WITHIN_S  # for all: one reader's time is every reader's
-            wanted = [window.give(give_up_at - time.monotonic()) for window in windows]
+            is_small = is_small_part(outputs)
+            wanted = [
+                window.give(give_up_at - time.monotonic(), is_small=is_small) for window in windows
+            ]
             self.started_at = time.monotonic()
             self._awaits_reader = False
             self._waited_s += self.started_at - now

@@ -6,7 +6,7 @@ import pytest
 
 from services.errors import BackendError, DeadlineExceededError, UnreadAnswersError
 from services.inference.scheduling import instance
-from services.queueing.part_window import MAX_UNREAD
+from services.queueing.part_window import MAX_UNREAD_SMALL
 from tests.fixtures.fake_backends import CountingBackend
 from tests.fixtures.part_reader import PartReader
 from tests.fixtures.running_worker import Running, running, values_of
@@ -47,10 +47,10 @@ async def test_slow_reader_stops_the_backend_and_nothing_is_lost() -> None:
     backend = CountingBackend(100)
     async with running(backend, execution_timeout_s=0.2) as made:
         reader = reader_of(made, 1.0, reads=False)
-        await reader.until(MAX_UNREAD)
+        await reader.until(MAX_UNREAD_SMALL)
         await asyncio.sleep(0.5)  # longer than a run may take: it is the reader who waits
-        assert len(reader.heard) == MAX_UNREAD
-        assert backend.given <= MAX_UNREAD + 1
+        assert len(reader.heard) == MAX_UNREAD_SMALL
+        assert backend.given <= MAX_UNREAD_SMALL + 1
         while not reader.over.is_set():
             reader.read()
             await reader.until(len(reader.heard) + 1)
@@ -67,8 +67,8 @@ async def test_reader_that_stops_fails_alone_and_once(monkeypatch: pytest.Monkey
         await reader.wait()
         assert reader.values == [10.0 + number for number in range(100)]
         for one in stopped:
-            assert one.numbers == [*range(MAX_UNREAD)]
-            assert len(one.heard) == MAX_UNREAD + 1
+            assert one.numbers == [*range(MAX_UNREAD_SMALL)]
+            assert len(one.heard) == MAX_UNREAD_SMALL + 1
             error = one.heard[-1]
             assert isinstance(error, UnreadAnswersError)
             assert "has read none for 0.3 s" in str(error)
