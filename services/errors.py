@@ -21,6 +21,7 @@ ServingError
 ├── MethodNotAllowedError       405 UNIMPLEMENTED
 ├── UnsupportedError            501 UNIMPLEMENTED       an extension this server does not offer
 ├── ModelNotReadyError          503 UNAVAILABLE         loading, or refused at load
+│   └── ModelReturningError     503 UNAVAILABLE         it made room, and is being loaded again
 ├── ControlModeError            503 UNAVAILABLE         callers do not load models here
 ├── ShuttingDownError           503 UNAVAILABLE         retry on another server
 ├── QueueUnavailableError       503 UNAVAILABLE         retry later
@@ -214,6 +215,10 @@ class ModelNotReadyError(ServingError):
     http_status = 503
     grpc_code = "UNAVAILABLE"
     retryable = True
+
+
+class ModelReturningError(ModelNotReadyError):
+    """The version made room for others, and is being loaded again since it is requested."""
 
 
 class ControlModeError(ServingError):

@@ -179,6 +179,8 @@ class ServedVersion:
     """True if a request may have any number of answers; known once the version is ready."""
     execution: Execution | None = None
     """Set when ready."""
+    comes_back: bool = False
+    """True if it made room for other versions, and loads again once it is requested."""
 
     @property
     def is_pipeline(self) -> bool:

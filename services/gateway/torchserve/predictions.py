@@ -35,6 +35,7 @@ from model_store.archives.registrations import RegisteredVersion, Registrations
 from services.errors import (
     BackendError,
     ModelNotReadyError,
+    ModelReturningError,
     NotFoundError,
     QueueFullError,
     SequenceLostError,
@@ -140,6 +141,8 @@ class Predictions:
         """
         try:
             self._directory.resolve(inference.model, inference.version)
+        except ModelReturningError:
+            inference.begin(body, None)  # it waits for the model
         except ServingError as error:
             inference.fail(self.refused(error, inference.model, version))
         else:

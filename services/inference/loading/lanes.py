@@ -390,7 +390,9 @@ class Lanes:
             )
             unloading += [closed.task for closed in self._close(other)]
             reason = f"unloaded to make room for model {lane}; being loaded again, so retry"
-            self._directory.announce(ServedVersion(lane=other, state="unloaded", reason=reason))
+            self._directory.announce(
+                ServedVersion(lane=other, state="unloaded", reason=reason, comes_back=True)
+            )
         return unloading
 
     def _start(
