@@ -248,10 +248,8 @@ class Admission:
                 tenant.check_share(self._room)
             served, signature = self.directory.resolve(call.model, call.version)
             rows, length = self._check(call, served.lane, signature)
-        except ModelReturningError:
-            raise  # it is admitted later
-        except ServingError:
-            if tenant is not None:
+        except ServingError as error:
+            if tenant is not None and not isinstance(error, ModelReturningError):
                 tenant.take(0, now)  # invalid requests count, too
             raise
         if tenant is not None:

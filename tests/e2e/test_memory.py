@@ -175,7 +175,11 @@ def test_every_model_answers_though_only_some_have_room(
     ) as server:
         limit_mib = int(resident_mib(server) + 4 * SMALL_WIDTH**2 // MEBIBYTE // 2)
     room: dict[str, Any] = {"max_memory_mib": limit_mib, "when_memory_full": "unload_idle"}
+    room["readiness"] = "any_model"  # at the start each is loaded and verified once
     with running_server(tmp_path, *options, **room) as server, resident_of(server) as seen:
+        for model in models:
+            server.wait_for_log(message="version ready", model=model)
+        server.wait_until_read_through()
         random = Random(SEED)
         asked = [random.choice(models) for _ in range(many.requests)]
         began = time.monotonic()

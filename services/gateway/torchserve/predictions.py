@@ -141,10 +141,11 @@ class Predictions:
         """
         try:
             self._directory.resolve(inference.model, inference.version)
-        except ModelReturningError:
-            inference.begin(body, None)  # it waits for the model
         except ServingError as error:
-            inference.fail(self.refused(error, inference.model, version))
+            if isinstance(error, ModelReturningError):
+                inference.begin(body, None)  # it waits for the model
+            else:
+                inference.fail(self.refused(error, inference.model, version))
         else:
             if self._figures is not None:
                 self._series_of(self._figures, inference.model, version).requests.value += 1
