@@ -33,7 +33,8 @@ ServingError
 │   ├── OverShareError
 │   ├── BufferFullError
 │   ├── UnreadAnswersError
-│   └── WouldMissDeadlineError
+│   ├── WouldMissDeadlineError
+│   └── DisplacedError                                  a mirrored request, while others wait
 ├── DeadlineExceededError       504 DEADLINE_EXCEEDED
 └── BackendError                500 INTERNAL            the model itself failed
     ├── DeadLetterError
@@ -289,6 +290,10 @@ class UnreadAnswersError(OverloadedError):
 
 class WouldMissDeadlineError(OverloadedError):
     """The request cannot finish before its deadline, by the measured execution times."""
+
+
+class DisplacedError(OverloadedError):
+    """Requests of callers kept a mirrored request from running; no caller gets this."""
 
 
 class DeadlineExceededError(ServingError):

@@ -19,6 +19,8 @@ HIGHEST_PRIORITY = 1
 LOWEST_PRIORITY = 10
 JOB_PRIORITY = LOWEST_PRIORITY + 1
 """Priority of jobs: they run when the device is otherwise idle."""
+MIRROR_PRIORITY = JOB_PRIORITY + 1
+"""Priority of mirrored requests: they run as jobs do, and are refused while requests wait."""
 PIPELINE_PLATFORM = "flambeau_pipeline"
 """The protocol's platform string of pipelines."""
 PYTHON_PLATFORM = "flambeau_python"
