@@ -278,6 +278,10 @@ bench-overload: $(SERVING) ## What becomes of requests with 50 ms when twice as 
 bench-swap: $(SERVING) ## Versions that change under load: failed requests, and p99 beside that before.
 	@$(BIN)/python -m bench.swap $(ARGS)
 
+.PHONY: bench-rollout
+bench-rollout: $(SERVING) ## What shadows and rollouts cost callers, beside no traffic rules. ARGS="--rounds 3"
+	@$(BIN)/python -m bench.rollouts.cost $(ARGS)
+
 .PHONY: bench-start
 bench-start: $(SERVING) ## Until 1, 16 and 100 models are ready, remembered and not. ARGS="--models 16"
 	@$(BIN)/python -m bench.start $(ARGS)

@@ -21,6 +21,7 @@ ServingError
 ├── MethodNotAllowedError       405 UNIMPLEMENTED
 ├── UnsupportedError            501 UNIMPLEMENTED       an extension this server does not offer
 ├── ModelNotReadyError          503 UNAVAILABLE         loading, or refused at load
+│   └── ModelReturningError     503 UNAVAILABLE         it made room, and is being loaded again
 ├── ControlModeError            503 UNAVAILABLE         callers do not load models here
 ├── ShuttingDownError           503 UNAVAILABLE         retry on another server
 ├── QueueUnavailableError       503 UNAVAILABLE         retry later
@@ -32,7 +33,8 @@ ServingError
 │   ├── OverShareError
 │   ├── BufferFullError
 │   ├── UnreadAnswersError
-│   └── WouldMissDeadlineError
+│   ├── WouldMissDeadlineError
+│   └── DisplacedError                                  a mirrored request, while others wait
 ├── DeadlineExceededError       504 DEADLINE_EXCEEDED
 └── BackendError                500 INTERNAL            the model itself failed
     ├── DeadLetterError
@@ -216,6 +218,10 @@ class ModelNotReadyError(ServingError):
     retryable = True
 
 
+class ModelReturningError(ModelNotReadyError):
+    """The version made room for others, and is being loaded again since it is requested."""
+
+
 class ControlModeError(ServingError):
     """The server does not serve the models that callers load; the status is Triton's."""
 
@@ -284,6 +290,10 @@ class UnreadAnswersError(OverloadedError):
 
 class WouldMissDeadlineError(OverloadedError):
     """The request cannot finish before its deadline, by the measured execution times."""
+
+
+class DisplacedError(OverloadedError):
+    """Requests of callers kept a mirrored request from running; no caller gets this."""
 
 
 class DeadlineExceededError(ServingError):

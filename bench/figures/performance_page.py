@@ -17,7 +17,7 @@ ROLLOUTS_PAGE = ROOT / "docs/reference/rollouts-evidence.md"
 GPU_PAGE = ROOT / "docs/reference/performance-gpu.md"
 PAGES = {
     "gpu": GPU_PAGE, "peers": PEERS_PAGE, "limits": LIMITS_PAGE, "front": FRONT_PAGE,
-    "torchserve": TORCHSERVE_PAGE, "rollouts": ROLLOUTS_PAGE,
+    "torchserve": TORCHSERVE_PAGE, "rollouts": ROLLOUTS_PAGE, "rollout-cost": ROLLOUTS_PAGE,
     "publish": PYTHON_PAGE, "python": PYTHON_PAGE,
     "copies": PROCESSES_PAGE, "split": PROCESSES_PAGE, "cores": PROCESSES_PAGE,
     "soak-processes": PROCESSES_PAGE,

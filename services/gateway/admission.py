@@ -30,12 +30,14 @@ from flambeau.protocol.tensors import Array
 from model_store.rollouts.traffic import Traffic
 from services.errors import (
     InvalidRequestError,
+    ModelReturningError,
     ServingError,
     ShuttingDownError,
     TooManyInFlightError,
     UnsupportedError,
 )
 from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_lane
+from services.gateway.load_waits import LoadWaits
 from services.gateway.request_pacer import RequestPacer
 from services.gateway.sliced_work import SlicedWork
 from services.gateway.triton.words import Words
@@ -177,6 +179,7 @@ class Admission:
         work: sliced reading and writing of large bodies.
         draining: True if new requests are refused.
         router: draws versions, where the directory has traffic to share; None to draw none.
+        load_waits: requests that wait for a version that is loaded again.
         mirrored: requests of the queue that no caller waits for; they take no permit.
         request_timeout_s: the server's own limit of a request's time.
     """
@@ -198,6 +201,8 @@ class Admission:
         self.draining = False
         self.router: Router | None = None
         self.mirrored = 0
+        # Beside those in the queue, so that requests for other versions keep their places.
+        self.load_waits = LoadWaits(directory, max(max_in_flight_requests // 2, 1))
         self._queue = queue
         self._limit = self._max_in_flight = max_in_flight_requests
         self._room = max(1, min(max_in_flight_requests, queue.max_depth) // processes)
@@ -219,6 +224,7 @@ class Admission:
     def refuse_new(self) -> None:
         """Stops admitting requests."""
         self.draining = True
+        self.load_waits.begin_all()
 
     def infer(self, call: InferCall, answered: Done) -> Entry:
         """Admits one request.
@@ -242,8 +248,8 @@ class Admission:
                 tenant.check_share(self._room)
             served, signature = self.directory.resolve(call.model, call.version)
             rows, length = self._check(call, served.lane, signature)
-        except ServingError:
-            if tenant is not None:
+        except ServingError as error:
+            if tenant is not None and not isinstance(error, ModelReturningError):
                 tenant.take(0, now)  # invalid requests count, too
             raise
         if tenant is not None:

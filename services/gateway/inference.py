@@ -7,6 +7,7 @@ One inference, in order:
 1. `InferencePath.open` records it, with the time at which its last byte came;
 2. `begin` authenticates its caller, has the edge decode it, in slices if it is large, and hands it
    to admission, and its payload to the sampler;
+   if its version made room for others, it waits until that is loaded again (`load_waits.py`);
 3. replies come back: `ReplySink.part` encodes and writes them, in slices if they are large
    (`write`), and calls `answered` before it writes the last;
 4. or an error ends it (`fail`), or its caller disconnects (`cancel`).
@@ -20,12 +21,15 @@ A protocol is two files beside its table of routes: a codec, and an edge whose r
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
-from services.errors import ServingError, SeveralAnswersError
+from services.errors import ModelReturningError, ServingError, SeveralAnswersError
 from services.gateway.admission import Admission, InferCall, RoutedCall
+from services.gateway.load_waits import LoadWait
+from services.gateway.reply_sink import ReplySink
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.shared_regions.regions import RegionUse, SharedRegions
 from services.gateway.sliced_work import Slices
@@ -60,56 +64,6 @@ def only_one(reply: InferReply) -> None:
 
 
 INTERNAL_ERROR = "internal error; see the server's log"
-
-
-class ReplySink(Protocol):
-    """The edge's end of one inference: decodes the request, encodes replies and writes them.
-
-    The inference calls `decode` once; then `part` for each reply until one `is_last`, or `end` in
-    place of a last one without outputs; or `fail`. It calls nothing after the last reply or an
-    error, nor once the caller has disconnected.
-    """
-
-    def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
-        """Decodes the request, or says how to in slices.
-
-        Raises:
-            ServingError: it is not one of this protocol, or asks for what is not supported.
-        """
-
-    def part(self, reply: InferReply) -> None:
-        """Writes a reply; calls `Inference.answered` before it writes the last.
-
-        Once one that is not the last is written, `reply.window.take` lets the backend go on.
-
-        Raises:
-            ServingError: it cannot be written in the form asked for.
-        """
-
-    def end(self, reply: InferReply) -> None:
-        """Writes the end behind the replies before; calls `Inference.answered` first.
-
-        Raises:
-            ServingError: this protocol has no answer without outputs.
-        """
-
-    def fail(self, error: ServingError) -> None:
-        """Writes an error in the form of its protocol. It raises nothing: no other outcome follows.
-
-        So it reserves no memory. Behind parts of a stream it uses `ResponseStream.end(last)` for an
-        error in the form of the protocol, or `break_off`.
-        """
-
-    def release(self) -> None:
-        """Gives back the bytes that were charged for the request: its answer is charged instead."""
-
-    def key(self, source: str, name: str) -> str:
-        """Returns a value of the request that its version may be drawn by; empty for none.
-
-        Args:
-            source: `header`, or `parameter`; a protocol may have no parameters.
-            name: of that; a header's in lower case.
-        """
 
 
 class Sampler(Protocol):
@@ -194,6 +148,7 @@ class Inference:
         traceparent: the caller's trace (W3C Trace Context); empty for none.
 
     Attributes:
+        ends_at: `time.monotonic()` second at which its caller's time is over, if its head says so.
         classes: classes that are wanted in place of outputs; None for none.
         is_over: True once it has its outcome.
         request_id: printable; goes into the log and the reply.
@@ -203,8 +158,8 @@ class Inference:
     """
 
     __slots__ = (
-        "_entry", "_path", "_routed", "_sink", "classes", "is_over", "model", "received_at",
-        "request_id", "trace", "trace_id", "version",
+        "_entry", "_path", "_routed", "_sink", "classes", "ends_at", "is_over", "model",
+        "received_at", "request_id", "trace", "trace_id", "version",
     )  # fmt: skip
 
     def __init__(
@@ -220,9 +175,10 @@ class Inference:
         accounting = path.accounting
         self._path = path
         self._sink = sink
-        self._entry: Entry | None = None
+        self._entry: Entry | LoadWait | None = None
         self._routed: RoutedCall | None = None
         self.received_at = received_at
+        self.ends_at = math.inf
         self.model = model
         self.version = version
         self.is_over = False
@@ -268,16 +224,45 @@ class Inference:
             except ServingError as error:
                 self.fail(error)
                 return
+        self._decode(body, caller)
+
+    def _decode(self, body: Body, caller: "Caller | None") -> None:
+        """Has the edge decode the request, and hands it to admission."""
         try:
             call = self._sink.decode(body, caller)
             if isinstance(call, InferCall):
                 self._admit(call)
             else:
-                work = self._path.admission.work
-                is_over = self._is_over
-                work.begin(call, self._admit, self._fail_decoding, is_over, len(body))
+                self._decode_in_slices(call, len(body))
+        except ModelReturningError as error:
+            self._wait(error, self.ends_at, functools.partial(self._decode, body, caller))
         except Exception as error:
             self._fail_decoding(error)
+
+    def _decode_in_slices(self, slices: Slices[InferCall], size: int) -> None:
+        admission = self._path.admission
+        try:
+            admission.directory.resolve(self.model, self.version)
+        except ModelReturningError as error:
+            again = functools.partial(self._decode_in_slices, slices, size)
+            self._wait(error, self.ends_at, again)
+            return
+        except ServingError:
+            pass  # the decoder may find another fault first
+        admission.work.begin(slices, self._admit, self._fail_decoding, self._is_over, size)
+
+    def _wait(self, error: ModelReturningError, deadline: float, again: Callable[[], None]) -> None:
+        """Waits for a version that is loaded again; fails with the error if there is no time."""
+        admission = self._path.admission
+        lane = admission.directory.served_lane(self.model, self.version)
+        deadline = min(deadline, self.received_at + admission.request_timeout_s)
+        late = functools.partial(self.fail, error)
+        waits = admission.load_waits
+        wait = None if lane is None else waits.add(lane, deadline, again, late)
+        if wait is None:
+            late()
+        else:
+            self._entry = wait
 
     def _is_over(self) -> bool:
         return self.is_over
@@ -297,6 +282,8 @@ class Inference:
             entry = path.admission.infer(call, answered)
             if routed is not None:
                 routed.admitted()
+        except ModelReturningError as error:
+            self._wait(error, call.deadline, functools.partial(self._admit, call))
         except Exception as error:
             self.fail_by(error)
         else:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from services.errors import ServingError
 from services.queueing.model_control.act_limit import check_acts
+from services.queueing.records import Lane
 
 ControlMode = Literal["none", "poll", "explicit"]
 
@@ -83,6 +84,15 @@ class ModelControl:
     def nudge(self) -> None:
         """Has the next pass begin at once, if an act waits for it."""
         if self._acts:
+            self._nudged.set()
+
+    def missed(self, _: Lane, is_known: bool) -> None:
+        """Has the next pass begin at once: a request needs a version that made room for others.
+
+        Args:
+            is_known: True if another request needed it before.
+        """
+        if not is_known:
             self._nudged.set()
 
     async def pause(self, stop: asyncio.Event, seconds: float) -> None:

@@ -11,7 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.strict import nearest_name
 from model_store.rollouts.traffic import Traffic
-from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
+from services.errors import (
+    ModelNotReadyError,
+    ModelReturningError,
+    UnknownModelError,
+    UnknownVersionError,
+)
 from services.queueing.records import Lane, ServedVersion
 
 LIVE_ALIAS = "production"
@@ -48,13 +53,27 @@ class Directory:
         """Number of changes so far: callers that cache what they found look again after one."""
         self.changed: Callable[[], None] = lambda: None
         """Called after every change."""
-        self.missing: Callable[[Lane], None] = lambda _: None
-        """Called when a request needs a version that was unloaded."""
+        self.missing: Callable[[Lane, bool], None] | None = None
+        """Called when a request needs a version that was unloaded, with True if one did before;
+        None where nothing would load it."""
+        self.settled: Callable[[Lane], None] = lambda _: None
+        """Called when a version that made room is ready again, refused, or withdrawn."""
+        self._returning: set[Lane] = set()
+        """Versions that made room."""
 
     def announce(self, served: ServedVersion) -> None:
         """Adds or replaces a version."""
         self._served.setdefault(served.lane.model, {})[served.lane.version] = served
         self._changed()
+        if served.comes_back:
+            self._returning.add(served.lane)
+        elif self._returning:
+            self._settle(served.lane)
+
+    def _settle(self, lane: Lane) -> None:
+        if lane in self._returning:
+            self._returning.discard(lane)
+            self.settled(lane)
 
     def _changed(self) -> None:
         self.changes += 1
@@ -72,6 +91,7 @@ class Directory:
             self._served.pop(lane.model, None)
             self._aliases.pop(lane.model, None)
             self._traffic.pop(lane.model, None)
+        self._settle(lane)
 
     def is_missed(self, lane: Lane) -> bool:
         """Returns True if a version should load: it never was, or was requested since unloading."""
@@ -88,8 +108,10 @@ class Directory:
 
     def miss(self, lane: Lane) -> None:
         """Notes that a request needs a version that was unloaded."""
+        is_known = lane in self._missed
         self._missed.add(lane)
-        self.missing(lane)
+        if self.missing is not None:
+            self.missing(lane, is_known)
 
     def make_live(self, lane: Lane) -> None:
         """Makes a version the target of requests without a version."""
@@ -224,6 +246,7 @@ class Directory:
 
         Raises:
             UnknownModelError, UnknownVersionError: as `find`.
+            ModelReturningError: it made room for others, and is loaded again.
             ModelNotReadyError: it is loading or was refused; the message says why.
         """
         found = self._resolved.get((model, version))
@@ -233,9 +256,9 @@ class Directory:
         if served.state != "ready" or served.signature is None:
             if served.state == "unloaded":
                 self.miss(served.lane)
-            raise ModelNotReadyError(
-                f"model {served.lane} is not ready: {served.reason or served.state}"
-            )
+            returns = served.comes_back and self.missing is not None
+            error = ModelReturningError if returns else ModelNotReadyError
+            raise error(f"model {served.lane} is not ready: {served.reason or served.state}")
         found = self._resolved[model, version] = served, served.signature
         return found
 

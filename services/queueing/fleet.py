@@ -65,6 +65,8 @@ class AnnouncedVersion(msgspec.Struct, frozen=True, array_like=True):
     is_decoupled: bool = False
     """The value of `ServedVersion`."""
     execution: Execution | None = None
+    comes_back: bool = False
+    """The value of `ServedVersion`."""
 
 
 class AnnouncedModels(msgspec.Struct, frozen=True, array_like=True):
@@ -153,6 +155,7 @@ def announced(served: ServedVersion, row_s: Mapping[Lane, float]) -> AnnouncedVe
         served.semver,
         served.is_decoupled,
         served.execution,
+        served.comes_back,
     )
 
 
@@ -248,6 +251,7 @@ def _together(lane: Lane, said: Sequence[AnnouncedVersion]) -> ServedVersion:
         semver=max(version.semver for version in said),
         is_decoupled=best.is_decoupled,
         execution=best.execution,
+        comes_back=best.comes_back,
     )
 
 

@@ -19,6 +19,8 @@ HIGHEST_PRIORITY = 1
 LOWEST_PRIORITY = 10
 JOB_PRIORITY = LOWEST_PRIORITY + 1
 """Priority of jobs: they run when the device is otherwise idle."""
+MIRROR_PRIORITY = JOB_PRIORITY + 1
+"""Priority of mirrored requests: they run as jobs do, and are refused while requests wait."""
 PIPELINE_PLATFORM = "flambeau_pipeline"
 """The protocol's platform string of pipelines."""
 PYTHON_PLATFORM = "flambeau_python"
@@ -179,6 +181,8 @@ class ServedVersion:
     """True if a request may have any number of answers; known once the version is ready."""
     execution: Execution | None = None
     """Set when ready."""
+    comes_back: bool = False
+    """True if it made room for other versions, and loads again once it is requested."""
 
     @property
     def is_pipeline(self) -> bool:

@@ -100,7 +100,7 @@ class EdgeProcess:
         self._link.fleet = FleetDirectory(
             directory, self._queue, lambda _: self._link, forgets=True
         )
-        directory.missing = lambda lane: self._link.send(MissedMessage(lane))
+        directory.missing = lambda lane, _: self._link.send(MissedMessage(lane))
         self._tracer = open_tracer(config, "gateway", self._metrics)
         self._settings_waits: list[asyncio.Event] = []
         door = None

@@ -247,7 +247,7 @@ class Metrics:
             "flambeau_dropped_mirrors",
             "Requests drawn to be repeated at a candidate and not compared, by reason: busy "
             "(callers wait), in_flight (the limit), too_large, not_ready, sequence, stream, "
-            "expired (no idle slot in time), refused, or internal (see the log).",
+            "refused, or internal (see the log).",
             (*LANE, "reason"),
             registry=registry,
         )

@@ -4,14 +4,27 @@ The memory of a server and of a version depends on the machine, so it is measure
 """
 
 import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from random import Random
+from statistics import median
+from threading import Event
+from typing import Any
 
+import grpc
+import numpy as np
 import pytest
 
+from tests.e2e.grpc_calls import outputs, raw_request
 from tests.e2e.rest_calls import call, infer, linear_input
 from tests.fixtures.onnx_models import linear, publish
-from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.servers import ServerProcess, processes, running_server
+from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 MEBIBYTE = 2**20
 LARGE_WIDTH = 6000
@@ -92,7 +105,7 @@ def test_the_idle_version_used_longest_ago_makes_room_and_comes_back(
         (out,) = away(server)
         kept, used = sorted({"first", "second", "third"} - {out})
         assert infer(server, used, linear_input(ROW)).status == 200
-        reply = infer(server, out, linear_input(ROW))
+        reply = infer(server, out, linear_input(ROW), headers={"x-request-timeout-ms": "1"})
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert reply.error() == (
             f"model '{out}' version 1 is not ready: unloaded to make room for "
@@ -102,10 +115,10 @@ def test_the_idle_version_used_longest_ago_makes_room_and_comes_back(
         assert away(server) == {kept}, "not the one used longest ago"
         for model in (out, used):
             assert infer(server, model, linear_input(ROW)).outputs() == {"y": ROW}
-        assert infer(server, kept, linear_input(ROW)).status == 503
-        server.wait_for_metric(2, LOADS, model=kept)
-        assert away(server) == {out}
+        # A request with time waits for the load.
         assert infer(server, kept, linear_input(ROW)).outputs() == {"y": ROW}
+        assert server.metric(LOADS, model=kept) == 2
+        assert away(server) == {out}
 
 
 def away(server: ServerProcess) -> set[str]:
@@ -118,3 +131,109 @@ def made_room(server: ServerProcess, model: str) -> str:
     """Returns the model for which another one was unloaded."""
     log = server.wait_for_log(message="unloading an idle version to make room", model=model)
     return str(log["for"]).split("'")[1]
+
+
+@dataclass(frozen=True)
+class Many:
+    """Models of which only some have room."""
+
+    count: int
+    room: int
+    requests: int
+
+
+FEW = Many(count=8, room=3, requests=48)
+FIFTY = Many(count=50, room=10, requests=150)
+CALLERS = 8
+SEED = 31
+SMALL_WIDTH = 3000
+"""34 MiB of weights: malloc returns them at once, too."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("many", "options"),
+    [
+        pytest.param(FEW, (), id="few"),
+        pytest.param(FEW, ("--processes=2",), id="few, several processes"),
+        pytest.param(FIFTY, (), id="fifty", marks=pytest.mark.long),
+        pytest.param(
+            FIFTY, ("--processes=2",), id="fifty, several processes", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_every_model_answers_though_only_some_have_room(
+    tmp_path: Path, many: Many, options: tuple[str, ...]
+) -> None:
+    """Requests in a random order, over REST and gRPC, wait for the loads of their models."""
+    models = [f"m{number}" for number in range(many.count)]
+    for scale, model in enumerate(models):
+        weights = linear(scale, layers=1, width=SMALL_WIDTH)
+        publish(str(tmp_path), model, weights, max_batch_size=1)
+    with running_server(
+        tmp_path, *options, models=models[: many.room], max_memory_mib=2**30
+    ) as server:
+        limit_mib = int(resident_mib(server) + 4 * SMALL_WIDTH**2 // MEBIBYTE // 2)
+    room: dict[str, Any] = {"max_memory_mib": limit_mib, "when_memory_full": "unload_idle"}
+    room["readiness"] = "any_model"  # at the start each is loaded and verified once
+    with running_server(tmp_path, *options, **room) as server, resident_of(server) as seen:
+        for model in models:
+            server.wait_for_log(message="version ready", model=model)
+        server.wait_until_read_through()
+        random = Random(SEED)
+        asked = [random.choice(models) for _ in range(many.requests)]
+        began = time.monotonic()
+        with ThreadPoolExecutor(CALLERS) as callers:
+            took_s = list(callers.map(partial(timed_answer, server), asked, range(len(asked))))
+        whole_s = time.monotonic() - began
+        ready = [m for m in models if call(server, "GET", f"/v2/models/{m}/ready").status == 200]
+        loads = sum(server.metric(LOADS, model=model) for model in models)
+        refusals = server.metric("flambeau_refusals_total")
+    took_s.sort()
+    print(
+        f"{many}, {options}: {whole_s:.1f} s, {loads:.0f} loads, answers within "
+        f"{took_s[len(took_s) // 2]:.2f} s in the median and {took_s[-1]:.2f} s at most; "
+        f"{max(seen):.0f} MiB at most and {median(seen):.0f} MiB in the median of {limit_mib} MiB"
+    )
+    assert refusals == 0
+    assert many.room - 1 <= len(ready) <= many.room + 1
+    assert median(seen) <= limit_mib
+
+
+def timed_answer(server: ServerProcess, model: str, number: int) -> float:
+    """Asks one model, in either protocol; returns the seconds until its checked answer."""
+    began, wanted = time.monotonic(), [int(model[1:]) * x for x in ROW]
+    if number % 2:
+        assert infer(server, model, linear_input(ROW)).outputs() == {"y": wanted}
+    else:
+        with grpc.insecure_channel(server.grpc) as channel:
+            stub: Any = GRPCInferenceServiceStub(channel)
+            request = raw_request(model, {"x": ("FP32", np.array([ROW], np.float32))})
+            found = outputs(stub.ModelInfer(request, timeout=60))
+            assert found["y"].tolist() == [wanted]
+    return time.monotonic() - began
+
+
+def resident_mib(server: ServerProcess) -> float:
+    """Returns the memory of the process that has the models."""
+    (pid,) = processes(server, "model") or [server.pid]
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+@contextmanager
+def resident_of(server: ServerProcess) -> Iterator[list[float]]:
+    """Samples that memory in the background."""
+    seen, over = [resident_mib(server)], Event()
+
+    def sample() -> None:
+        while not over.wait(0.02):
+            seen.append(resident_mib(server))
+
+    with ThreadPoolExecutor(1) as thread:
+        sampling = thread.submit(sample)
+        try:
+            yield seen
+        finally:
+            over.set()
+            sampling.result()

@@ -32,7 +32,7 @@ from tests.e2e.test_tls import calling
 from tests.fixtures.certificates import Authority
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
 from tests.fixtures.redis_servers import until_true
-from tests.fixtures.servers import ServerProcess, running_server, spawn_server
+from tests.fixtures.servers import ServerProcess, processes, running_server, spawn_server
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -55,16 +55,6 @@ def store(tmp_path: Path) -> ModelStore:
 def server(store: ModelStore) -> Iterator[ServerProcess]:
     with running_server(Path(store.url), "--processes=2", drain_timeout_s=60) as server:
         yield server
-
-
-def processes(server: ServerProcess, kind: str) -> list[int]:
-    """Returns the running processes of a kind, `edge` or `model`."""
-    found = []
-    for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split():
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if f"services.standalone.{kind}_process".encode() in arguments:
-            found.append(int(pid))
-    return found
 
 
 class Load:
@@ -409,7 +399,8 @@ def test_idle_model_makes_room_and_comes_back_at_every_edge(tmp_path: Path) -> N
             (out,) = [model for model in models if ready(model) != {200}]
             (kept,) = models - {out}
             assert (ready(kept), ready(out)) == ({200}, {503})
-            reply = infer(server, out, linear_input(ROW))
+            no_time = {"x-request-timeout-ms": "1"}
+            reply = infer(server, out, linear_input(ROW), headers=no_time)
             assert (reply.status, reply.headers["retry-after"]) == (503, "1")
             assert f"unloaded to make room for model '{kept}' version 1" in reply.error()
             until_true(lambda out=out: ready(out) == {200})  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.fixtures.split_servers import running_split
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW = [1.0, 2.0, 3.0, 4.0]
+CALLERS = 8
 SHAPES: dict[str, Any] = {
     "all-in-one": running_server,
     "several processes": running_processes,
@@ -147,6 +149,25 @@ def test_shadow_compares_answers_and_answers_nobody(
         return bool(server.metric("flambeau_mirrored_pairs_total", **labels))
 
     wait_until(mirrored)
+
+
+@pytest.mark.parametrize("shape", ["several processes", "split"])
+def test_mirrored_requests_yield_to_callers_of_all_processes(tmp_path: Path, shape: str) -> None:
+    """The edge or gateway that mirrors a request does not know what waits for the device."""
+    store = ModelStore(str(tmp_path))
+    for scale in (1, 2):
+        publish(store.url, "linear", linear(scale, layers=100), max_batch_size=1)
+    store.promote("linear", 1)
+    share_traffic(store, Traffic(shadow=Shadow(candidate=2, sample=1.0)))
+    with SHAPES[shape](tmp_path) as server, ThreadPoolExecutor(CALLERS) as callers:
+        labels = {"model": "linear", "version": "2"}
+
+        def dropped() -> bool:
+            assert set(callers.map(lambda _: answering(server), range(4 * CALLERS))) == {1}
+            return bool(server.metric("flambeau_dropped_mirrors_total", reason="busy", **labels))
+
+        wait_until(dropped)
+        assert not server.metric("flambeau_mirrored_pairs_total", result="failed", **labels)
 
 
 CANDIDATES = {

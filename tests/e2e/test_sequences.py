@@ -18,10 +18,9 @@ from flambeau.protocol.tensors import Array
 from model_store.store import ModelStore
 from tests.e2e.conftest import SHAPES
 from tests.e2e.rest_calls import call
-from tests.e2e.test_processes import processes
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.redis_servers import RedisProcess, redis_process, until_true
-from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.servers import ServerProcess, processes, running_server
 from tests.fixtures.split_servers import running_gateway, running_worker
 from tests.fixtures.stateful_models import publish_running_sum, x
 from tests.fixtures.triton_client import TritonClient, TritonError

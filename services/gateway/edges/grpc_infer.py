@@ -16,6 +16,7 @@ from services.access.credential import secret_of
 from services.errors import (
     DeadlineExceededError,
     InvalidRequestError,
+    ModelReturningError,
     ServingError,
     UnsupportedError,
 )
@@ -155,6 +156,9 @@ class GrpcRequest:
             return self._call_in_slices(request, raw, caller)
         try:
             return self._call(request, grpc_codec.decode_inputs(request, raw), caller)
+        except ModelReturningError:  # it is decoded again once the model is back
+            self._raw = raw  # type: ignore[misc]
+            raise
         except (InvalidRequestError, UnsupportedError):  # without raw data, or a known parameter
             if self._route.path.regions is None:
                 raise

@@ -121,6 +121,8 @@ class InferExchange(HttpInference):
         inference = self._inference = route.path.open(
             self, received_at, route.given_id, route.model, route.version, route.traceparent
         )
+        if route.timeout_s is not None:
+            inference.ends_at = received_at + route.timeout_s
         inference.begin(body, route.authorization)
 
     # Called by `Inference`.

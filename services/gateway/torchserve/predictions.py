@@ -35,6 +35,7 @@ from model_store.archives.registrations import RegisteredVersion, Registrations
 from services.errors import (
     BackendError,
     ModelNotReadyError,
+    ModelReturningError,
     NotFoundError,
     QueueFullError,
     SequenceLostError,
@@ -141,7 +142,10 @@ class Predictions:
         try:
             self._directory.resolve(inference.model, inference.version)
         except ServingError as error:
-            inference.fail(self.refused(error, inference.model, version))
+            if isinstance(error, ModelReturningError):
+                inference.begin(body, None)  # it waits for the model
+            else:
+                inference.fail(self.refused(error, inference.model, version))
         else:
             if self._figures is not None:
                 self._series_of(self._figures, inference.model, version).requests.value += 1

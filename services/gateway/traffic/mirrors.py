@@ -3,11 +3,11 @@
 In: a request whose caller has its answer, and the answer. Out: a `Pair` to each that asked for it.
 
 Rules:
-- a request is mirrored only while no caller's request waits for either version; it has the
-  priority of jobs, so that it runs in idle slots of the device, and no caller's permit or queue;
+- a request is mirrored only while no caller's request waits for either version, as far as this
+  process knows; the worker, which knows of all processes, refuses it while requests wait or keep
+  it from running. It runs in idle slots of the device, and takes no caller's permit or queue;
 - at most `MOST_IN_FLIGHT` and `MOST_IN_FLIGHT_BYTES` are in flight; further ones are dropped;
-- a request that its candidate does not answer within `WITHIN_S` failed there, unless callers'
-  requests kept it from running;
+- a request that its candidate does not answer within `WITHIN_S` failed there;
 - steps of sequences and streams of answers are not mirrored: they are dropped whole;
 - a fault here reaches no caller; comparing happens in a thread of low priority.
 """
@@ -23,13 +23,13 @@ from typing import NamedTuple
 import msgspec
 
 from flambeau.protocol.tensors import Array
-from services.errors import BackendError, DeadlineExceededError, ServingError
+from services.errors import BackendError, DeadlineExceededError, DisplacedError, ServingError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.traffic.answer_comparison import Judged, Task, bf16_of, compared
 from services.gateway.traffic.shown_tensors import Redacts, shown
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
-from services.queueing.records import InferReply, Lane
+from services.queueing.records import MIRROR_PRIORITY, InferReply, Lane
 from services.rollouts.shadow_figures import AGREES_BELOW, KeptPair
 from services.telemetry.metrics import Metrics
 
@@ -42,7 +42,7 @@ MOST_IN_FLIGHT_BYTES = 32 * 2**20
 MOST_TEXTS = 4096
 """BYTES elements of a request that is mirrored: they are counted one by one."""
 WITHIN_S = 30.0
-"""Time that a mirrored request waits for an idle slot and its answer."""
+"""Time for an answer of a candidate. A worker refuses what has not begun to run much sooner."""
 
 
 class Pair(NamedTuple):
@@ -71,15 +71,11 @@ class Target(NamedTuple):
 class _InFlight:
     """A mirrored request. Its live answer is kept until both are compared."""
 
-    __slots__ = ("call", "entry", "is_held_up", "lane", "nbytes", "reply", "target")
+    __slots__ = ("call", "entry", "nbytes", "reply", "target")
 
-    def __init__(
-        self, target: Target, call: InferCall, reply: InferReply, lane: Lane, nbytes: int
-    ) -> None:
-        self.target, self.call, self.reply, self.lane = target, call, reply, lane
+    def __init__(self, target: Target, call: InferCall, reply: InferReply, nbytes: int) -> None:
+        self.target, self.call, self.reply = target, call, reply
         self.nbytes = nbytes
-        self.is_held_up = False
-        """True if callers' requests waited for a device meanwhile."""
         self.entry: Entry | None = None
 
 
@@ -123,16 +119,6 @@ class Mirrors:
         self._metrics.dropped_mirrors.labels(model, str(target.version), reason).inc()
         target.drop(reason)
 
-    def see(self, lane: Lane) -> None:
-        """Notes whether callers' requests wait for a version that has just answered one."""
-        if not self._in_flight:
-            return
-        mirrored = sum(one.lane == lane for one in self._in_flight)
-        intake = self._queue.with_room(lane)
-        if intake is None or intake.waiting > mirrored:
-            for one in self._in_flight:
-                one.is_held_up = True
-
     def abandon(self) -> None:
         """Drops all that are in flight: the process drains."""
         for one in list(self._in_flight):
@@ -163,8 +149,10 @@ class Mirrors:
         if self._waits(reply.lane) or self._waits(request.lane):
             return "busy"
         now = time.monotonic()
-        request = msgspec.structs.replace(request, deadline=now + WITHIN_S)
-        one = _InFlight(target, call, reply, request.lane, nbytes)
+        request = msgspec.structs.replace(
+            request, deadline=now + WITHIN_S, priority=MIRROR_PRIORITY
+        )
+        one = _InFlight(target, call, reply, nbytes)
         self._in_flight.add(one)
         self._bytes += nbytes
         self._admission.mirrored += 1
@@ -190,9 +178,11 @@ class Mirrors:
         if one not in self._in_flight:
             return
         reason = ""
-        if isinstance(outcome, DeadlineExceededError):
-            reason = "expired" if one.is_held_up else ""
-        elif isinstance(outcome, ServingError) and not isinstance(outcome, BackendError):
+        if isinstance(outcome, DisplacedError):
+            reason = "busy"
+        elif isinstance(outcome, ServingError) and not isinstance(
+            outcome, BackendError | DeadlineExceededError
+        ):
             reason = "refused"
         elif isinstance(outcome, InferReply) and (not outcome.is_last or not outcome.outputs):
             reason = "stream"

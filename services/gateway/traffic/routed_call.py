@@ -160,7 +160,6 @@ class RoutedCall:
             self._renew()
         self._has_last = True
         self._end_answered()
-        self._mirrors.see(reply.lane)
         is_whole = reply.number == 0 and bool(reply.outputs)
         for target in self._targets:
             if is_whole:

@@ -390,7 +390,8 @@ class Lanes:
             )
             unloading += [closed.task for closed in self._close(other)]
             reason = f"unloaded to make room for model {lane}; being loaded again, so retry"
-            self._directory.announce(ServedVersion(lane=other, state="unloaded", reason=reason))
+            away = ServedVersion(lane=other, state="unloaded", reason=reason, comes_back=True)
+            self._directory.announce(away)
         return unloading
 
     def _start(

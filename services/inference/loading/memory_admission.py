@@ -16,7 +16,16 @@ MEBIBYTE = 2**20
 
 
 class OutOfMemoryError(LoadError):
-    """The version does not fit; the message has the figures."""
+    """The version does not fit; the message has the figures.
+
+    Args:
+        message: of the error.
+        is_passing: True if it fits once versions that are at work now have answered.
+    """
+
+    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+        super().__init__(message)
+        self.is_passing = is_passing
 
 
 class MemoryAdmission:
@@ -89,13 +98,15 @@ class MemoryAdmission:
                 leaving.append(other)
                 missing -= self._measured[other]
         if missing > 0:
+            at_work = self._loaded - {lane, *leaving}
             versions = len({other.default for other in self._loaded} - {lane})
             raise OutOfMemoryError(
                 f"model {lane} needs {_mebibytes(need_bytes)} and does not fit: "
                 f"{_mebibytes(self._limit_bytes)} are the limit (max_memory_mib), "
                 f"{_mebibytes(self._base_bytes)} the server's own, {_mebibytes(others)} taken by "
                 f"{versions} other versions; raise the limit, serve fewer models or set "
-                "when_memory_full=unload_idle"
+                "when_memory_full=unload_idle",
+                is_passing=missing <= sum(self._measured[other] for other in at_work),
             )
         return leaving
 

@@ -19,9 +19,12 @@ from model_store.host.failure_text import sendable
 from services.errors import BackendError
 from services.inference.loading.loader import LoadError
 from services.low_priority_thread import start_at_low_priority
+from services.queueing.records import Lane
 
 logger = logging.getLogger("flambeau.reconciler")
 
+PUT_OFF_S = 0.2
+"""Delay before a requested version is tried again that had no room beside those at work."""
 MAX_REASON = 2_000
 """Maximum characters of a reason, which is logged, announced and returned to clients."""
 
@@ -42,6 +45,20 @@ class Failures:
         """Returns True unless a version failed within so many seconds."""
         failed_at = self.at.get(version)
         return failed_at is None or time.monotonic() - failed_at >= after_s
+
+    def put_off(self, version: int, after_s: float) -> None:
+        """Makes a version due in `PUT_OFF_S`; others are `after_s` after their failures."""
+        self.at[version] = time.monotonic() - max(after_s - PUT_OFF_S, 0)
+
+    def log(self, lane: Lane, reason: str, error: Exception) -> None:
+        """Logs that a version is refused, if the reason is new."""
+        if self.reasons.get(lane.version) != reason:
+            self.reasons[lane.version] = reason
+            logger.error(
+                "version refused",
+                extra={"model": lane.model, "version": lane.version, "reason": reason},
+                exc_info=None if is_expected(error) else error,
+            )
 
     def forget(self, version: int) -> None:
         """Forgets a version: it is loaded."""

@@ -34,16 +34,16 @@ from services.inference.loading.background_choice import BackgroundChoice
 from services.inference.loading.kept_loads import KeptLoads
 from services.inference.loading.lanes import Lanes
 from services.inference.loading.loader import LoadError
+from services.inference.loading.memory_admission import OutOfMemoryError
 from services.inference.loading.model_failure import (
     Complaints,
     Failures,
     in_thread,
-    is_expected,
     reason_of,
 )
 from services.inference.loading.pipelines import Pipelines
 from services.inference.loading.policy import ServingPolicy, load_niceness
-from services.inference.loading.unserved_models import missing_models, refusal
+from services.inference.loading.unserved_models import foreign_layout, missing_models, refusal
 from services.inference.model_control import ModelControl
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
@@ -95,6 +95,7 @@ class Reconciler:
         self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
         self._pipelines = Pipelines(store, queue, directory, metrics, policy, self._lanes.worker_of)
         self._control.parts_of = self._pipelines.parts_of
+        directory.missing = self._control.missed
         self._background_choice = BackgroundChoice(store, self._lanes)
         self._choosing: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -241,7 +242,7 @@ class Reconciler:
                 if model.failures.reasons.get(lane.version) != missing:
                     self._announce_failure(model, lane, LoadError(missing))
                 continue
-            if not self._is_due(model, lane):
+            if not model.failures.is_due(lane.version, self._policy.retry_failed_s):
                 continue
             try:
                 await self._pipelines.settle(lane)
@@ -305,7 +306,7 @@ class Reconciler:
             served=served,
             missing=missing_models(self._named(), listings, self._store.url),
             refused=refused,
-            fault="" if published else await self._foreign_layout(),
+            fault="" if published else await foreign_layout(self._store),
             loading=() if self.converged_once else tuple(sorted(self._converging)),
             unloaded=self._unloaded(),
         )
@@ -321,13 +322,6 @@ class Reconciler:
     def _named(self) -> tuple[str, ...]:
         """Returns the only models to serve, besides parts of pipelines; none if all are."""
         return tuple(self._control.asked) if self._control.is_explicit else self._policy.models
-
-    async def _foreign_layout(self) -> str:
-        """Describes what a store without a version contains instead."""
-        try:
-            return await in_thread(self._store.foreign_layout)
-        except Exception as error:
-            return reason_of(error)
 
     def _choose(self, tasks: asyncio.TaskGroup) -> None:
         """Starts to measure, in the background, versions loaded by the publisher's figures."""
@@ -430,11 +424,14 @@ class Reconciler:
 
     async def _load(self, model: _Model, lane: Lane, workers: asyncio.TaskGroup) -> None:
         is_here = lane in self._lanes or lane in self._pipelines
-        if is_here or not self._is_due(model, lane) or not self._directory.is_missed(lane):
+        is_due = model.failures.is_due(lane.version, self._policy.retry_failed_s)
+        if is_here or not is_due or not self._directory.is_missed(lane):
             return
-        niceness = load_niceness(not self.converged_once, self._directory.is_unloaded(lane))
+        comes_back = self._directory.is_unloaded(lane)
+        niceness = load_niceness(not self.converged_once, comes_back)
         if lane.version not in model.failures.at:
-            self._directory.announce(ServedVersion(lane=lane, state="loading"))
+            loading = ServedVersion(lane=lane, state="loading", comes_back=comes_back)
+            self._directory.announce(loading)
         model.loading = lane.version
         try:
             manifest = await in_thread(self._store.manifest, lane.model, lane.version)
@@ -443,19 +440,26 @@ class Reconciler:
                 return  # it is settled once all models have converged
             await self._lanes.load(manifest, workers, niceness=niceness)
         except Exception as error:
-            self._fail(model, lane, error)
+            if comes_back and isinstance(error, OutOfMemoryError) and error.is_passing:
+                self._put_off(model, lane, error)
+            else:
+                self._fail(model, lane, error)
         else:
             model.failures.forget(lane.version)
         finally:
             model.loading = None
 
-    def _is_due(self, model: _Model, lane: Lane) -> bool:
-        """Returns True unless a version failed too recently to be tried again."""
-        return model.failures.is_due(lane.version, self._policy.retry_failed_s)
-
     def _fail(self, model: _Model, lane: Lane, error: Exception) -> None:
         model.failures.at[lane.version] = time.monotonic()
         self._announce_failure(model, lane, error)
+
+    def _put_off(self, model: _Model, lane: Lane, error: OutOfMemoryError) -> None:
+        """Tries a requested version again soon: those that would make room are at work."""
+        model.failures.put_off(lane.version, self._policy.retry_failed_s)
+        self._directory.announce(
+            ServedVersion(lane=lane, state="unloaded", reason=reason_of(error), comes_back=True)
+        )
+        self._directory.miss(lane)
 
     def _announce_failure(self, model: _Model, lane: Lane, error: Exception) -> None:
         """Announces that a version is refused; logs it if the reason is new."""
@@ -466,14 +470,7 @@ class Reconciler:
         if isinstance(error, LoadError):
             self._metrics.failed_verifications.labels(*labels).inc(error.failed_replays)
         self._directory.announce(ServedVersion(lane=lane, state="failed", reason=reason))
-        if model.failures.reasons.get(lane.version) == reason:
-            return
-        model.failures.reasons[lane.version] = reason
-        logger.error(
-            "version refused",
-            extra={"model": lane.model, "version": lane.version, "reason": reason},
-            exc_info=None if is_expected(error) else error,
-        )
+        model.failures.log(lane, reason, error)
 
     def _switch(self, model: _Model, name: str, left: Collection[int] = ()) -> None:
         """Makes production's version live, or the newest if no pointer names production."""

@@ -1,4 +1,4 @@
-"""Finds the models that a process should serve and does not, with the reasons. Pure.
+"""Finds the models that a process should serve and does not, with the reasons.
 
 In: the store's listing, the pointers that were read, and the directory's states of the versions.
 Out: reasons by model. A model is served if the version that `production` names is loaded; without
@@ -11,7 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from flambeau.protocol.strict import nearest_name
 from model_store.listing import ModelListing
 from model_store.pointers import PRODUCTION, Pointers
+from model_store.store import ModelStore
+from services.inference.loading.model_failure import in_thread, reason_of
 from services.queueing.records import ServedVersion
+
+
+async def foreign_layout(store: ModelStore) -> str:
+    """Describes what a store without a version contains instead."""
+    try:
+        return await in_thread(store.foreign_layout)
+    except Exception as error:
+        return reason_of(error)
 
 
 def missing_models(

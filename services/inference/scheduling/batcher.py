@@ -151,6 +151,11 @@ class Batcher:
                 break
         return False
 
+    def waiting_since(self, moment: float) -> list[Entry]:
+        """Returns the entries that have waited since a `time.monotonic()` second, or longer."""
+        groups = self._groups.values()
+        return [one for group in groups for one in group.entries if one.enqueued_at <= moment]
+
     def is_far(self, request: InferRequest, slack: float) -> bool:
         """Returns True if a deadline is so far away that `finish_s` need not be computed.
 

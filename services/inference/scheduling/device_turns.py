@@ -27,6 +27,10 @@ by as much at most. Measured with three models on one core (docs/adr/0007)."""
 class Runner(Protocol):
     """The device's view of a lane."""
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a batch, without background ones."""
+
     def next_s(self) -> float:
         """Returns the next batch's expected seconds; infinity if it may not run as express now."""
 
@@ -76,6 +80,11 @@ class DeviceTurns:
     def wanted(self) -> bool:
         """True if any lane waits for a turn."""
         return bool(self._asking)
+
+    @property
+    def has_backlog(self) -> bool:
+        """True if requests of any lane wait for a batch."""
+        return any(lane.waiting for lane in self._asking)
 
     def ask(self, lane: Runner) -> None:
         """Requests turns for a lane; grants one at once if a slot is free and no lane is ahead."""

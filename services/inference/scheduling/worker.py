@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flambeau.protocol.signature import Signature
-from services.errors import BackendError, ServingError, WouldMissDeadlineError
+from services.errors import BackendError, DisplacedError, ServingError, WouldMissDeadlineError
 from services.inference.backends.backend import Backend
 from services.inference.scheduling.batch_counts import BatchCounts
 from services.inference.scheduling.batch_rules import Batch, BatchRules
@@ -29,7 +29,7 @@ from services.inference.scheduling.latency import LatencyModel
 from services.inference.scheduling.loop_runs import LaneLoopRuns
 from services.inference.scheduling.sequence_slots import SequenceSlots
 from services.queueing.memory_queue import Entry, deadline_exceeded
-from services.queueing.records import LOWEST_PRIORITY, InferReply, Lane
+from services.queueing.records import LOWEST_PRIORITY, MIRROR_PRIORITY, InferReply, Lane
 from services.telemetry.metrics import Metrics
 from services.tracing.tracer import Tracer
 
@@ -41,6 +41,9 @@ a caller that retries many times a second must not make an estimate worthless.""
 ANSWERS_AT_ONCE = 32
 """Responses in one turn of the event loop: each takes about 10 µs, and the loop must be free again
 within 1 ms."""
+MIRROR_WAITS_S = 10.0
+"""Longest time that a mirrored request waits to run: it is held in memory, and its gateway counts
+a request without an answer within 30 s as a failure of the candidate."""
 BACKGROUND_AGAIN_S = 1.0
 """Retry interval of jobs that may not run now because recent requests had tight deadlines, which
 count for a minute (`device_turns.LATELY_S`)."""
@@ -104,6 +107,7 @@ class Worker:
         self._timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._background_timer: asyncio.TimerHandle | None = None
+        self._mirror_timer: asyncio.TimerHandle | None = None
         self._pauses_until = 0.0
         """Earliest start of the next express batch; a `time.monotonic()` second."""
         self._run_share = 1.0
@@ -148,6 +152,8 @@ class Worker:
         """Queues an entry, or refuses it if it would miss its deadline."""
         now = self.last_used_at = entry.enqueued_at
         if entry.request.priority > LOWEST_PRIORITY:
+            if entry.request.priority >= MIRROR_PRIORITY and not self._takes_mirrored(entry):
+                return
             self._background.add(entry)
             self._loop.call_soon(self._turns.ask_background, self)
             return
@@ -164,6 +170,28 @@ class Worker:
             # Deferred to the next loop iteration, so that all requests read by now share a batch.
             self._asked = True
             self._loop.call_soon(self._ask)
+
+    def _takes_mirrored(self, entry: Entry) -> bool:
+        """Refuses a mirrored request while others wait; has it refused if it waits too long."""
+        if self._batcher.waiting or self._turns.has_backlog:
+            entry.finish(self._displaced())
+            return False
+        if self._mirror_timer is None:
+            self._mirror_timer = self._loop.call_later(MIRROR_WAITS_S, self._displace)
+        return True
+
+    def _displace(self) -> None:
+        """Refuses mirrored requests that have waited too long, wherever their callers are."""
+        self._mirror_timer = None
+        for entry in self._background.waiting_since(time.monotonic() - MIRROR_WAITS_S):
+            if entry.request.priority >= MIRROR_PRIORITY and self._background.remove(entry):
+                entry.finish(self._displaced())
+        if self._background.waiting:
+            self._mirror_timer = self._loop.call_later(MIRROR_WAITS_S, self._displace)
+        self._look_whether_emptied()
+
+    def _displaced(self) -> DisplacedError:
+        return DisplacedError(f"requests keep a mirrored one of model {self._lane} from running")
 
     def lost(self, slot: int) -> None:
         """An instance was replaced; requests that are independent of each other lose nothing."""
@@ -256,7 +284,8 @@ class Worker:
         """Waits until the lane is closed and all requests are answered; closes the backends."""
         await self._emptied.wait()
         self._turns.leave(self)
-        for timer in (self._timer, self._pause, self._background_timer):
+        timers = self._timer, self._pause, self._background_timer, self._mirror_timer
+        for timer in timers:
             if timer is not None:
                 timer.cancel()
         await self._pool.end()

@@ -15,11 +15,12 @@ from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split
 from services.errors import (
     BackendError,
     DeadlineExceededError,
+    DisplacedError,
     ServingError,
 )
 from services.gateway.traffic.mirrors import MOST_IN_FLIGHT, MOST_IN_FLIGHT_BYTES
 from services.queueing.memory_queue import Entry
-from services.queueing.records import JOB_PRIORITY, InferReply, SequenceStep, ServedVersion
+from services.queueing.records import MIRROR_PRIORITY, InferReply, SequenceStep, ServedVersion
 from services.rollouts.traffic_counts import MOST_LATENCIES_A_BLOCK
 from tests.fixtures.drawn_traffic import (
     ALWAYS,
@@ -187,7 +188,7 @@ async def test_mirrored_request_is_compared_once_the_caller_has_its_answer(
     place.answer(LIVE)
     assert len(sink.replies) == 1
     (entry,) = place.shelves[CANDIDATE].entries
-    assert entry.request.priority == JOB_PRIORITY
+    assert entry.request.priority == MIRROR_PRIORITY
     place.answer(CANDIDATE, outcome)
     await until_compared(place, result=result)
     assert place.router.counts.of(one.id).counts[f"pairs/{step}"] == 1
@@ -299,14 +300,14 @@ async def test_candidate_that_never_answers_has_failed() -> None:
 
 
 async def test_mirrored_request_that_callers_keep_from_running_has_not_failed() -> None:
+    """The worker refuses it, which knows of the requests of all processes."""
     with shadowed() as (place, shadow):
         place.begin()
         place.answer(LIVE)
-        for _ in range(2):
-            place.begin()
-        place.answer(LIVE)
-        place.answer(CANDIDATE, DeadlineExceededError("x"))
-        assert place.router.counts.shadow(shadow.id).dropped == {"busy": 1, "expired": 1}
+        place.answer(CANDIDATE, DisplacedError("x"))
+        assert place.router.counts.shadow(shadow.id).dropped == {"busy": 1}
+        assert place.router.counts.shadow(shadow.id).failed == 0
+        assert place.admission.mirrored == 0
 
 
 async def test_counts_go_on_when_traffic_comes_back() -> None:

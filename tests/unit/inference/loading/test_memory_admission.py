@@ -112,3 +112,13 @@ def test_after_the_chosen_leave_it_fits(
     assert leaving == idle[: len(leaving)]
     if leaving:  # one fewer would not do
         assert stays + loaded[leaving[-1].model] + need > limit
+
+
+def test_what_fits_once_versions_at_work_have_answered_is_told_apart() -> None:
+    memory = holding(100, base=10, idle=30, busy=50)
+    with pytest.raises(OutOfMemoryError) as caught:
+        memory.to_unload(NEW, 80 * MEBIBYTE, [Lane("idle", 1)])
+    assert caught.value.is_passing
+    with pytest.raises(OutOfMemoryError) as caught:
+        memory.to_unload(NEW, 91 * MEBIBYTE, [Lane("idle", 1)])
+    assert not caught.value.is_passing

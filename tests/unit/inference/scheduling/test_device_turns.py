@@ -19,6 +19,10 @@ class FakeLane:
         self.running = 0
         self.ends_at = 0.0
 
+    @property
+    def waiting(self) -> int:
+        return self.batches
+
     def next_s(self) -> float:
         return self.takes_s if self.batches else math.inf
 

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
+from services.errors import DisplacedError
 from services.inference.scheduling import worker as worker_module
 from services.inference.scheduling.device_turns import DeviceTurns, Runner
-from services.queueing.records import JOB_PRIORITY
+from services.queueing.records import JOB_PRIORITY, MIRROR_PRIORITY
 from tests.fixtures.fake_backends import DoublingBackend
 from tests.fixtures.running_worker import MAX_ROWS, ran, running
 
@@ -87,3 +88,32 @@ async def test_job_that_comes_while_all_instances_run_begins_when_one_is_free() 
         async with asyncio.timeout(10):
             await job.values()
     assert ran(backend) == [[0.0], [1.0]]
+
+
+async def test_mirrored_request_is_refused_while_requests_wait() -> None:
+    async with running(DoublingBackend()) as made:
+        first = await made.busy_with(0.0)
+        beside = made.infer(1.0, priority=MIRROR_PRIORITY)  # none waits: it is the next
+        waiting = [made.infer(2.0), made.infer(3.0)]
+        refused = made.infer(4.0, priority=MIRROR_PRIORITY)
+        job = made.infer(5.0, priority=JOB_PRIORITY)
+        assert isinstance(await refused.error(), DisplacedError)
+        made.backends[0].gate.set()
+        for call in (first, *waiting, beside, job):
+            await call.values()
+
+
+async def test_mirrored_request_that_does_not_get_to_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "MIRROR_WAITS_S", 0.02)
+    backend = DoublingBackend()
+    async with running(backend) as made:
+        first = await made.busy_with(0.0)
+        mirrored = made.infer(1.0, priority=MIRROR_PRIORITY)
+        job = made.infer(2.0, priority=JOB_PRIORITY)
+        assert isinstance(await mirrored.error(), DisplacedError)
+        backend.gate.set()
+        await first.values()
+        await job.values()
+    assert ran(backend) == [[0.0], [2.0]]
