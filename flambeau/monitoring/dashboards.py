@@ -226,7 +226,7 @@ MODEL_DETAIL = Dashboard(
                   "one process, and further ones get 503.",
                   (f"sum by (model, version) (flambeau_open_sequences{{{VERSION}}})",
                    "{{model}} {{version}}"), stacked=True, quiet=True),
-            lines("Ended", "ops", "By reason: ended, restarted, idle, lost, unloaded.",
+            lines("Ended", "ops", "By reason: ended, restarted, idle, expired, lost, unloaded.",
                   (rate("flambeau_ended_sequences_total", VERSION, "version, reason"),
                    "{{version}} {{reason}}"), stacked=True, quiet=True),
         ), NO_STATE),

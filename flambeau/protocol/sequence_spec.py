@@ -30,6 +30,7 @@ MAX_INITIAL = 65_536
 """Most numbers of an initial state that is not one number."""
 MAX_OPEN = 65_536
 MAX_IDLE_S = 3600.0
+MAX_LIFETIME_S = 30 * 86_400.0
 
 Number = bool | int | float
 
@@ -79,6 +80,9 @@ class Sequences(StrictModel):
     for as long as it lasts: for models that keep state by row."""
     max_idle_s: float = Field(default=60.0, gt=0, le=MAX_IDLE_S)
     """Time without a step after which a sequence ends. Raise it for people who type."""
+    max_lifetime_s: float | None = Field(default=None, gt=0, le=MAX_LIFETIME_S)
+    """Time from its first step after which a sequence ends, even if it is in use; None for no such
+    limit. Set it if states grow with each step."""
     max_sequences: int = Field(default=4096, ge=1, le=MAX_OPEN)
     """Sequences that may be open at once in one process; further ones get 503."""
 

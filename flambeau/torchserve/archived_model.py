@@ -8,6 +8,7 @@ Rules: an exception of the handler is an answer in TorchServe's words, and never
 again; the greeting is answered without the handler, once that is initialized.
 """
 
+import itertools
 import json
 import os
 import tempfile
@@ -126,12 +127,14 @@ class ArchivedModelInParts(ArchivedModel):
         self._thread = ThreadPoolExecutor(1)
         self._thread.submit(super().load, context).result()
         self._parts = IntermediateAnswers()
+        self._batches = itertools.count(1)
         self.send_parts_to(self._parts)
 
     def infer(self, inputs: Mapping[str, Array]) -> Iterator[dict[str, list[bytes]]]:
         """Yields the intermediate answers to a batch, and the last one."""
         elements = inputs[REQUEST].tolist()
-        requests = _requests(elements)
+        batch = next(self._batches)  # an answer that comes late is then of no later batch
+        requests = [replace(one, id=f"{one.id}#{batch}") for one in _requests(elements)]
         ids = [request.id for request in requests]
         for answers in self._parts.during(partial(self.answers, requests), ids, self._thread):
             yield {RESPONSE: _encoded(elements, answers)}
@@ -149,7 +152,7 @@ def _unpacked(archive: Path) -> str:
 
 
 def _requests(elements: Sequence[bytes]) -> list[HandlerRequest]:
-    """Returns the requests of a batch, each with an id that no other one has.
+    """Returns the requests of a batch, each with an id that no other one of it has.
 
     Handlers match answers by id, and callers choose ids: two may choose the same.
     """

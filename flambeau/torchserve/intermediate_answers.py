@@ -32,12 +32,14 @@ class IntermediateAnswers:
         """Hands over the answers in a message, and waits until they are taken.
 
         Raises:
-            CallersLeftError: nobody reads them, or no batch runs.
+            CallersLeftError: nobody reads them: no batch runs, or they are of an earlier one.
             ValueError: it is no message of TorchServe's.
         """
         batch, parts = self._batch, parsed_message(message)
         if batch is None:
             raise CallersLeftError("no batch runs; answer before the handler returns")
+        if parts and batch.ids.isdisjoint(parts):
+            raise CallersLeftError("these answers are of an earlier batch, whose handler returned")
         batch.parts.put(parts)
         if not batch.goes_on.get():
             raise CallersLeftError("the callers of this batch have left; its answers are not read")
@@ -49,10 +51,10 @@ class IntermediateAnswers:
 
         Args:
             call: answers the batch; runs in the executor.
-            ids: ids of the requests of the batch, in order.
+            ids: ids of the requests of the batch, in order; no two batches share one.
             executor: has one thread.
         """
-        batch = self._batch = _Batch()
+        batch = self._batch = _Batch(ids)
         running = executor.submit(call)
         running.add_done_callback(lambda _: batch.parts.put(None))
         part: dict[str, HandlerAnswer] | None = {}
@@ -73,9 +75,10 @@ class IntermediateAnswers:
 class _Batch:
     """The answers of one batch on their way: what comes behind it is not the next one's."""
 
-    __slots__ = ("goes_on", "parts")
+    __slots__ = ("goes_on", "ids", "parts")
 
-    def __init__(self) -> None:
+    def __init__(self, ids: Sequence[str]) -> None:
+        self.ids = frozenset(ids)
         self.parts: queue.SimpleQueue[dict[str, HandlerAnswer] | None] = queue.SimpleQueue()
         self.goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
 

@@ -47,6 +47,8 @@ class RunSettings(StrictModel):
     decode_input_request: bool = True
     sequence_idle_ms: Annotated[int, Field(ge=0, le=MAX_IDLE_MS)] = 0
     """Time without a request after which a sequence ends; 0 if requests are independent."""
+    sequence_timeout_ms: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Time from its first request after which a sequence ends; 0 for no such limit."""
     max_sequences: Annotated[int, Field(ge=1, le=MAX_OPEN)] = 1
 
 

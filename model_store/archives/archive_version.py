@@ -169,7 +169,11 @@ def _sequences(run: RunSettings) -> Sequences | None:
     """Returns the rules of an archive's sequences; None if its requests are independent."""
     if not run.sequence_idle_ms:
         return None
-    return Sequences(max_idle_s=run.sequence_idle_ms / 1000, max_sequences=run.max_sequences)
+    return Sequences(
+        max_idle_s=run.sequence_idle_ms / 1000,
+        max_lifetime_s=run.sequence_timeout_ms / 1000 or None,
+        max_sequences=run.max_sequences,
+    )
 
 
 def _written(folder: Path, name: str, data: bytes) -> FileEntry:

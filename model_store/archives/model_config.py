@@ -28,7 +28,6 @@ _SEQUENCES = "sequenceBatching"
 _UNFOLLOWED = {
     "asyncCommunication": "a worker answers one batch after the other",
     "useJobTicket": "requests wait for a worker",
-    "sequenceTimeoutMSec": "a sequence ends when no request of it comes for sequenceMaxIdleMSec",
     "maxSequenceJobQueueSize": "up to 64 requests of a sequence wait",
 }
 
@@ -51,6 +50,7 @@ class ModelConfig:
     sequence_idle_ms: int | None = None
     """Time without a request after which a sequence ends; without it, requests are independent."""
     sequence_timeout_ms: int | None = None
+    """Time from its first request after which a sequence ends; 0 for no such limit."""
     max_sequences: int | None = None
     """Sequences that may be open at once."""
     sequence_queue_size: int | None = None
@@ -86,9 +86,7 @@ _KEYS = {
         "sequence_idle_ms", _within(MAX_IDLE_MS), f"a number of milliseconds up to {MAX_IDLE_MS:,}"
     ),
     "sequenceTimeoutMSec": _Key("sequence_timeout_ms", _whole(0), "a number of milliseconds"),
-    "maxNumSequence": _Key(
-        "max_sequences", _within(MAX_OPEN), f"a whole number up to {MAX_OPEN:,}"
-    ),
+    "maxNumSequence": _Key("max_sequences", _whole(0), "a whole number, 0 or more"),
     "maxSequenceJobQueueSize": _Key("sequence_queue_size", _whole(1), "a whole number, 1 or more"),
     "deviceType": _Key("device_type", lambda value: value in ("cpu", "gpu"), "cpu or gpu"),
 }
@@ -154,4 +152,7 @@ def config_of(document: Mapping[Any, Any]) -> ModelConfig:
     if least is not None and most is not None and most < least:
         del found["max_workers"]
         ignored.append(f"'maxWorkers' is {most}, less than minWorkers, which is {least}")
+    if (sequences := found.get("max_sequences", 0)) > MAX_OPEN:
+        found["max_sequences"] = MAX_OPEN
+        ignored.append(f"'maxNumSequence' is {sequences}, and at most {MAX_OPEN} are open")
     return replace(ModelConfig(ignored=tuple(ignored)), **found)

@@ -1,28 +1,17 @@
-"""The archives that callers have registered: one document, in the folder of a server.
+"""The archives that callers have registered, and the steps that change them. Pure."""
 
-In: changes, by any process of the server. Out: the registered models and versions.
-
-Rules: a change holds a lock of the file from reading to writing, so no change is lost; the document
-is replaced as a whole, so readers need no lock; a document that cannot be read is an error, as this
-server alone writes it.
-"""
-
-import contextlib
-import fcntl
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic import Field
 
 from flambeau.protocol.strict import StrictModel
-from model_store.document import DocumentLimits, parse_as
+from model_store.errors import DocumentError
 from model_store.pointers import PRODUCTION
 
 MAX_REGISTERED = 1_000
 """Models, and versions of one model, that may be registered at once."""
-_LIMITS = DocumentLimits(2**26, 10_000_000)
-_FILE, _LOCK = "registrations.json", "registrations.lock"
 
 
 class RegisteredVersion(StrictModel):
@@ -71,101 +60,65 @@ class RegisteredModel(StrictModel):
     """By TorchServe's name, in the order of registration."""
 
 
-class Registrations(StrictModel):
+class Step(StrictModel):
+    """One step of a change of the registrations."""
+
+    act: Literal["put", "default", "drop"]
+    """`put` adds or replaces a version; the first one of a model is its default one. `default`
+    makes one the default, and `drop` removes one."""
+    model: str
+    version: str
+    one: RegisteredVersion | None = None
+    """The version from then on, of `put` alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registrations:
     """All registered models, in the order of registration."""
 
-    models: dict[str, RegisteredModel] = Field(default={})
+    models: Mapping[str, RegisteredModel] = field(default_factory=dict)
 
-    def with_version(self, name: str, version: str, one: RegisteredVersion) -> "Registrations":
-        """Returns the registrations with a version added or replaced."""
+    def after(self, step: Step) -> "Registrations":
+        """Returns the registrations as a step leaves them.
+
+        Raises:
+            DocumentError: the version of the step is not registered.
+        """
+        if step.act == "put" and step.one is not None:
+            return self._with_version(step.model, step.version, step.one)
+        model = self.models.get(step.model)
+        if model is None or step.version not in model.versions or step.act == "put":
+            raise DocumentError(
+                f"the registrations have no version '{step.version:.100}' of '{step.model:.100}' "
+                f"to {step.act}; the file was changed by hand"
+            )
+        if step.act == "default":
+            return self._with(step.model, model.model_copy(update={"default": step.version}))
+        return self._without(step.model, step.version)
+
+    def steps(self) -> Iterator[Step]:
+        """Yields the steps that lead to these registrations from none."""
+        for name, model in self.models.items():
+            for version, one in model.versions.items():
+                yield Step(act="put", model=name, version=version, one=one)
+            if model.default != next(iter(model.versions)):
+                yield Step(act="default", model=name, version=model.default)
+
+    def _with_version(self, name: str, version: str, one: RegisteredVersion) -> "Registrations":
         model = self.models.get(name) or RegisteredModel(default=version, versions={version: one})
         versions = {**model.versions, version: one}
         return self._with(name, model.model_copy(update={"versions": versions}))
 
-    def with_default(self, name: str, version: str) -> "Registrations":
-        """Returns the registrations with another default version of a model."""
-        return self._with(name, self.models[name].model_copy(update={"default": version}))
-
-    def without(self, name: str, version: str) -> "Registrations":
-        """Returns the registrations without a version; without the model, if it has no other."""
+    def _without(self, name: str, version: str) -> "Registrations":
         model = self.models[name]
         left = {key: one for key, one in model.versions.items() if key != version}
         if left:
             default = next(iter(left)) if model.default == version else model.default
             return self._with(name, RegisteredModel(default=default, versions=left))
-        models = {key: one for key, one in self.models.items() if key != name}
-        return Registrations(models=models)
+        return Registrations({key: one for key, one in self.models.items() if key != name})
 
     def _with(self, name: str, model: RegisteredModel) -> "Registrations":
-        return Registrations(models={**self.models, name: model})
-
-
-class RegistrationFile:
-    """The document in a folder of this machine.
-
-    Args:
-        folder: an existing folder of the server.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path, self._lock = folder / _FILE, folder / _LOCK
-        self._latest: tuple[tuple[int, int] | None, Registrations] = (None, Registrations())
-
-    def latest(self) -> Registrations:
-        """Returns the registrations, read only if they have changed since the last call.
-
-        Raises:
-            DocumentError, OSError: as `read`.
-        """
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return Registrations()
-        change = found.st_ino, found.st_mtime_ns
-        if change != self._latest[0]:
-            self._latest = change, self.read()
-        return self._latest[1]
-
-    def read(self) -> Registrations:
-        """Returns the registrations.
-
-        Raises:
-            DocumentError: the document was changed by hand.
-            OSError: it cannot be read.
-        """
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            return Registrations()
-        return parse_as(Registrations, data, str(self._path), _LIMITS)
-
-    @contextlib.contextmanager
-    def changing(self) -> Iterator["Change"]:
-        """Holds the lock; what the block leaves in `Change.after` is written, unless it raises.
-
-        Raises:
-            DocumentError, OSError: as `read`, or the disk is full.
-        """
-        with self._lock.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            change = Change(self.read())
-            yield change
-            if change.after is not change.before:
-                beside = self._path.with_suffix(".new")
-                beside.write_text(change.after.model_dump_json())
-                os.replace(beside, self._path)
-
-
-class Change:
-    """A change of the registrations, while their lock is held.
-
-    Attributes:
-        before: the registrations as they were.
-        after: the registrations to write.
-    """
-
-    def __init__(self, before: Registrations) -> None:
-        self.before = self.after = before
+        return Registrations({**self.models, name: model})
 
 
 def aliases_of(model: RegisteredModel | None) -> Mapping[str, int]:

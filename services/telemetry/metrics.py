@@ -30,7 +30,7 @@ LANE = ("model", "version")
 DROPPED = ("cancelled", "expired", "infeasible", "failed")
 RESTARTED = ("blocked", "died")
 FINISHED = ("done", "failed", "expired")
-SEQUENCE_ENDS = ("ended", "restarted", "idle", "lost", "unloaded")
+SEQUENCE_ENDS = ("ended", "restarted", "idle", "expired", "lost", "unloaded")
 PROCESS_KINDS = ("model", "edge")
 UNSAMPLED = ("rate_limited", "queue_full", "store_failed", "failed")
 """Values of the labels `reason`, `state` and `kind`."""
@@ -155,8 +155,8 @@ class Metrics:
         self.ended_sequences = LoopCounter(
             "flambeau_ended_sequences",
             "Sequences that are open no more, by reason: ended (by their last step), restarted (a "
-            "first step began them anew), idle, lost (their state was in an instance that was "
-            "replaced) or unloaded (with their version).",
+            "first step began them anew), idle, expired (their lifetime was over), lost (their "
+            "state was in an instance that was replaced) or unloaded (with their version).",
             (*LANE, "reason"),
             registry=registry,
         )

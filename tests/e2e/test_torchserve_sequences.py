@@ -37,6 +37,8 @@ sequenceMaxIdleMSec: 3000
 maxNumSequence: 12
 maxSequenceJobQueueSize: 9
 """
+SHORT = SETTINGS.replace("maxNumSequence: 12", "sequenceTimeoutMSec: 700\nmaxNumSequence: 70000")
+"""Sequences that end 0.7 s after their first request."""
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +48,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServeProce
     write_archive(
         folder / "archives", HANDLER, name="m", files={"m.yaml": SETTINGS}, configFile="m.yaml"
     )
-    options = ("--disable-token-auth", "--models=m=m.mar", "--processes=2")
+    write_archive(
+        folder / "archives", HANDLER, name="short", files={"m.yaml": SHORT}, configFile="m.yaml"
+    )
+    options = ("--disable-token-auth", "--models=m=m.mar,short=short.mar", "--processes=2")
     with running_torchserve(folder, *options) as running:
         yield running
 
 
-def said_to(server: TorchServeProcess, name: str, body: str) -> Said:
+def said_to(server: TorchServeProcess, name: str, body: str, model: str = "m") -> Said:
     headers = {"ts_request_sequence_id": name}
-    return server.call("POST", "/predictions/m", body.encode(), headers)
+    return server.call("POST", f"/predictions/{model}", body.encode(), headers)
 
 
-def step(server: TorchServeProcess, name: str, body: str) -> Any:
-    said = said_to(server, name, body)
+def step(server: TorchServeProcess, name: str, body: str, model: str = "m") -> Any:
+    said = said_to(server, name, body, model)
     assert said.status == 200, said.body
     return said.document
 
@@ -93,3 +98,22 @@ def test_what_becomes_of_sequences(server: TorchServeProcess) -> None:
     again = step(server, "t0", "anew")
     assert again["seen"] == ["anew"]
     assert again["pid"] != first
+
+
+@pytest.mark.long
+def test_a_sequence_in_use_ends_with_its_timeout(server: TorchServeProcess) -> None:
+    """Its requests go to one worker until then, and perhaps to another one afterwards."""
+    (described,) = server.manage("GET", "/models/short").document
+    assert (described["sequenceTimeoutMSec"], described["maxNumSequence"]) == (700, 65_536)
+
+    def ended(reason: str) -> float:
+        labels = {"model": "short", "reason": reason}
+        return server.metric("flambeau_ended_sequences_total", **labels) or 0
+
+    assert step(server, "s", "x", "short")["seen"] == ["x"]
+    number = 0
+    while not ended("expired"):
+        number += 1
+        step(server, "s", str(number), "short")
+    assert number
+    assert not ended("idle")

@@ -110,7 +110,7 @@ def settings_of(properties: "ServerProperties", started: "Start") -> dict[str, A
 
 def _called_in(folder: Path) -> "Callable[[Lane], str]":
     """Returns a function that names a lane as the registrations in a folder do."""
-    from model_store.archives.registrations import RegistrationFile
+    from model_store.archives.registration_file import RegistrationFile
 
     models = RegistrationFile(folder).latest().models
 

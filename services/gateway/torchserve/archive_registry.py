@@ -29,11 +29,11 @@ from typing import Any, TypeVar
 
 from model_store.archives.archive_version import publish_archive
 from model_store.archives.model_archive import ModelArchive, open_archive
+from model_store.archives.registration_file import RegistrationFile
 from model_store.archives.registrations import (
     MAX_REGISTERED,
     RegisteredModel,
     RegisteredVersion,
-    RegistrationFile,
     Registrations,
     alias_of,
     aliases_of,
@@ -387,7 +387,7 @@ class ArchiveRegistry:
             if pointers is not None and pointers.generation != seen:
                 raise UnseenError(name, pointers.generation)
             one = self._published(archive, name, one)
-            change.after = change.before.with_version(name, version, one)
+            change.put(name, version, one)
             self._point(change.after, name)
         return Registered(name, version, one.min_workers, archive.ignored), one
 
@@ -401,7 +401,7 @@ class ArchiveRegistry:
             grows = least > 0 and most_sequences(one) != most_sequences(present)
             if least != present.min_workers or present.number is None or grows:
                 one = self._published(reopened(name, version, one), name, one)
-            change.after = change.before.with_version(name, version, one)
+            change.put(name, version, one)
             self._point(change.after, name)
         return present, one
 
@@ -410,7 +410,7 @@ class ArchiveRegistry:
     ) -> None:
         with self._file.changing() as change:
             if is_newest(change.before, name, version, failed):
-                change.after = change.before.with_version(name, version, before)
+                change.put(name, version, before)
                 self._point(change.after, name)
 
     def _undo(self, name: str, version: str, failed: RegisteredVersion) -> None:
@@ -418,7 +418,7 @@ class ArchiveRegistry:
         with self._file.changing() as change:
             if not is_newest(change.before, name, version, failed):
                 return
-            change.after = change.before.without(name, version)
+            change.drop(name, version)
             self._point(change.after, name)
         if failed.is_own_folder:
             shutil.rmtree(failed.folder, ignore_errors=True)
@@ -426,7 +426,7 @@ class ArchiveRegistry:
     def _set_default(self, name: str, version: str) -> None:
         with self._file.changing() as change:
             known(change.before, name, version)
-            change.after = change.before.with_default(name, version)
+            change.make_default(name, version)
             self._point(change.after, name)
 
     def _drop(self, name: str, version: str) -> RegisteredVersion:
@@ -438,7 +438,7 @@ class ArchiveRegistry:
                     f"Cannot remove default version for model {name}; make another version the "
                     "default one first"
                 )
-            change.after = change.before.without(name, version)
+            change.drop(name, version)
             self._point(change.after, name)
         return model.versions[version]
 

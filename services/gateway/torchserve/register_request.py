@@ -115,6 +115,7 @@ def run_of(one: RegisteredVersion) -> RunSettings:
         limit_max_image_pixels=one.limit_max_image_pixels,
         decode_input_request=one.decode_input_request,
         sequence_idle_ms=one.sequence_idle_ms,
+        sequence_timeout_ms=one.sequence_timeout_ms,
         max_sequences=most_sequences(one) or 1,
     )
 

@@ -291,7 +291,7 @@ class Reconciler:
         for name in self._wanted_models(listings):
             if name not in listings:
                 continue
-            known = [one for one in self._directory.all_versions() if one.lane.model == name]
+            known = self._directory.of_model(name)
             pointers = self._models[name].pointers if name in self._models else None
             is_live = self._directory.live_version(name) is not None
             why = refusal(listings[name], pointers, known)

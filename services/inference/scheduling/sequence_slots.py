@@ -8,7 +8,7 @@ Rules:
   they are lost when the instance is replaced. States that the server keeps outlive instances, and
   any of them runs the next step;
 - the strategy `direct` also binds a sequence to a row of the batches of its slot;
-- a sequence is open from its first step to its last, or until it is idle for too long;
+- a sequence is open from its first step to its last, or until it is idle, or lasts, for too long;
 - a step of a sequence that is not open is refused, unless it is the first, or may be it.
 """
 
@@ -49,6 +49,8 @@ class OpenSequence(msgspec.Struct, gc=False):
     """`time.monotonic()` second of its last step."""
     states: tuple[Array, ...]
     """In the order of the declaration: one row each, with the batch axis."""
+    ends_at: float
+    """`time.monotonic()` second at which it ends, even if it is in use; infinity for no limit."""
     under_way: bool = False
     """True while it has a step here that is not answered."""
 
@@ -141,6 +143,7 @@ class SequenceSlots:
         self.rules = rules
         self._count = count
         self._idle_s = rules.sequences.max_idle_s
+        self._lifetime_s = rules.sequences.max_lifetime_s or math.inf
         self._at_once = min(ENDED_AT_ONCE, FREED_AT_ONCE_BYTES // max(rules.state_bytes, 1)) or 1
         self.idle = idle
         labels = (lane.model, str(lane.version))
@@ -150,6 +153,8 @@ class SequenceSlots:
         }
         self._open: OrderedDict[str, OpenSequence] = OrderedDict()
         """By id; the one without a step for longest is first."""
+        self._limited: OrderedDict[str, OpenSequence] = OrderedDict()
+        """The open sequences whose lifetime is limited; the one that ends next is first."""
         self._sequences: Counter[int] = Counter()
         """Number of open sequences by slot."""
         self._taken: set[tuple[int, int]] = set()
@@ -174,7 +179,7 @@ class SequenceSlots:
         """
         name = step.id
         known = self._open.get(name)
-        is_open = known is not None and not self._is_idle(known, now)
+        is_open = known is not None and self._end_of(known, now) is None
         if step.is_start or (step.may_start and not is_open):
             found = self._begin(name, now)
         elif known is None or not is_open:
@@ -185,18 +190,21 @@ class SequenceSlots:
         found.used_at, found.under_way = now, True
         return found
 
-    def _is_idle(self, sequence: OpenSequence, now: float) -> bool:
-        return now - sequence.used_at > self._idle_s
+    def _end_of(self, sequence: OpenSequence, now: float) -> str | None:
+        """Returns the reason of the end of a sequence; None if it goes on."""
+        if now >= sequence.ends_at:
+            return "expired"
+        return "idle" if now - sequence.used_at > self._idle_s else None
 
     def _begin(self, name: str, now: float) -> OpenSequence:
         rules = self.rules
         if rules.id_range is not None:
             _check_id(name, rules.id_range, self._lane)
         if (known := self._open.get(name)) is not None:  # it begins anew
-            self._unbind(name, "idle" if self._is_idle(known, now) else "restarted")
+            self._unbind(name, self._end_of(known, now) or "restarted")
         most = min(rules.most, self._count * rules.max_rows) if rules.is_direct else rules.most
         if len(self._open) >= most:
-            self.forget_idle(now, 1)
+            self.forget_over(now, 1)
         if len(self._open) >= most:
             raise QueueFullError(
                 f"{most} sequences of model {self._lane} are open, the limit of its signature, of "
@@ -204,7 +212,10 @@ class SequenceSlots:
                 "or add servers"
             )
         slot, row = self._free_place() if rules.has_slots else (None, -1)
-        found = self._open[name] = OpenSequence(slot, row, now, rules.initial)
+        found = OpenSequence(slot, row, now, rules.initial, now + self._lifetime_s)
+        self._open[name] = found
+        if found.ends_at < math.inf:
+            self._limited[name] = found
         self._counted.value += 1
         return found
 
@@ -225,16 +236,21 @@ class SequenceSlots:
         return None if found is None else found.slot
 
     def ran(self, entries: Iterable[Entry], now: float) -> None:
-        """Closes the sequences whose last steps have run; the others are idle from now on.
+        """Closes the sequences whose last steps have run, or that have lasted too long.
 
-        They keep their order of arrival, so that others end later by the time of a run at most.
+        The others are idle from now on, and keep their order of arrival, so that others end later
+        by the time of a run at most.
         """
         for entry in entries:
             step = entry.request.sequence
             assert step is not None
             if step.is_end:
                 self._unbind(step.id, "ended")
-            elif (found := self._open.get(step.id)) is not None:
+            elif (found := self._open.get(step.id)) is None:
+                continue
+            elif now >= found.ends_at:
+                self._unbind(step.id, "expired")
+            else:
                 found.used_at = now
 
     def lose(self, slot: int) -> bool:
@@ -244,6 +260,10 @@ class SequenceSlots:
         others = OrderedDict((name, one) for name, one in self._open.items() if one.slot != slot)
         self._drop(len(self._open) - len(others), "lost")
         self._open = others
+        if self._limited:
+            self._limited = OrderedDict(
+                (name, one) for name, one in self._limited.items() if one.slot != slot
+            )
         self._sequences[slot] = 0
         self._taken = {place for place in self._taken if place[0] != slot}
         return True
@@ -261,6 +281,7 @@ class SequenceSlots:
         """Closes all sequences. `free` frees their states."""
         self._drop(len(self._open), reason)
         self._gone, self._open = self._open, OrderedDict()
+        self._limited = OrderedDict()
         self._sequences.clear()
         self._taken.clear()
 
@@ -276,44 +297,56 @@ class SequenceSlots:
 
     def lost(self, name: str) -> SequenceLostError:
         """Returns the error of a step whose sequence is not open."""
+        lasted = "" if self._lifetime_s == math.inf else f"has lasted {self._lifetime_s:g} s, "
         return SequenceLostError(
             f"sequence '{name:.200}' of model {self._lane} is not open here: it was not started, "
-            f"has ended, had no step for {self._idle_s:g} s, or lost its state "
+            f"has ended, {lasted}had no step for {self._idle_s:g} s, or lost its state "
             "with its instance; start it again (sequence_start)"
         )
 
-    def forget_idle(self, now: float, most: int = ENDED_AT_ONCE) -> float | None:
-        """Closes idle sequences, a number of them at most.
+    def forget_over(self, now: float, most: int = ENDED_AT_ONCE) -> float | None:
+        """Closes sequences that are idle, or whose lifetime is over; a number of them at most.
 
         Args:
             now: `time.monotonic()` second.
             most: to close; fewer if their states are large.
 
         Returns:
-            The second at which the next may be idle, `now` if some are; None if none is open.
+            The second at which the next may be over, `now` if some are; None if none is open.
         """
-        idle_s = self._idle_s
         for _ in range(self._at_once):
             if not self._open:
                 return None
-            name, oldest = next(iter(self._open.items()))
-            if not self._is_idle(oldest, now):
-                return oldest.used_at + idle_s
-            if oldest.under_way:
-                oldest.used_at = now
+            name, first = next(iter((self._limited or self._open).items()))
+            reason = "expired"
+            if not self._limited or now < first.ends_at:
+                name, first = next(iter(self._open.items()))
+                reason = "idle"
+                if now - first.used_at <= self._idle_s:
+                    return self._next_end()
+            if first.under_way:  # `ran` closes it if its lifetime is over
+                if reason == "expired":
+                    del self._limited[name]
+                first.used_at = now
                 self._open.move_to_end(name)
                 continue
-            self._unbind(name, "idle")
+            self._unbind(name, reason)
             most -= 1
             if not most:
                 break
         return now
+
+    def _next_end(self) -> float:
+        """Returns the second at which the next of the open sequences may be over."""
+        idle = next(iter(self._open.values())).used_at + self._idle_s
+        return min(idle, next(iter(self._limited.values())).ends_at) if self._limited else idle
 
     def _unbind(self, name: str, reason: str) -> None:
         found = self._open.pop(name, None)
         if found is None:
             return
         self._drop(1, reason)
+        self._limited.pop(name, None)
         if found.slot is not None:
             self._sequences[found.slot] -= 1
             self._taken.discard((found.slot, found.row))

@@ -71,7 +71,7 @@ class SequenceWorker(Worker):
         super().accept(entry)
 
     def _end_idle(self) -> None:
-        moment = self._slots.forget_idle(time.monotonic())
+        moment = self._slots.forget_over(time.monotonic())
         self._idle_timer = None
         if moment is not None:  # a little later: a sequence is idle only after its time
             self._idle_timer = self._loop.call_at(moment + 0.001, self._end_idle)

@@ -301,11 +301,10 @@ class InvocationExchange(PredictionExchange):
 
     def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
         """Decodes the parts of the body, unless they are known."""
-        if self._parts is None:
+        parts, self._parts = self._parts, None
+        if parts is None:
             return PredictionExchange.decode(self, body, caller)
-        if len(body) > LARGE_BYTES:
-            self.reserve(len(body))  # the request to the handler is a copy
-        return self._call(self._parts)
+        return self._call(parts)  # a copy, charged as the parts were, which are freed
 
     def _begin_of_parts(self, parts: list[Part], body: Body, received_at: float) -> None:
         self._parts = parts

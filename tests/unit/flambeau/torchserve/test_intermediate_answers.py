@@ -100,3 +100,15 @@ def test_parts_that_come_too_late_are_those_of_no_batch(thread: ThreadPoolExecut
         parts.sendall(message_of(a="secret of the first"))
     (second,) = parts.during(lambda: [HandlerAnswer(body=b"second")], ["a"], thread)
     assert [one.body for one in second] == [b"second"]
+
+
+def test_parts_of_an_earlier_batch_are_not_the_next_ones(thread: ThreadPoolExecutor) -> None:
+    parts = IntermediateAnswers()
+
+    def call() -> list[HandlerAnswer]:
+        with pytest.raises(CallersLeftError, match="of an earlier batch"):
+            parts.sendall(message_of(a="secret of the first"))
+        return [HandlerAnswer(body=b"second")]
+
+    (second,) = parts.during(call, ["b"], thread)
+    assert [one.body for one in second] == [b"second"]

@@ -80,6 +80,43 @@ def test_callers_that_choose_the_same_id_get_their_own_parts(tmp_path: Path) -> 
     served.backend.close()
 
 
+LATE = """
+import struct
+
+EARLIER = []
+
+def text(value):
+    return struct.pack("!i", len(value)) + value
+
+def send(context, identity, body):
+    message = struct.pack("!i", 200) + text(b"fine") + text(identity.encode()) + text(b"")
+    message += struct.pack("!i", 200) + text(b"") + struct.pack("!i", 0) + text(body)
+    context.cl_socket.sendall(message + struct.pack("!i", -1))
+
+def handle(data, context):  # it names send_intermediate_predict_response
+    if not data:
+        return []
+    told = b"told nobody"
+    for identity in EARLIER:
+        try:
+            send(context, identity, b"secret of an earlier caller")
+        except ConnectionError:
+            continue
+        told = b"told a stranger"
+    EARLIER.append(context.get_request_id(0))
+    return [told]
+"""
+
+
+def test_an_answer_that_comes_late_is_no_later_callers(tmp_path: Path) -> None:
+    """Callers of two batches may choose the same id."""
+    served = ServedArchive(tmp_path, LATE)
+    for _ in range(2):
+        found = served.ask_in_parts(request_of(b"x", id="same"))
+        assert [bytes(one.body) for (one,) in found] == [b"told nobody"]
+    served.backend.close()
+
+
 @pytest.mark.skipif(
     find_spec("torchvision") is not None,
     reason="torchvision is installed, and nothing is missing",

@@ -1,10 +1,10 @@
 """The models of a configuration are registered at the start; what cannot be is said."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from model_store.archives.registration_file import RegistrationFile
 from model_store.archives.server_properties import ServerProperties, parse_server_properties
 from services.gateway.torchserve.door_settings import addresses, read_door
 from services.gateway.torchserve.start import MAX_AT_START, first_models, start
@@ -50,10 +50,10 @@ def test_what_can_be_registered_is(place: Path) -> None:
     (failed,) = found.failed
     assert failed.startswith("broken.mar: broken.mar begins with")
     assert "'vmargs': there is no Java" in found.ignored
-    registered = json.loads((place / "server" / "registrations.json").read_text())["models"]
-    workers = {name: one["versions"]["1.0"]["min_workers"] for name, one in registered.items()}
+    registered = RegistrationFile(place / "server").latest().models
+    workers = {name: one.versions["1.0"].min_workers for name, one in registered.items()}
     assert workers == {"one": 3, "two": 1}
-    assert all(one["versions"]["1.0"]["at_start"] for one in registered.values())
+    assert all(one.versions["1.0"].at_start for one in registered.values())
     door = read_door(place / "server")
     assert door.properties == properties(place, text)
     assert (door.key_file, (place / "key_file.json").exists()) == (

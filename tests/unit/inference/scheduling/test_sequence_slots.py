@@ -1,5 +1,6 @@
 """The table of open sequences: places, limits and idle ends, in every history."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,10 +121,10 @@ def test_idle_sequence_ends_and_makes_room() -> None:
 def test_sequence_with_a_step_under_way_is_not_idle() -> None:
     table = slots(max_idle_s=5)
     found = table.bind(msgspec.structs.replace(START, id="a"), 0.0)
-    assert table.forget_idle(100.0) == 105.0
+    assert table.forget_over(100.0) == 105.0
     found.under_way = False
-    assert table.forget_idle(104.0) == 105.0
-    assert table.forget_idle(106.0) is None
+    assert table.forget_over(104.0) == 105.0
+    assert table.forget_over(106.0) is None
 
 
 def test_sequence_is_idle_from_the_end_of_its_run() -> None:
@@ -145,20 +146,54 @@ def test_a_step_that_may_start_begins_a_sequence_that_is_not_open() -> None:
         go_on(table, "b")
 
 
+def test_a_sequence_in_use_ends_with_its_lifetime() -> None:
+    table = slots(max_idle_s=5, max_lifetime_s=8)
+    begin(table, "a", 0.0)
+    begin(table, "b", 1.0)
+    go_on(table, "a", 4.0)
+    go_on(table, "a", 7.5)
+    assert table.forget_over(7.9) == 8.0
+    assert len(table) == 1
+    with pytest.raises(SequenceLostError, match="has lasted 8 s"):
+        go_on(table, "a", 8.0)
+    first = table.bind(SequenceStep("a", may_start=True), 8.0)
+    assert first.ends_at == 16.0
+    assert table.bind(SequenceStep("a", may_start=True), 12.0) is first
+
+
+def test_a_step_under_way_is_the_last_one_of_a_lifetime() -> None:
+    table, step = slots(max_lifetime_s=8), msgspec.structs.replace(START, id="a")
+    table.bind(step, 0.0)
+    assert table.forget_over(9.0) == 69.0
+    assert len(table) == 1
+    table.ran([Ran(request_of(step))], 10.0)  # type: ignore[list-item]
+    assert len(table) == 0
+
+
+def test_sequences_whose_lifetime_is_over_make_room() -> None:
+    table = slots(max_sequences=2, max_lifetime_s=8)
+    begin(table, "a", 0.0)
+    begin(table, "b", 1.0)
+    table.lose(0)
+    begin(table, "c", 2.0)
+    begin(table, "d", 9.0)
+    assert len(table) == 2
+
+
 def test_many_idle_sequences_end_some_at_a_time() -> None:
     table = slots(max_idle_s=5)
     for n in range(ENDED_AT_ONCE + 1):
         begin(table, str(n))
-    assert table.forget_idle(6.0) == 6.0
+    assert table.forget_over(6.0) == 6.0
     assert len(table) == 1
-    assert table.forget_idle(6.0) is None
+    assert table.forget_over(6.0) is None
 
 
 def test_large_states_are_freed_some_at_a_time() -> None:
     table = with_state(size=FREED_AT_ONCE_BYTES // 8, max_idle_s=5)
     for n in range(5):
         begin(table, str(n))
-    assert table.forget_idle(6.0) == 6.0
+    assert table.forget_over(6.0) == 6.0
     assert len(table) == 3
     table.end_all("unloaded")
     assert len(table) == 0
@@ -230,17 +265,21 @@ EVENTS = st.lists(
 @settings(max_examples=300)
 @given(
     EVENTS, st.sampled_from(["oldest", "direct"]), st.booleans(), st.integers(1, 3),
-    st.integers(1, 4),
+    st.integers(1, 4), st.sampled_from([None, 2, 7]),
 )  # fmt: skip
 def test_every_history(
-    events: list[tuple[str, str, float]], strategy: str, has_state: bool, count: int, rows: int
-) -> None:
+    events: list[tuple[str, str, float]], strategy: str, has_state: bool, count: int, rows: int,
+    lifetime: float | None,
+) -> None:  # fmt: skip
     """Against a model of the rules: who is open, and where."""
     make = with_state if has_state else slots
-    table = make(count, rows=rows, strategy=strategy, max_idle_s=3, max_sequences=5)
+    rules: dict[str, Any] = {"strategy": strategy, "max_idle_s": 3, "max_sequences": 5}
+    table = make(count, rows=rows, max_lifetime_s=lifetime, **rules)
     most = min(5, count * rows) if strategy == "direct" else 5
     model: dict[str, tuple[int | None, int]] = {}
     used: dict[str, float] = {}
+    begun: dict[str, float] = {}
+    most_s = math.inf if lifetime is None else lifetime
     now = 0.0
     for name, event, pause in events:
         now += pause
@@ -251,7 +290,8 @@ def test_every_history(
             if table.lose(slot):
                 model = {one: place for one, place in model.items() if place[0] != slot}
             continue
-        model = {one: place for one, place in model.items() if now - used[one] <= 3}
+        over = {one for one in model if now - used[one] > 3 or now >= begun[one] + most_s}
+        model = {one: place for one, place in model.items() if one not in over}
         if event == "start":
             model.pop(name, None)
             if len(model) >= most:
@@ -260,6 +300,7 @@ def test_every_history(
                 continue
             found = begin(table, name, now)
             model[name] = found.slot, found.row
+            begun[name] = now
         elif name not in model:
             with pytest.raises(SequenceLostError, match=f"'{name}'"):
                 go_on(table, name, now)
@@ -275,5 +316,5 @@ def test_every_history(
         assert len(set(places)) == len(places), "two sequences have one row"
         assert all(place[1] < rows for place in places)
         assert (strategy == "direct") == bool(places) or not model
-        table.forget_idle(now)
+        table.forget_over(now)
         assert len(table) == len(model)

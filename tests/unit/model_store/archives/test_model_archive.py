@@ -74,7 +74,7 @@ def test_sequences_are_those_of_handlers_that_send_no_parts(
     text = """
         sequenceBatching: true
         sequenceMaxIdleMSec: 2000
-        sequenceTimeoutMSec: 0
+        sequenceTimeoutMSec: 9000
         maxNumSequence: 70000
         maxSequenceJobQueueSize: 5
     """
@@ -85,10 +85,11 @@ def test_sequences_are_those_of_handlers_that_send_no_parts(
     archive = open_archive(path, tmp_path / "files")
     config = archive.config
     assert config.sequence_idle_ms == (None if sends_parts else 2000)
-    assert (config.max_sequences, config.sequence_queue_size) == (None, 5)
+    assert (config.max_sequences, config.sequence_queue_size) == (65_536, 5)
+    assert config.sequence_timeout_ms == 9000
     said = [
-        "c.yaml: 'maxNumSequence' is '70000', and not a whole number up to 65,536",
         "c.yaml: 'maxSequenceJobQueueSize' is not followed: up to 64 requests of a sequence wait",
+        "c.yaml: 'maxNumSequence' is 70000, and at most 65536 are open",
     ]
     if sends_parts:
         said.append(

@@ -394,6 +394,22 @@ async def test_a_caller_that_leaves_ends_its_request(make: Make) -> None:
     assert place.counted("499") == 1
 
 
+@pytest.mark.parametrize("path", ["/predictions/m", "/invocations"])
+async def test_a_large_body_in_parts_is_charged_with_one_copy(make: Make, path: str) -> None:
+    head = '--b\r\nContent-Disposition: form-data; name="{}"\r\n\r\n'
+    body = (head.format("model_name") + "m\r\n" + head.format("data")).encode()
+    body += b"x" * LARGE_BYTES * 2 + b"\r\n--b--"
+    place = make()
+    place.ask(body, path, content_type="multipart/form-data; boundary=b")
+    while not place.handler.held:
+        await settle()
+    assert [part.name for part in place.handler.asked.parts] == ["model_name", "data"]
+    assert len(body) * 2 <= place.budget.held_bytes < len(body) * 2.1
+    place.handler.answer(b"out")
+    assert place.one().body == b"out"
+    assert place.budget.held_bytes == 0
+
+
 async def test_large_answers_are_charged_until_they_are_written(make: Make) -> None:
     place = make()
     place.ask(b"x" * LARGE_BYTES * 2)
