@@ -169,6 +169,15 @@ def test_rollouts_are_asked_for_too(store: ModelStore) -> None:
     assert (live(store), bool(ended.traffic)) == ((2, 3), False)
 
 
+def test_the_first_move_of_a_model_needs_two_as_well(store: ModelStore, folder: Path) -> None:
+    publish_in(store, folder, "fresh")
+    request = ask(store, "fresh", promotion(1), ANN)
+    assert (request.generation, store.pointers("fresh")) == (0, None)
+    moved = approve(store, "fresh", request.number, BEN)
+    assert (moved.generation, moved.aliases) == (1, {"production": 1})
+    assert approve(store, "fresh", request.number, BEN) == moved
+
+
 def test_the_same_request_again_is_the_same(store: ModelStore) -> None:
     first = asked(store)
     assert asked(store) == first

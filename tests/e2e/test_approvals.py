@@ -19,6 +19,7 @@ from services.access.api_keys import ApiKey, add_key, digest_of, new_key
 from tests.e2e.grpc_calls import error_of
 from tests.e2e.rest_calls import Reply, call
 from tests.e2e.test_registry_grpc import Stub
+from tests.e2e.test_rollout_control import report
 from tests.fixtures import onnx_models
 from tests.fixtures.servers import COMMAND, ROOT, Log, ServerProcess, running_server
 
@@ -238,6 +239,23 @@ def test_the_controller_rolls_back_without_a_second_person(
     assert "approval" not in moves[0]
 
 
+def test_the_last_step_of_an_approved_rollout_is_the_controllers(
+    registry: Registry, store: ModelStore
+) -> None:
+    unjudged = dict.fromkeys(("disagreement", "latency", "nan", "outputs"))
+    guards = {**unjudged, "errors": {"rate": 0.05}}
+    wanted = {"version": 2, "steps": [0.1, 1], "every_s": 0, "mirrored": 0, "guards": guards}
+    number = registry.asked("ann", "linear/rollout", wanted)
+    assert registry.post("ben", f"linear/requests/{number}/approve").status == 200
+    pointers = store.pointers("linear")
+    assert pointers is not None
+    assert pointers.traffic.rollout is not None
+    report(store, pointers.traffic.rollout, "other")
+    registry.server.wait_for_log(message="rollout moved", result="promoted", version=2)
+    assert production(store) == 2
+    assert registry.get("reader", "linear/requests").json()["requests"][0]["state"] == "executed"
+
+
 def test_the_same_over_grpc(registry: Registry, store: ModelStore) -> None:
     with grpc.insecure_channel(registry.server.grpc) as channel:
         stubs = {name: Stub(channel, key) for name, key in registry.keys.items()}
@@ -270,6 +288,30 @@ def test_the_same_over_grpc(registry: Registry, store: ModelStore) -> None:
         events.cancel()
         [promoted] = [one for one in found if one.version == 2 and one.changes]
         assert (promoted.who, promoted.approved_by) == ("key:ann", "key:ben")
+
+
+def test_hostile_calls_are_refused_and_decide_nothing(
+    registry: Registry, store: ModelStore
+) -> None:
+    number = registry.asked("ann", "linear/aliases/production", NEXT)
+    headers = {**AS_JSON, "x-api-key": registry.keys["ben"]}
+    bodies = (
+        b"", b"null", b"[]", b"\xff", b"[" * 100_000, b'{"why": 1}', b'{"why": NaN}',
+        b'{"who": "key:eve"}', json.dumps({"why": "x" * 501}).encode(),
+    )  # fmt: skip
+    for verb in ("approve", "refuse"):
+        for body in bodies:
+            path = f"{MODELS}/linear/requests/{number}/{verb}"
+            assert call(registry.server, "POST", path, body, headers).status in (400, 413), body
+        for name in ("0", "-1", "1.5", "9" * 18, "9" * 40, "%2e%2e", "1%2f..%2f1", "1.decision"):
+            path = f"{MODELS}/linear/requests/{name}/{verb}"
+            assert call(registry.server, "POST", path, b"{}", headers).status == 404, name
+    for alias in ("x" * 300, "a%20b", "7", "%00"):
+        assert registry.post("ann", f"linear/aliases/{alias}", NEXT).status == 400, alias
+    assert registry.get("ben", "linear/requests?limit=101").status == 400
+    assert registry.get("ben", "..%2Flinear/requests").status == 404
+    [shown] = registry.get("reader", "linear/requests").json()["requests"]
+    assert (shown["state"], production(store)) == ("open", 1)
 
 
 def test_the_answers_are_as_openapi_describes_them(registry: Registry) -> None:
