@@ -31,6 +31,13 @@ StoreError
 ├── RolloutError               a step that a rollout, a shadow or a split cannot take
 │   └── InvalidRolloutError        values that contradict each other
 ├── BreakingVersionError       a version for production that breaks callers of the one before
+├── ApprovalError              a move that needs two persons, or a decision about it
+│   ├── UnknownRequestError        no such request, or it is no longer kept
+│   ├── OwnRequestError            the person who asked approves it
+│   ├── OutdatedRequestError       the pointers have moved since
+│   ├── ExpiredRequestError        nobody approved it in time
+│   ├── DecidedRequestError        it was approved, refused or withdrawn before
+│   └── TooManyRequestsError       as many requests as a model may have are open
 ├── UploadError                an upload of a version
 │   ├── UploadRefusedError         its declaration, a file or its manifest breaks a rule
 │   ├── UnknownUploadError         it was never begun, is over, or was collected
@@ -169,6 +176,34 @@ class InvalidRolloutError(RolloutError):
 
 class BreakingVersionError(StoreError):
     """A version for production whose signature breaks callers of the version that it follows."""
+
+
+class ApprovalError(StoreError):
+    """A move that needs two persons, or a decision about it, that is not possible as asked."""
+
+
+class UnknownRequestError(ApprovalError):
+    """A number that no request has, or one of a request that is no longer kept."""
+
+
+class OwnRequestError(ApprovalError):
+    """An approval by the person who asked for the move."""
+
+
+class OutdatedRequestError(ApprovalError):
+    """A request for pointers that have moved since."""
+
+
+class ExpiredRequestError(ApprovalError):
+    """A request that nobody approved in time."""
+
+
+class DecidedRequestError(ApprovalError):
+    """A request that was approved, refused or withdrawn before."""
+
+
+class TooManyRequestsError(ApprovalError):
+    """As many requests as a model, or a person for it, may have are open."""
 
 
 class UploadError(StoreError):

@@ -23,6 +23,7 @@ _BESIDE_VERSIONS = {
     "tombstones": ".json",
     "annotations": ".json",
     "certificates": ".json",
+    "requests": ".json",
     "samples": ".jsonl",
 }
 """Folders beside the versions of a model in our layout, and the suffix of their files."""

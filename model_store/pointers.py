@@ -22,6 +22,16 @@ MAX_ALIASES = 100
 """Aliases of a model: all of them are in one small file."""
 
 
+class Approval(StrictModel):
+    """The second person's part in a move that needs two."""
+
+    request: int = Field(ge=1)
+    """Number of the request."""
+    by: str
+    """Who approved it; `who` of the pointers asked for it."""
+    why: str = ""
+
+
 class Pointers(StrictModel):
     """One generation of a model's pointers."""
 
@@ -36,6 +46,8 @@ class Pointers(StrictModel):
     """How requests that name no version are shared among versions; not written if it is empty."""
     evidence: dict[str, Any] | None = None
     """What the move was decided by, if it was judged; not written if there is none."""
+    approval: Approval | None = None
+    """Who approved the move, if it needed two persons; not written if there is none."""
 
     @classmethod
     def after(
@@ -85,8 +97,8 @@ class Pointers(StrictModel):
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = write(self)
-        for key, value in (("traffic", self.traffic), ("evidence", self.evidence)):
-            if not value:
+        for key in ("traffic", "evidence", "approval"):
+            if not getattr(self, key):
                 document.pop(key, None)
         return document
 

@@ -386,7 +386,7 @@ class ModelStore:
                     f"alias '{name}' of '{model}' names {named or 'nothing'} and no longer "
                     f"{expected or 'nothing'}; repeat the decision for its present target"
                 )
-        return self._point(model, version, alias, why, current, who)
+        return self.point(model, self.planned(model, version, alias, why, current, who))
 
     def set_aliases(self, model: str, aliases: Mapping[str, int], why: str = "") -> Pointers:
         """Replaces all aliases of a model, as a new generation: the others name nothing any more.
@@ -410,17 +410,17 @@ class ModelStore:
         """
         history = self.history(model)
         target = previous_target(history, alias)
-        return self._point(model, target, alias, why, history[-1], who)
+        return self.point(model, self.planned(model, target, alias, why, history[-1], who))
 
-    def _point(
+    def planned(
         self, model: str, version: int, alias: str, why: str, current: Pointers | None, who: str
     ) -> Pointers:
-        """Writes the generation after `current`, unless another writer has done so since."""
+        """Returns the generation after `current` that moves an alias; see `promote` for errors."""
         refuse_deleted(self.storage, model, version)
         self.manifest(model, version)  # the target exists and can be read
         aliases = {**(current.aliases if current else {}), alias: version}
         check_alias(alias)
-        return self.following(model, aliases, why, current, who)
+        return Pointers.after(current, aliases, who or this_user(), why)
 
     def following(
         self,

@@ -25,6 +25,7 @@ from flambeau.commands.options.store import (
 from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.remote.aliases import At, move_alias, roll_back_alias
+from flambeau.commands.remote.move_requests import approve, refuse, requests
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.model import (
     METRIC,
@@ -205,6 +206,9 @@ def rollback(
 
 
 models_app.command()(history)
+models_app.command()(requests)
+models_app.command()(approve)
+models_app.command()(refuse)
 models_app.command()(prune)
 
 

@@ -311,7 +311,8 @@ def _traffic_moved(before: Traffic, pointers: Pointers) -> dict[str, Any] | None
 
 
 def _by(pointers: Pointers) -> dict[str, str]:
-    return {"who": pointers.who, "why": pointers.why}
+    found = {"who": pointers.who, "why": pointers.why}
+    return found if pointers.approval is None else {**found, "approved_by": pointers.approval.by}
 
 
 def _deleted(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:

@@ -31,6 +31,8 @@ from model_store.semver.breaking import refuse_breaking
 from model_store.store import ModelStore
 
 M = TypeVar("M", bound=StrictModel)
+Act = Callable[[Pointers | None, str], Pointers]
+"""Makes the next generation of the newest one, and of who moves it; writes nothing."""
 
 
 def start_rollout(
@@ -51,6 +53,13 @@ def start_rollout(
         RolloutError: it cannot start now, or is none.
         ConflictError: other writers moved the pointers, again and again.
     """
+    return _moved(store, model, who, rollout_start(store, model, wanted, live))
+
+
+def rollout_start(
+    store: ModelStore, model: str, wanted: RolloutRequest, live: int | None = None
+) -> Act:
+    """Returns the act of `start_rollout`."""
 
     def begin(current: Pointers | None, by: str) -> Pointers:
         candidate = _version(store, model, wanted.version)
@@ -75,7 +84,7 @@ def start_rollout(
         )
         return transitions.begun(current, rollout, by, wanted.why)
 
-    return _moved(store, model, who, begin)
+    return begin
 
 
 def pause_rollout(store: ModelStore, model: str, why: str = "", who: str = "") -> Pointers:
@@ -101,17 +110,27 @@ def promote_rollout(store: ModelStore, model: str, why: str = "", who: str = "")
         RolloutError: no rollout runs.
         ConflictError: other writers moved the pointers, again and again.
     """
+    return _moved(store, model, who, rollout_promotion(store, model, why))
+
+
+def rollout_promotion(store: ModelStore, model: str, why: str = "") -> Act:
+    """Returns the act of `promote_rollout`."""
 
     def promote(current: Pointers | None, by: str) -> Pointers:
         rollout = transitions.running(current)
         _version(store, model, rollout.candidate)
         return transitions.promoted(_some(current), rollout.id, by, why)
 
-    return _moved(store, model, who, promote)
+    return promote
 
 
 def start_shadow(store: ModelStore, model: str, wanted: ShadowRequest, who: str = "") -> Pointers:
     """Starts a shadow; errors are those of `start_rollout`."""
+    return _moved(store, model, who, shadow_start(store, model, wanted))
+
+
+def shadow_start(store: ModelStore, model: str, wanted: ShadowRequest) -> Act:
+    """Returns the act of `start_shadow`."""
 
     def begin(current: Pointers | None, by: str) -> Pointers:
         candidate = _version(store, model, wanted.version)
@@ -120,7 +139,7 @@ def start_shadow(store: ModelStore, model: str, wanted: ShadowRequest, who: str 
         shadow = _parsed(Shadow, candidate=wanted.version, sample=wanted.sample, keep=wanted.keep)
         return transitions.shadow_begun(current, shadow, by, wanted.why)
 
-    return _moved(store, model, who, begin)
+    return begin
 
 
 def stop_shadow(store: ModelStore, model: str, why: str = "", who: str = "") -> Pointers:
@@ -130,6 +149,11 @@ def stop_shadow(store: ModelStore, model: str, why: str = "", who: str = "") -> 
 
 def start_split(store: ModelStore, model: str, wanted: SplitRequest, who: str = "") -> Pointers:
     """Starts a split; errors are those of `start_rollout`, for each of its versions."""
+    return _moved(store, model, who, split_start(store, model, wanted))
+
+
+def split_start(store: ModelStore, model: str, wanted: SplitRequest) -> Act:
+    """Returns the act of `start_split`."""
 
     def begin(current: Pointers | None, by: str) -> Pointers:
         split = _parsed(
@@ -143,7 +167,7 @@ def start_split(store: ModelStore, model: str, wanted: SplitRequest, who: str = 
         _refuse_breaking(live, arms, allowed=wanted.allow_breaking)
         return transitions.split_begun(current, split, by, wanted.why)
 
-    return _moved(store, model, who, begin)
+    return begin
 
 
 def end_split(store: ModelStore, model: str, why: str = "", who: str = "") -> Pointers:
@@ -151,9 +175,7 @@ def end_split(store: ModelStore, model: str, why: str = "", who: str = "") -> Po
     return _moved(store, model, who, lambda now, by: transitions.split_ended(now, by, why))
 
 
-def _moved(
-    store: ModelStore, model: str, who: str, act: Callable[[Pointers | None, str], Pointers]
-) -> Pointers:
+def _moved(store: ModelStore, model: str, who: str, act: Act) -> Pointers:
     """Writes what an act makes of the newest generation; repeats it after other writers."""
     check_name(model)
 

@@ -36,14 +36,31 @@ def promote_fitting(
         BreakingVersionError: it breaks callers of the version in production.
         StoreError: as `ModelStore.promote`.
     """
-    if alias != PRODUCTION or allow_breaking:
-        return store.promote(model, version, alias, why, who=who)
-    live = live_manifest(store, model)
-    if live is not None and live.version != version:
-        refuse_deleted(store.storage, model, version)
-        refuse_breaking(live, store.manifest(model, version))
-    expecting = {PRODUCTION: live.version if live else None}
-    return store.promote(model, version, alias, why, expecting, who)
+    current = store.pointers(model)
+    refuse_unfitting(store, model, version, alias, current, allow_breaking=allow_breaking)
+    return store.point(model, store.planned(model, version, alias, why, current, who))
+
+
+def refuse_unfitting(
+    store: ModelStore,
+    model: str,
+    version: int,
+    alias: str,
+    current: Pointers | None,
+    *,
+    allow_breaking: bool = False,
+) -> None:
+    """Refuses a version for production that breaks callers of the one there.
+
+    Raises:
+        BreakingVersionError: it does, and that is not allowed.
+        StoreError: the version was deleted, or it or the live one cannot be read.
+    """
+    live = current.aliases.get(PRODUCTION) if current else None
+    if alias != PRODUCTION or allow_breaking or live is None or live == version:
+        return
+    refuse_deleted(store.storage, model, version)
+    refuse_breaking(store.manifest(model, live), store.manifest(model, version))
 
 
 def refuse_breaking(live: Manifest, version: Manifest) -> None:

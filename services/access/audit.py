@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 
@@ -132,8 +133,18 @@ def refusals_audited(act: str, target: str, who: str, peer: str, why: str = "") 
         raise
 
 
+@dataclass(slots=True)
+class AuditedAct:
+    """An act that is under way; its block may say more of it."""
+
+    name: str
+    """A verb, as the line says it once the act is done."""
+    asked_by: str = ""
+    """The caller whose request the act decides; empty for none."""
+
+
 @contextlib.contextmanager
-def audited(act: str, target: str, who: str, peer: str, why: str = "") -> Iterator[None]:
+def audited(act: str, target: str, who: str, peer: str, why: str = "") -> Iterator[AuditedAct]:
     """Records an act with its outcome: `done`, or the error that the block raises.
 
     Args:
@@ -143,15 +154,16 @@ def audited(act: str, target: str, who: str, peer: str, why: str = "") -> Iterat
         peer: address of the caller.
         why: the caller's reason; empty for none.
     """
+    found = AuditedAct(act)
     try:
         with refusals_audited(act, target, who, peer, why):
-            yield
+            yield found
     except ServingError:
         raise  # already recorded
     except BaseException as error:
         record(act, target, who, peer, "failed", type(error).__name__, why=why)
         raise
-    record(act, target, who, peer, "done", why=why)
+    record(found.name, target, who, peer, "done", why=why, asked_by=found.asked_by)
 
 
 def record(
@@ -163,6 +175,7 @@ def record(
     reason: str = "",
     left_out: int = 0,
     why: str = "",
+    asked_by: str = "",
 ) -> None:
     """Records one act, with the arguments of `audited`; `left_out` earlier lines were omitted."""
     facts: dict[str, str | int] = {
@@ -172,6 +185,8 @@ def record(
         "peer": peer,
         "outcome": outcome,
     }
+    if asked_by:
+        facts["asked_by"] = asked_by[:200]
     if why:
         facts["why"] = why[:500]
     if reason:

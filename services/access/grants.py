@@ -5,6 +5,7 @@ A scope alone, such as `train`, covers all models. `promote:digits*@canary` cove
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
@@ -72,3 +73,19 @@ def parse_grant(text: str) -> Grant:
             f"'{text[:60]}' names no aliases; write a pattern, as in promote:digits*@canary"
         )
     return Grant(found, models or ALL_MODELS, aliases or "*")
+
+
+def parse_aliases(texts: Iterable[str]) -> tuple[Grant, ...]:
+    """Parses patterns of aliases, such as `digits*@production`, as grants that move them.
+
+    Without `@ALIASES`, a pattern covers all aliases of its models.
+
+    Raises:
+        ValueError: one is no pattern.
+    """
+    return tuple(parse_grant(f"promote:{text}") for text in texts)
+
+
+def is_moved_by(grants: Iterable[Grant], model: str, alias: str) -> bool:
+    """Returns True if one of the grants of `promote` covers an alias of a model."""
+    return any(one.covers(model) and one.moves(alias) for one in grants)

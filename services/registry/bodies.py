@@ -1,4 +1,4 @@
-"""JSON of the registry's calls over REST: bodies that are read, and documents that are answered."""
+"""Parameters and JSON of the registry's calls over REST: what is read, and what is answered."""
 
 from typing import Any, TypeVar
 
@@ -9,7 +9,8 @@ from starlette.responses import Response
 from flambeau.protocol.strict import StrictModel, explain
 from model_store.document import LARGE, SMALL, parse_document
 from model_store.errors import DocumentError
-from services.errors import InvalidRequestError, PayloadTooLargeError
+from services.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError
+from services.registry.call_arguments import USUAL_PAGE, check_page
 from services.registry.encoding import encoded
 from services.wire.http1.asgi import RESERVE
 
@@ -62,6 +63,28 @@ def document(request: Request, data: bytes) -> Response:
     return Response(data, media_type=_JSON)
 
 
-def as_json(found: dict[str, Any]) -> Response:
+def as_json(found: dict[str, Any], status: int = 200) -> Response:
     """Returns a small answer: at most the state of an upload, or a page of annotations."""
-    return Response(encoded(found), media_type=_JSON)
+    return Response(encoded(found), status, media_type=_JSON)
+
+
+def page_size(request: Request) -> int:
+    """Returns the number of entries that a call asks for.
+
+    Raises:
+        InvalidRequestError: it is not one.
+    """
+    return check_page(whole_number(request.query_params.get("limit", str(USUAL_PAGE)), "limit"))
+
+
+def whole_number(text: str, name: str) -> int:
+    """Returns a number of the path or the query.
+
+    Raises:
+        NotFoundError: it is none, and names a version or a request.
+        InvalidRequestError: it is none.
+    """
+    if not (text.isdecimal() and text.isascii() and len(text) < 19):
+        kind = NotFoundError if name in ("version", "number") else InvalidRequestError
+        raise kind(f"'{name}' is '{text[:40]}'; give a whole number")
+    return int(text)

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
+from model_store.approvals.asked_move import AskedMove
 from protos.flambeau.v1 import registry_pb2 as pb
 from services.access.caller import Principal
 from services.errors import InvalidRequestError, UnsupportedError
 from services.registry import grpc_messages as messages
+from services.registry.alias_moves import AliasMoves
 from services.registry.call_arguments import NOWHERE, USUAL_PAGE, check_page
 from services.registry.grpc_requests import (
     CHUNK_MESSAGE_BYTES,
@@ -67,6 +69,9 @@ class GrpcRegistry:
             "GetAliases": (self._aliases, pb.GetAliasesRequest),
             "Promote": (self._promote, pb.PromoteRequest),
             "Rollback": (self._rollback, pb.RollbackRequest),
+            "ListMoveRequests": (self._requests, pb.ListMoveRequestsRequest),
+            "ApproveMove": (self._approve, pb.ApproveMoveRequest),
+            "RefuseMove": (self._refuse, pb.RefuseMoveRequest),
             "DeleteVersion": (self._delete, pb.DeleteVersionRequest),
             "GetUpload": (self._upload, pb.GetUploadRequest),
             "FinishUpload": (self._finish, pb.FinishUploadRequest),
@@ -150,19 +155,43 @@ class GrpcRegistry:
     async def _promote(
         self, asked: pb.PromoteRequest, principal: Principal, _: Reserve
     ) -> list[bytes | memoryview]:
-        registry, version = self._registry, _version_number(asked.version)
-        found = await registry.promote(
-            principal, asked.model, asked.alias, version, asked.why,
+        move = AskedMove(
+            act="promote",
+            alias=asked.alias,
+            version=_version_number(asked.version),
             allow_breaking=asked.allow_breaking,
-        )  # fmt: skip
+            why=asked.why,
+        )
+        found = await AliasMoves(self._registry).move(principal, asked.model, move)
         return [messages.move_message(found).SerializeToString()]
 
     async def _rollback(
         self, asked: pb.RollbackRequest, principal: Principal, _: Reserve
     ) -> list[bytes | memoryview]:
-        why = asked.why or "rollback"
-        found = await self._registry.rollback(principal, asked.model, asked.alias, why)
+        move = AskedMove(act="rollback", alias=asked.alias, why=asked.why or "rollback")
+        found = await AliasMoves(self._registry).move(principal, asked.model, move)
         return [messages.move_message(found).SerializeToString()]
+
+    async def _requests(
+        self, asked: pb.ListMoveRequestsRequest, principal: Principal, reserve: Reserve
+    ) -> list[bytes | memoryview]:
+        moves, size = AliasMoves(self._registry), _page_size(asked.limit)
+        data = await moves.requests(principal, asked.model, size, messages.requests_message)
+        return _document(data, reserve)
+
+    async def _approve(
+        self, asked: pb.ApproveMoveRequest, principal: Principal, _: Reserve
+    ) -> list[bytes | memoryview]:
+        moves = AliasMoves(self._registry)
+        found = await moves.approve(principal, asked.model, asked.number, asked.why)
+        return [messages.move_message(found).SerializeToString()]
+
+    async def _refuse(
+        self, asked: pb.RefuseMoveRequest, principal: Principal, _: Reserve
+    ) -> list[bytes | memoryview]:
+        moves = AliasMoves(self._registry)
+        found = await moves.refuse(principal, asked.model, asked.number, asked.why)
+        return [messages.request_message(found["request"]).SerializeToString()]
 
     async def _annotate(
         self, asked: pb.AnnotateRequest, principal: Principal, _: Reserve

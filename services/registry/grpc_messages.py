@@ -62,7 +62,9 @@ def aliases_message(document: dict[str, Any]) -> bytes:
 
 
 def move_message(document: dict[str, Any]) -> pb.AliasMove:
-    """Converts a generation of pointers, with or without its changes."""
+    """Converts a generation of pointers, or a move that waits for a second person."""
+    if "request" in document:
+        return pb.AliasMove(request=request_message(document["request"]))
     return pb.AliasMove(
         generation=document["generation"],
         aliases=document["aliases"],
@@ -72,6 +74,39 @@ def move_message(document: dict[str, Any]) -> pb.AliasMove:
         changes=_changes(document),
         traffic_json=_json(document.get("traffic")),
         evidence_json=_json(document.get("evidence")),
+        approval=pb.MoveApproval(**document["approval"]) if document.get("approval") else None,
+    )
+
+
+def requests_message(page: dict[str, Any]) -> bytes:
+    """Serialises a `ListMoveRequestsResponse`."""
+    lines = (
+        pb.ListMoveRequestsResponse(requests=[request_message(one)]) for one in page["requests"]
+    )
+    return _joined(pb.ListMoveRequestsResponse(), lines)
+
+
+def request_message(document: dict[str, Any]) -> pb.MoveRequest:
+    """Converts a request for a move."""
+    if "error" in document:
+        return pb.MoveRequest(**document)
+    move, decision = document["move"], document["decision"] or {}
+    return pb.MoveRequest(
+        number=document["number"],
+        model=document["model"],
+        act=move["act"],
+        alias=move["alias"],
+        version=move.get("version"),
+        move_json=_json(move),
+        who=document["who"],
+        when=_moment(document["when"]),
+        why=move["why"],
+        until=_moment(document["until"]),
+        generation=document["generation"],
+        state=f"STATE_{document['state'].upper()}",
+        decided_by=decision.get("who"),
+        decided_when=_moment(decision.get("when")),
+        decided_why=decision.get("why"),
     )
 
 

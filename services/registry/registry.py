@@ -1,4 +1,4 @@
-"""The registry: reads the store, takes uploads, and moves, describes and deletes versions.
+"""The registry: reads the store, takes uploads, and describes and deletes versions.
 
 In: calls of a `Principal`. Out: plain values for JSON, documents that are JSON, or bytes of files;
 every failure is a `ServingError`.
@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 from flambeau.protocol.names import is_name
 from model_store.manifest import MANIFEST, SIGNATURE
-from model_store.pointers import Pointers
 from model_store.records.annotations import annotate
 from model_store.records.deletion import delete_version
 from model_store.records.moves import parse_time, pointers_when, state_document
-from model_store.semver.breaking import broken_callers_of_production, promote_fitting
+from model_store.semver.breaking import broken_callers_of_production
 from model_store.store import ModelStore
 from model_store.transfer import CopyReport
 from model_store.uploads.declaration import Declaration
@@ -83,6 +82,7 @@ class Registry:
         webhooks: webhooks that are told of events; None for none.
 
     Attributes:
+        access: permissions.
         feed: events of the store.
     """
 
@@ -97,7 +97,7 @@ class Registry:
     ) -> None:
         self._store = store
         self._uploads = uploads
-        self._access = access
+        self.access = access
         self._is_served = is_served
         places = {store.url: "the store"}
         if uploads is not None:
@@ -139,7 +139,7 @@ class Registry:
         """Lists models; see `documents.models_page`."""
 
         def sees(model: str) -> bool:
-            return self._access.sees(principal, model)
+            return self.access.sees(principal, model)
 
         return await self._in_thread(
             lambda: encode(documents.models_page(self._store, sees, after, limit))
@@ -154,7 +154,7 @@ class Registry:
         encode: Encode = encoded,
     ) -> bytes:
         """Describes a model and a page of its versions; see `documents.model_document`."""
-        self._require(principal, "read", model)
+        self.require(principal, "read", model)
         return await self._in_thread(
             lambda: encode(documents.model_document(self._store, model, before, limit))
         )
@@ -163,7 +163,7 @@ class Registry:
         self, principal: Principal, model: str, version: str, encode: Encode = encoded
     ) -> bytes:
         """Describes a version, by its number or an alias; see `documents.version_document`."""
-        self._require(principal, "read", model)
+        self.require(principal, "read", model)
 
         def read() -> bytes:
             number = documents.version_number(self._store, model, version)
@@ -180,7 +180,7 @@ class Registry:
         encode: Encode = encoded,
     ) -> bytes:
         """Lists the moves of a model's aliases; see `documents.history_document`."""
-        self._require(principal, "read", model)
+        self.require(principal, "read", model)
         return await self._in_thread(
             lambda: encode(documents.history_document(self._store, model, before, limit))
         )
@@ -193,7 +193,7 @@ class Registry:
         Raises:
             InvalidRequestError: it is no time, or lies before the newest `MAX_MOVES_READ` moves.
         """
-        self._require(principal, "read", model)
+        self.require(principal, "read", model)
         try:
             when = parse_time(at)
         except ValueError as error:
@@ -214,7 +214,7 @@ class Registry:
             NotFoundError: there is no such file.
         """
         with audited("download", f"{model}/{version}/{file}", principal.name, principal.peer):
-            self._require(principal, "read", model)
+            self.require(principal, "read", model)
             found = await self._in_thread(lambda: find_file(self._store, model, version, file))
             if found is None:
                 raise NotFoundError(
@@ -244,61 +244,13 @@ class Registry:
             ForbiddenError: the registry needs a credential.
         """
         if principal.caller is None:
-            self._access.require(principal, "read", "")
+            self.access.require(principal, "read", "")
         caller = EventCaller(
             principal.name or principal.peer,
-            lambda model: self._access.reads(principal, model),
+            lambda model: self.access.reads(principal, model),
             lambda: principal.caller is not None and principal.caller.is_over(),
         )
         return self.feed.read(caller, after)
-
-    async def promote(
-        self,
-        principal: Principal,
-        model: str,
-        alias: str,
-        version: int,
-        why: str,
-        *,
-        allow_breaking: bool = False,
-    ) -> dict[str, Any]:
-        """Points an alias at a version; see `promote_fitting`."""
-
-        def move() -> Pointers:
-            return promote_fitting(
-                self._store, model, version, alias, why, who_of(principal),
-                allow_breaking=allow_breaking,
-            )  # fmt: skip
-
-        return await self._move(
-            principal, "promote", model, alias, f"@{alias}={version}", why, move
-        )
-
-    async def rollback(
-        self, principal: Principal, model: str, alias: str, why: str
-    ) -> dict[str, Any]:
-        """Points an alias at the version that it named before."""
-
-        def move() -> Pointers:
-            return self._store.rollback(model, alias, why, who=who_of(principal))
-
-        return await self._move(principal, "rollback", model, alias, f"@{alias}", why, move)
-
-    async def _move(
-        self,
-        principal: Principal,
-        act: str,
-        model: str,
-        alias: str,
-        target: str,
-        why: str,
-        move: Callable[[], Pointers],
-    ) -> dict[str, Any]:
-        with audited(act, f"{model}{target}", principal.name, principal.peer, why):
-            self._require(principal, "promote", model, alias)
-            check_why(why)
-            pointers = await self._in_thread(move)
-        return pointers.model_dump(mode="json")
 
     async def annotate(
         self,
@@ -321,7 +273,7 @@ class Registry:
             return noted.model_dump(mode="json")
 
         with audited("annotate", target, principal.name, principal.peer):
-            self._require(principal, "push", model)
+            self.require(principal, "push", model)
             return await self._in_thread(change)
 
     async def delete(
@@ -330,7 +282,7 @@ class Registry:
         """Deletes a version that no alias names and this server does not serve."""
         target = f"{model}/{version}"
         with audited("delete", target, principal.name, principal.peer, why):
-            self._require(principal, "delete", model)
+            self.require(principal, "delete", model)
             check_why(why)
             if self._is_served(model, version):
                 raise ConflictError(
@@ -352,11 +304,11 @@ class Registry:
             read: reads the declaration, and calls its argument between slices of the work.
         """
         if principal.caller is None:  # refused before its body is read
-            self._access.require(principal, "push", "")
+            self.access.require(principal, "push", "")
         declaration = await self._in_thread(lambda: read(lend_lock), of_caller=True)
         target = f"{declaration.model}/{declaration.version}"
         with audited("begin push", target, principal.name, principal.peer):
-            self._require(principal, "push", declaration.model)
+            self.require(principal, "push", declaration.model)
             uploads = self._writable()
             state = await self._in_thread(
                 lambda: uploads.begin(declaration, owner_of(principal)), of_caller=True
@@ -379,7 +331,7 @@ class Registry:
         uploads = self._writable()
 
         def check(model: str) -> None:
-            self._require(principal, "push", model)
+            self.require(principal, "push", model)
 
         size = await self._in_thread(
             lambda: uploads.append(upload_id, owner_of(principal), file, offset, data, check)
@@ -391,7 +343,7 @@ class Registry:
         declaration = (await self._own(principal, upload_id)).declaration
         target = f"{declaration.model}/{declaration.version}"
         with audited("push", target, principal.name, principal.peer, why):
-            self._require(principal, "push", declaration.model)
+            self.require(principal, "push", declaration.model)
             check_why(why)
             uploads = self._writable()
 
@@ -425,10 +377,10 @@ class Registry:
         """Returns the state of an upload, whose model the caller may still push."""
         uploads = self._writable()
         state = await self._in_thread(lambda: uploads.state(upload_id, owner_of(principal)))
-        self._require(principal, "push", state.declaration.model)
+        self.require(principal, "push", state.declaration.model)
         return state
 
-    def _require(self, principal: Principal, scope: Scope, model: str, alias: str = "") -> None:
+    def require(self, principal: Principal, scope: Scope, model: str, alias: str = "") -> None:
         """Checks the name of a model, which becomes a part of paths, and the caller's scope on it.
 
         Raises:
@@ -437,11 +389,11 @@ class Registry:
         """
         if not is_name(model):
             raise UnknownModelError(f"model {model[:128]!r} is not in the registry")
-        self._access.require(principal, scope, model, alias)
+        self.access.require(principal, scope, model, alias)
 
     def may(self, principal: Principal, scope: Scope, model: str, alias: str = "") -> bool:
         """Returns True if a caller has a scope on a model, and on an alias if one is named."""
-        return self._access.may(principal, scope, model, alias)
+        return self.access.may(principal, scope, model, alias)
 
     async def on_store(
         self,
@@ -456,7 +408,7 @@ class Registry:
         Raises:
             ServingError: the caller lacks the scope on the model, or the work failed.
         """
-        self._require(principal, scope, model, alias)
+        self.require(principal, scope, model, alias)
         return await self._in_thread(lambda: work(self._store, who_of(principal)))
 
     def _writable(self) -> Uploads:

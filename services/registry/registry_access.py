@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.access.caller import Principal
-from services.access.grants import REGISTRY_SCOPES, Scope
+from services.access.grants import REGISTRY_SCOPES, Grant, Scope, is_moved_by
 from services.errors import ForbiddenError
 
 RegistryMode = Literal["granted", "open", "off"]
@@ -18,6 +18,10 @@ class RegistryAccess:
     """`granted`: without credentials, versions are only read; `open`: they are written too."""
     is_closed: bool
     """True where no call needs a credential, and other machines reach the server."""
+    two_person: tuple[Grant, ...] = ()
+    """Aliases whose moves need two persons, as grants of `promote`."""
+    two_person_rollback: bool = False
+    """True if a rollback to an older version needs two, as any other move does."""
 
     def require(self, principal: Principal, scope: Scope, model: str, alias: str = "") -> None:
         """Checks that a caller has a scope on a model.
@@ -45,6 +49,10 @@ class RegistryAccess:
                 "api_keys_file or jwt_keys (docs/guides/security.md), or registry=open for "
                 "callers on this machine"
             )
+
+    def needs_two(self, model: str, alias: str) -> bool:
+        """Returns True if a move of the alias needs two persons."""
+        return is_moved_by(self.two_person, model, alias)
 
     def sees(self, principal: Principal, model: str) -> bool:
         """Returns True if a list shows the model to the caller."""

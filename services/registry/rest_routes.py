@@ -8,8 +8,8 @@ GET    /v1/registry/models/M/history?at=TIME                     its aliases at 
 GET    /v1/registry/models/M/versions/V                          a version, by number or alias
 DELETE /v1/registry/models/M/versions/V[?why=TEXT]               deletes it
 GET    /v1/registry/models/M/versions/V/files/F                  a file of it; Range is honoured
-POST   /v1/registry/models/M/aliases/A                           {"version": 3, "why": "..."}
-POST   /v1/registry/models/M/aliases/A/rollback                  {"why": "..."}
+POST   /v1/registry/models/M/aliases/A                           moves it; see alias_routes.py
+GET    /v1/registry/models/M/requests[?limit=N]                  moves that wait, or waited
 GET    /v1/registry/models/M/{rollout,shadow,split}              what runs; see rollout_routes.py
 GET    /v1/registry/events[?after=ID]                            events, as they happen
 POST   /v1/registry/uploads                                      begins or resumes an upload
@@ -25,7 +25,6 @@ unasked.
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -34,12 +33,18 @@ from flambeau.protocol.strict import StrictModel
 from model_store.uploads.declaration import parse_declaration
 from services.access.caller import Principal
 from services.errors import (
-    InvalidRequestError,
-    NotFoundError,
     UnsupportedError,
 )
-from services.registry.bodies import as_json, document, json_body, parsed
-from services.registry.call_arguments import NOWHERE, USUAL_PAGE, check_page
+from services.registry.alias_routes import alias_calls
+from services.registry.bodies import (
+    as_json,
+    document,
+    json_body,
+    page_size,
+    parsed,
+    whole_number,
+)
+from services.registry.call_arguments import NOWHERE
 from services.registry.event_routes import EVENTS, stream_events
 from services.registry.files import wanted_part
 from services.registry.registry import Registry
@@ -52,11 +57,6 @@ RegistryCall = Callable[[Registry, Request, Principal], Awaitable[Response]]
 
 class _Reason(StrictModel):
     why: str = ""
-
-
-class _Promotion(_Reason):
-    version: int = Field(ge=1, le=999_999_999)
-    allow_breaking: bool = False
 
 
 class _Changes(StrictModel):
@@ -88,14 +88,15 @@ class RegistryRoutes:
             f"{model}/history": {"GET": _history},
             version: {"GET": _version, "DELETE": _delete, "PATCH": _annotate},
             f"{version}/files/{{file}}": {"GET": _download},
-            f"{model}/aliases/{{alias}}": {"POST": _promote},
-            f"{model}/aliases/{{alias}}/rollback": {"POST": _rollback},
             EVENTS: {"GET": stream_events},
             "uploads": {"POST": _begin},
             upload: {"GET": _upload, "DELETE": _abandon},
             f"{upload}/files/{{file}}": {"PUT": _append},
             f"{upload}/finish": {"POST": _finish},
-            **{f"{model}/{path}": by_method for path, by_method in rollout_calls().items()},
+            **{
+                f"{model}/{path}": by_method
+                for path, by_method in (alias_calls() | rollout_calls()).items()
+            },
         }
         return [
             Route(PREFIX + path, self._at_registry(by_method), methods=list(by_method))
@@ -118,13 +119,13 @@ class RegistryRoutes:
 
 async def _models(registry: Registry, request: Request, principal: Principal) -> Response:
     after = request.query_params.get("after", "")[:128]
-    return document(request, await registry.models(principal, after, _page_size(request)))
+    return document(request, await registry.models(principal, after, page_size(request)))
 
 
 async def _model(registry: Registry, request: Request, principal: Principal) -> Response:
     model = request.path_params["model"]
     number = _before(request)
-    return document(request, await registry.model(principal, model, number, _page_size(request)))
+    return document(request, await registry.model(principal, model, number, page_size(request)))
 
 
 async def _history(registry: Registry, request: Request, principal: Principal) -> Response:
@@ -132,7 +133,7 @@ async def _history(registry: Registry, request: Request, principal: Principal) -
     if at is not None:
         return document(request, await registry.aliases_at(principal, model, at))
     before = _before(request)
-    return document(request, await registry.history(principal, model, before, _page_size(request)))
+    return document(request, await registry.history(principal, model, before, page_size(request)))
 
 
 async def _version(registry: Registry, request: Request, principal: Principal) -> Response:
@@ -162,31 +163,10 @@ async def _download(registry: Registry, request: Request, principal: Principal) 
     )
 
 
-async def _promote(registry: Registry, request: Request, principal: Principal) -> Response:
-    wanted = await parsed(_Promotion, request)
-    names = request.path_params
-    found = await registry.promote(
-        principal,
-        names["model"],
-        names["alias"],
-        wanted.version,
-        wanted.why,
-        allow_breaking=wanted.allow_breaking,
-    )
-    return as_json(found)
-
-
-async def _rollback(registry: Registry, request: Request, principal: Principal) -> Response:
-    wanted = await parsed(_Reason, request)
-    names = request.path_params
-    why = wanted.why or "rollback"
-    return as_json(await registry.rollback(principal, names["model"], names["alias"], why))
-
-
 async def _annotate(registry: Registry, request: Request, principal: Principal) -> Response:
     wanted = await parsed(_Changes, request)
     names = request.path_params
-    version = _number(names["version"], "version") if "version" in names else None
+    version = whole_number(names["version"], "version") if "version" in names else None
     found = await registry.annotate(
         principal, names["model"], version, wanted.description, wanted.tags
     )
@@ -195,7 +175,7 @@ async def _annotate(registry: Registry, request: Request, principal: Principal) 
 
 async def _delete(registry: Registry, request: Request, principal: Principal) -> Response:
     names, why = request.path_params, request.query_params.get("why", "")
-    version = _number(names["version"], "version")
+    version = whole_number(names["version"], "version")
     return as_json(await registry.delete(principal, names["model"], version, why))
 
 
@@ -210,7 +190,7 @@ async def _upload(registry: Registry, request: Request, principal: Principal) ->
 
 async def _append(registry: Registry, request: Request, principal: Principal) -> Response:
     names = request.path_params
-    offset = _number(request.query_params.get("offset", ""), "offset")
+    offset = whole_number(request.query_params.get("offset", ""), "offset")
     data = (await request.receive())["body"]  # whole; `Request.body` would copy it
     return as_json(await registry.append(principal, names["id"], names["file"], offset, data))
 
@@ -227,15 +207,4 @@ async def _abandon(registry: Registry, request: Request, principal: Principal) -
 
 def _before(request: Request) -> int | None:
     before = request.query_params.get("before")
-    return None if before is None else _number(before, "before")
-
-
-def _page_size(request: Request) -> int:
-    return check_page(_number(request.query_params.get("limit", str(USUAL_PAGE)), "limit"))
-
-
-def _number(text: str, name: str) -> int:
-    if not (text.isdecimal() and text.isascii() and len(text) < 19):
-        kind = NotFoundError if name == "version" else InvalidRequestError
-        raise kind(f"'{name}' is '{text[:40]}'; give a whole number")
-    return int(text)
+    return None if before is None else whole_number(before, "before")

@@ -18,7 +18,8 @@ from starlette.responses import Response
 
 from model_store.rollouts.requests import Reason
 from services.access.caller import Principal
-from services.registry.bodies import as_json, document, parsed
+from services.registry.alias_routes import moved
+from services.registry.bodies import document, parsed
 from services.registry.registry import Registry
 from services.registry.rollouts import RolloutRegistry
 from services.rollouts.calls import ACTS, REQUESTS
@@ -46,7 +47,7 @@ def _start(kind: str) -> Call:
     async def start(registry: Registry, request: Request, principal: Principal) -> Response:
         rollouts, model = RolloutRegistry(registry), request.path_params["model"]
         wanted = await parsed(REQUESTS[kind], request)
-        return as_json(await rollouts.start(principal, model, wanted))
+        return moved(await rollouts.start(principal, model, wanted))
 
     return start
 
@@ -55,6 +56,6 @@ def _act(act: str) -> Call:
     async def do(registry: Registry, request: Request, principal: Principal) -> Response:
         rollouts, model = RolloutRegistry(registry), request.path_params["model"]
         wanted = await parsed(Reason, request)
-        return as_json(await rollouts.act(principal, model, act, wanted.why))
+        return moved(await rollouts.act(principal, model, act, wanted.why))
 
     return do

@@ -7,15 +7,14 @@ requests it routes. Values of callers' inputs and of answers are shown only to t
 acts: `read` is no right to see what others send. Each act is audited, with who, why and from where.
 """
 
-from collections.abc import Callable
 from typing import Any
 
+from model_store.approvals.asked_move import AskedMove, started
 from model_store.pointers import PRODUCTION, Pointers
-from model_store.rollouts.amounts import share_text
-from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
 from model_store.store import ModelStore
 from services.access.audit import audited
 from services.access.caller import Principal
+from services.registry.alias_moves import AliasMoves
 from services.registry.encoding import encoded
 from services.registry.registry import Registry
 from services.rollouts.calls import ACTS, STATUS, TrafficRequest, start, without_values
@@ -44,39 +43,20 @@ class RolloutRegistry:
     async def start(
         self, principal: Principal, model: str, wanted: TrafficRequest
     ) -> dict[str, Any]:
-        """Starts a rollout, a shadow or a split; returns the new generation of the pointers."""
-        match wanted:
-            case RolloutRequest():
-                act, target = "rollout start", f"{model}/{wanted.version}"
-            case ShadowRequest():
-                act, target = "shadow start", f"{model}/{wanted.version}"
-            case SplitRequest():
-                arms = ",".join(f"{arm.version}={share_text(arm.share)}" for arm in wanted.arms)
-                act, target = "split start", f"{model} {wanted.name} {arms}"
-        return await self._act(
-            principal,
-            act,
-            model,
-            target,
-            wanted.why,
-            lambda store, who: start(store, model, wanted, who),
+        """Starts a rollout, a shadow or a split; see `AliasMoves.move`."""
+        return await AliasMoves(self._registry).move(
+            principal, model, started(wanted), lambda store, who: start(store, model, wanted, who)
         )
 
     async def act(self, principal: Principal, model: str, act: str, why: str) -> dict[str, Any]:
         """Does one of `ACTS`; returns the new generation of the pointers."""
-        return await self._act(
-            principal, act, model, model, why, lambda store, who: ACTS[act](store, model, why, who)
-        )
 
-    async def _act(
-        self,
-        principal: Principal,
-        act: str,
-        model: str,
-        target: str,
-        why: str,
-        work: Callable[[ModelStore, str], Pointers],
-    ) -> dict[str, Any]:
-        with audited(act, target, principal.name, principal.peer, why):
+        def work(store: ModelStore, who: str) -> Pointers:
+            return ACTS[act](store, model, why, who)
+
+        if act == "rollout promote":
+            move = AskedMove(act="rollout promote", why=why)
+            return await AliasMoves(self._registry).move(principal, model, move, work)
+        with audited(act, model, principal.name, principal.peer, why):
             pointers = await self._registry.on_store(principal, "promote", model, PRODUCTION, work)
         return pointers.model_dump(mode="json")

@@ -8,12 +8,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from services.access.grants import parse_aliases
 from services.gateway.config import GatewaySettings
 from services.inference.config import InferenceSettings
 from services.registry.registry_access import RegistryMode
 
 MAX_WEBHOOKS = 8
 """URLs that are told of events of the registry."""
+MAX_TWO_PERSON = 64
+"""Patterns of aliases whose moves need two persons; each move is compared with all."""
 MOST_AUTOMATIC = 4
 """An edge takes some 40 µs for a small request and the model process 20, so that two edges keep it
 busy (docs/adr/0058); requests with larger bodies leave room for more edges."""
@@ -37,6 +40,13 @@ class ServerConfig(GatewaySettings, InferenceSettings):
     `push`, `promote` and `delete`; without credentials, versions are only read, from this machine.
     Set it to `open` to let callers on this machine write, too, without credentials; `off` for no
     registry."""
+    registry_two_person: Annotated[tuple[str, ...], Field(max_length=MAX_TWO_PERSON)] = ()
+    """Aliases whose moves through the registry need two callers, as `[digits*@production]`: one
+    asks, another one approves. Set it where nobody alone may change what production answers;
+    patterns are those of grants. It needs credentials."""
+    registry_two_person_rollback: bool = False
+    """True if a rollback of such an alias to an older version needs two callers, too. Set it where
+    a wrong rollback is worse than a late one."""
     upload_folder: str = ""
     """Folder where the files of uploads are collected before their version is published; set it for
     a store in a bucket, which takes no uploads otherwise, or for a larger disk. Empty for a folder
@@ -68,6 +78,26 @@ class ServerConfig(GatewaySettings, InferenceSettings):
             if not re.fullmatch(r"https?://[!-~]{1,2000}", url):
                 raise ValueError(f"{url[:80]!r} is no URL; give one as https://ci.example.org/hook")
         return value
+
+    @field_validator("registry_two_person")
+    @classmethod
+    def _are_aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_aliases(value)
+        return value
+
+    @model_validator(mode="after")
+    def _knows_two_persons(self) -> Self:
+        if self.registry_two_person and self.torchserve:
+            raise ValueError(
+                "registry_two_person is set, and TorchServe's management moves aliases without the "
+                "registry; serve without --torchserve, or without registry_two_person"
+            )
+        if self.registry_two_person and not self.asks_for_credentials:
+            raise ValueError(
+                "registry_two_person is set, and this server asks for no credentials, by which it "
+                "would know two persons; set api_keys_file or jwt_keys (docs/guides/security.md)"
+            )
+        return self
 
     @property
     def edges(self) -> int:

@@ -7,6 +7,7 @@ from model_store.store import ModelStore
 from model_store.uploads.abandoned import UPLOADS
 from model_store.uploads.uploads import Uploads
 from services.access.config import is_loopback
+from services.access.grants import parse_aliases
 from services.inference.trust import Trust
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.directory import Directory
@@ -50,7 +51,12 @@ def open_registry(config: ServerConfig, store: ModelStore, directory: Directory)
             if one.state != "failed"  # an unloaded one is loaded again when it is requested
         )
 
-    access = RegistryAccess(mode=config.registry, is_closed=is_closed)
+    access = RegistryAccess(
+        mode=config.registry,
+        is_closed=is_closed,
+        two_person=parse_aliases(config.registry_two_person),
+        two_person_rollback=config.registry_two_person_rollback,
+    )
     return Registry(store, uploads, access, is_served, webhooks=_webhooks(config))
 
 

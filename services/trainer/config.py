@@ -1,12 +1,13 @@
 """Configuration of the training service. Read once, at start-up; nothing else configures it."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
 from flambeau.protocol.strict import StrictModel
 from services.access.config import AccessSettings
+from services.access.grants import parse_aliases
 from services.settings import ServiceSettings
 from services.tls import TlsSettings
 from training.recipe.targets import split_target
@@ -60,6 +61,9 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
     """Store of the jobs: a file (SQLite, one machine), or the URL of a Redis or Valkey."""
     store: str = "./var/model_store"
     """URL of the model store that versions are published to."""
+    registry_two_person: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """Aliases whose moves through the registry need two callers, as `[digits*@production]`: recipes
+    that would move one are refused. Set it to what the servers of the store have."""
     runs_dir: str = "./var/training"
     """Folder of all jobs, with their code and checkpoints. Every API and every worker must see it
     under this path: put it on a shared volume if there are several machines."""
@@ -119,6 +123,12 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
                 raise ValueError(
                     f"{target!r} is not a target of an installed module; write package.module:Name"
                 )
+        return value
+
+    @field_validator("registry_two_person")
+    @classmethod
+    def _are_aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_aliases(value)
         return value
 
     @property

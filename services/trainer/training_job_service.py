@@ -17,9 +17,11 @@ from typing import ParamSpec, TypeVar
 
 from services.access.audit import audited, refusals_audited
 from services.access.caller import Principal
+from services.access.grants import is_moved_by, parse_aliases
 from services.errors import (
     CodeNotAllowedError,
     ConflictError,
+    ForbiddenError,
     InvalidRequestError,
     QueueFullError,
     ShuttingDownError,
@@ -83,6 +85,7 @@ class TrainingJobService:
             max_unpacked_bytes=config.max_unpacked_bytes,
             max_files=config.max_bundle_files,
         )
+        self._two_person = parse_aliases(config.registry_two_person)
         self._followed = FollowedJobs(store)
         self._stopping = asyncio.Event()
         self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
@@ -115,6 +118,7 @@ class TrainingJobService:
 
     async def _submit(self, wanted: Submission, recipe: Recipe, caller: str) -> TrainingJob:
         self._check_code(caller, recipe, wanted)
+        self._check_alias(recipe)
         if wanted.idempotency_key and not _KEY.fullmatch(wanted.idempotency_key):
             raise InvalidRequestError(
                 "the idempotency key must be 1 to 255 printable characters without blanks, and is "
@@ -228,6 +232,20 @@ class TrainingJobService:
         """Runs slow work in one of a few threads."""
         async with self._checks:
             return await asyncio.to_thread(work, *args, **named)
+
+    def _check_alias(self, recipe: Recipe) -> None:
+        """Refuses a recipe that moves an alias whose moves need two persons.
+
+        Raises:
+            ForbiddenError: it does.
+        """
+        model, alias = recipe.publish.model, recipe.publish.alias
+        if alias is not None and is_moved_by(self._two_person, model, alias):
+            raise ForbiddenError(
+                f"a move of '{alias}' of '{model}' needs two persons (registry_two_person), and "
+                "this recipe would make it alone; set publish.alias: null and promote the version "
+                "through the registry"
+            )
 
     def _check_code(self, caller: str, recipe: Recipe, wanted: Submission) -> None:
         if wanted.bundle:

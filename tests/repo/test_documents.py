@@ -33,6 +33,7 @@ DEFAULTS_IN_WORDS = {
     "models": "all",
     "upload_folder": ".uploads in the store",
     "registry_webhooks": "none",
+    "registry_two_person": "none",
     "webhook_secret_file": "none",
     "keep_artifacts": "none",
     "artifact": "fastest",

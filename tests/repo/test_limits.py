@@ -21,7 +21,7 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 128, 393
+SETTINGS, RECIPE_KEYS = 130, 393
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
 `processes` cannot be found out: how many cores the models need is the operator's to say. Nor can
@@ -30,6 +30,8 @@ dashboards there are; or `compat`: whether a client compares the words of anothe
 `shared_memory_objects` opens memory of other programs to callers, which nobody must get unasked.
 `registry` opens the store to callers, which nobody must get unasked; a bucket has no
 `upload_folder` that could be found, and whom `registry_webhooks` tell is the operator's to say.
+For which aliases one person is too few (`registry_two_person`), and if an outage waits for the
+second one (`registry_two_person_rollback`), nobody but the operator knows.
 `torchserve` names the folder that its own option makes, for all processes of a server.
 Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
 """
@@ -39,7 +41,7 @@ EFFECTS = {
         grpc_edge.MAX_STREAMED_ANSWERS grpc_edge.MAX_STREAMED_OF_ONE
         grpc_requests.MAX_CHUNK_FIELDS grpc_requests.MAX_ENTRY_BYTES
         event_feed.MAX_BEHIND event_feed.MAX_READERS event_feed.MAX_READERS_OF_ONE
-        config.MAX_WEBHOOKS
+        config.MAX_TWO_PERSON config.MAX_WEBHOOKS
         call_arguments.MAX_PAGE call_arguments.MAX_WHY registry.MAX_WAITING registry.MAX_MOVES_READ
         archive_registry.MAX_PASSES archive_source.MAX_DOWNLOADS running_settings.MAX_TRACE_RATE
         archive_source.MAX_REDIRECTS archive_source.MAX_URL_CHARACTERS

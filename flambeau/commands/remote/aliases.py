@@ -8,6 +8,7 @@ import typer
 from flambeau.commands.options.as_json import print_outcome
 from flambeau.commands.options.model import model_and_version
 from flambeau.commands.remote.connecting import registry_at
+from flambeau.commands.remote.move_requests import tell_request
 
 At = Annotated[
     str,
@@ -59,6 +60,8 @@ def _post(
 
     with registry_at(url, token_file) as registry:
         moved = registry.call("POST", path_of("models", model, "aliases", *place), document)
+    if tell_request(moved, registry.url, as_json):
+        return
     alias = place[0]
     text = f"{model} {alias} → {moved['aliases'][alias]} (generation {moved['generation']})"
     print_outcome(text, {"model": model, **moved}, as_json)

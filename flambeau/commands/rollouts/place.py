@@ -13,6 +13,7 @@ import typer
 from flambeau.commands.options.as_json import print_outcome
 from flambeau.commands.options.store import STORE_FAILURES, existing_store
 from flambeau.commands.remote.connecting import registry_at
+from flambeau.commands.remote.move_requests import tell_request
 from flambeau.commands.text.rollouts import moved_line
 from model_store.errors import InvalidRolloutError
 
@@ -122,5 +123,7 @@ def act_at(place: TrafficPlace, model: str, act: str, why: str, as_json: bool) -
 
 
 def print_moved(model: str, moved: dict[str, Any], as_json: bool) -> None:
-    """Prints new pointers."""
+    """Prints new pointers, or the request for them that waits for a second person."""
+    if tell_request(moved, "URL", as_json):
+        return
     print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)

@@ -34,8 +34,8 @@ def move_lines(moves: Sequence[Mapping[str, Any]]) -> list[str]:
         why = "" if aliases or not move["why"] else f": {move['why']}"
         named += [(one["kind"], None, None, f"{one['text']}{why}") for one in traffic]
         for alias, before, after, said in named:
-            cells = (alias, before, after, move["who"], said)
-            rows.append([str(move["generation"]), time_text(move["when"]), *map(_text, cells)])
+            cells = (alias, before, after, _persons(move), said)
+            rows.append([str(move["generation"]), time_text(move["when"]), *map(printable, cells)])
             texts.append([])
         texts[-1] += evidence_lines(move.get("evidence"))
     lines = columns(rows)
@@ -48,7 +48,7 @@ def evidence_lines(evidence: Any) -> list[str]:
     lines = []
     for one in findings if isinstance(findings, Sequence) else ():
         with suppress(KeyError, TypeError, ValueError, AttributeError):
-            lines.append(_text(f"{INDENT}{one['guard']} {one['state']}: {finding_text(one)}"))
+            lines.append(printable(f"{INDENT}{one['guard']} {one['state']}: {finding_text(one)}"))
     return lines
 
 
@@ -58,14 +58,14 @@ def state_lines(state: Mapping[str, Any]) -> list[str]:
     Raises:
         KeyError, TypeError: the document is none of a state.
     """
-    name, at = _text(state["name"]), time_text(state["at"])
+    name, at = printable(state["name"]), time_text(state["at"])
     if not state["generation"]:
         return [f"no alias of {name} named a version at {at}: its first move came later"]
-    why = f": {_text(state['why'])}" if state["why"] else ""
-    moved = f"{time_text(state['when'])} by {_text(state['who'])}{why}"
+    why = f": {printable(state['why'])}" if state["why"] else ""
+    moved = f"{time_text(state['when'])} by {printable(state['who'])}{why}"
     rows = [
         ["ALIAS", "VERSION"],
-        *([_text(a), str(v)] for a, v in sorted(state["aliases"].items())),
+        *([printable(a), str(v)] for a, v in sorted(state["aliases"].items())),
     ]
     return [f"{name} at {at}, by generation {state['generation']} of {moved}", *columns(rows)]
 
@@ -76,11 +76,16 @@ def time_text(text: object) -> str:
         found = datetime.fromisoformat(str(text))
         found = found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
-        return _text(text)
+        return printable(text)
     return f"{found:%Y-%m-%d %H:%M:%S %Z}"
 
 
-def _text(value: object) -> str:
+def _persons(move: Mapping[str, Any]) -> str:
+    approval = move.get("approval")
+    return f"{move['who']}, approved by {approval['by']}" if approval else str(move["who"])
+
+
+def printable(value: object) -> str:
     """Formats a cell; control characters, which callers may have sent, as question marks."""
     if value is None:
         return UNKNOWN

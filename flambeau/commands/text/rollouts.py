@@ -6,7 +6,7 @@ In: documents of `model_store.rollouts.status`, or pointers, from a store or a s
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flambeau.commands.text.moves import evidence_lines, time_text
+from flambeau.commands.text.moves import evidence_lines, printable, time_text
 from flambeau.commands.text.tables import UNKNOWN, columns, latency_text
 from model_store.rollouts.amounts import duration_text, share_text
 
@@ -198,8 +198,3 @@ def _paused(rollout: Mapping[str, Any]) -> str:
 
 def _arms(split: Mapping[str, Any]) -> str:
     return " ".join(f"{arm['version']}={share_text(arm['share'])}" for arm in split["arms"])
-
-
-def printable(text: str) -> str:
-    """Replaces control characters, which callers may have sent, by question marks."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -184,7 +184,7 @@ class AliasChange(_message.Message):
     def __init__(self, alias: _Optional[str] = ..., before: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
 
 class AliasMove(_message.Message):
-    __slots__ = ("generation", "aliases", "who", "when", "why", "changes", "traffic_json", "evidence_json")
+    __slots__ = ("generation", "aliases", "who", "when", "why", "changes", "traffic_json", "evidence_json", "approval", "request")
     class AliasesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,8 @@ class AliasMove(_message.Message):
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_JSON_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_JSON_FIELD_NUMBER: _ClassVar[int]
+    APPROVAL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     generation: int
     aliases: _containers.ScalarMap[str, int]
     who: str
@@ -208,7 +210,107 @@ class AliasMove(_message.Message):
     changes: _containers.RepeatedCompositeFieldContainer[AliasChange]
     traffic_json: str
     evidence_json: str
-    def __init__(self, generation: _Optional[int] = ..., aliases: _Optional[_Mapping[str, int]] = ..., who: _Optional[str] = ..., when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ..., traffic_json: _Optional[str] = ..., evidence_json: _Optional[str] = ...) -> None: ...
+    approval: MoveApproval
+    request: MoveRequest
+    def __init__(self, generation: _Optional[int] = ..., aliases: _Optional[_Mapping[str, int]] = ..., who: _Optional[str] = ..., when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ..., traffic_json: _Optional[str] = ..., evidence_json: _Optional[str] = ..., approval: _Optional[_Union[MoveApproval, _Mapping]] = ..., request: _Optional[_Union[MoveRequest, _Mapping]] = ...) -> None: ...
+
+class MoveApproval(_message.Message):
+    __slots__ = ("request", "by", "why")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    by: str
+    why: str
+    def __init__(self, request: _Optional[int] = ..., by: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class MoveRequest(_message.Message):
+    __slots__ = ("number", "model", "act", "alias", "version", "move_json", "who", "when", "why", "until", "generation", "state", "decided_by", "decided_when", "decided_why", "error")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[MoveRequest.State]
+        STATE_OPEN: _ClassVar[MoveRequest.State]
+        STATE_EXECUTED: _ClassVar[MoveRequest.State]
+        STATE_APPROVED: _ClassVar[MoveRequest.State]
+        STATE_REFUSED: _ClassVar[MoveRequest.State]
+        STATE_WITHDRAWN: _ClassVar[MoveRequest.State]
+        STATE_EXPIRED: _ClassVar[MoveRequest.State]
+        STATE_OUTDATED: _ClassVar[MoveRequest.State]
+    STATE_UNSPECIFIED: MoveRequest.State
+    STATE_OPEN: MoveRequest.State
+    STATE_EXECUTED: MoveRequest.State
+    STATE_APPROVED: MoveRequest.State
+    STATE_REFUSED: MoveRequest.State
+    STATE_WITHDRAWN: MoveRequest.State
+    STATE_EXPIRED: MoveRequest.State
+    STATE_OUTDATED: MoveRequest.State
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ACT_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MOVE_JSON_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    WHEN_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_BY_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_WHEN_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_WHY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    model: str
+    act: str
+    alias: str
+    version: int
+    move_json: str
+    who: str
+    when: _timestamp_pb2.Timestamp
+    why: str
+    until: _timestamp_pb2.Timestamp
+    generation: int
+    state: MoveRequest.State
+    decided_by: str
+    decided_when: _timestamp_pb2.Timestamp
+    decided_why: str
+    error: str
+    def __init__(self, number: _Optional[int] = ..., model: _Optional[str] = ..., act: _Optional[str] = ..., alias: _Optional[str] = ..., version: _Optional[int] = ..., move_json: _Optional[str] = ..., who: _Optional[str] = ..., when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[MoveRequest.State, str]] = ..., decided_by: _Optional[str] = ..., decided_when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decided_why: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ListMoveRequestsRequest(_message.Message):
+    __slots__ = ("model", "limit")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    limit: int
+    def __init__(self, model: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListMoveRequestsResponse(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[MoveRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[MoveRequest, _Mapping]]] = ...) -> None: ...
+
+class ApproveMoveRequest(_message.Message):
+    __slots__ = ("model", "number", "why")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    number: int
+    why: str
+    def __init__(self, model: _Optional[str] = ..., number: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class RefuseMoveRequest(_message.Message):
+    __slots__ = ("model", "number", "why")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    number: int
+    why: str
+    def __init__(self, model: _Optional[str] = ..., number: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class GetAliasesRequest(_message.Message):
     __slots__ = ("model", "at")
@@ -443,7 +545,7 @@ class WatchEventsRequest(_message.Message):
     def __init__(self, after: _Optional[str] = ...) -> None: ...
 
 class RegistryEvent(_message.Message):
-    __slots__ = ("id", "kind", "model", "version", "at", "who", "why", "semver", "generation", "changes")
+    __slots__ = ("id", "kind", "model", "version", "at", "who", "why", "semver", "generation", "changes", "approved_by")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[RegistryEvent.Kind]
@@ -470,6 +572,7 @@ class RegistryEvent(_message.Message):
     SEMVER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    APPROVED_BY_FIELD_NUMBER: _ClassVar[int]
     id: str
     kind: RegistryEvent.Kind
     model: str
@@ -480,4 +583,5 @@ class RegistryEvent(_message.Message):
     semver: str
     generation: int
     changes: _containers.RepeatedCompositeFieldContainer[AliasChange]
-    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[RegistryEvent.Kind, str]] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ..., why: _Optional[str] = ..., semver: _Optional[str] = ..., generation: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ...) -> None: ...
+    approved_by: str
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[RegistryEvent.Kind, str]] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ..., why: _Optional[str] = ..., semver: _Optional[str] = ..., generation: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ..., approved_by: _Optional[str] = ...) -> None: ...

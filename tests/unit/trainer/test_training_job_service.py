@@ -142,6 +142,24 @@ async def test_a_bundle_that_is_refused_leaves_nothing(place: Place) -> None:
     assert (await place.store.counts())["queued"] == 0
 
 
+@pytest.mark.parametrize(
+    ("pattern", "alias", "is_refused"),
+    [("tiny@production", "production", True), ("t*", "production", True),
+     ("tiny@production", "canary", False), ("tiny@production", "null", False),
+     ("other@production", "production", False)],
+)  # fmt: skip
+async def test_recipes_move_no_alias_that_needs_two_persons(
+    tmp_path: Path, pattern: str, alias: str, is_refused: bool
+) -> None:
+    place = Place(tmp_path, registry_two_person=[pattern])
+    wanted = replace(GIVEN, overrides=(f"publish.alias={alias}",))
+    if is_refused:
+        with pytest.raises(ForbiddenError, match="needs two persons"):
+            await place.submit(wanted)
+    else:
+        assert (await place.submit(wanted)).model == "tiny"
+
+
 async def test_what_a_caller_may_not_train_is_not_there(place: Place, tmp_path: Path) -> None:
     found = await place.submit(GIVEN)
     assert place.authenticator is not None

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from services.gateway.edges.documentation.alias_paths import alias_paths, alias_schemas
 from services.gateway.edges.documentation.openapi_parts import (
     MODEL,
     VERSION,
@@ -40,11 +41,15 @@ def registry_paths() -> dict[str, Any]:
     found = {
         **_model_paths(),
         **_version_paths(),
-        **_alias_paths(),
         **_upload_paths(),
         **_event_paths(),
     }
-    return {_BASE + path: item for path, item in found.items()} | rollout_paths(_BASE + "models/")
+    models = _BASE + "models/"
+    return (
+        {_BASE + path: item for path, item in found.items()}
+        | alias_paths(models, _CHANGING, _LIMIT)
+        | rollout_paths(models)
+    )
 
 
 def _query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -156,32 +161,6 @@ def _version_paths() -> dict[str, Any]:
     }
 
 
-def _alias_paths() -> dict[str, Any]:
-    alias = path_parameter("alias", "Name of the alias, such as production.")
-    moved = responses_of("RegistryMove", _CHANGING)
-    path = "models/{model}/aliases/{alias}"
-    return {
-        path: {
-            "parameters": [MODEL, alias],
-            "post": operation(
-                "promoteVersion",
-                "Point an alias at a version",
-                moved,
-                requestBody=json_body("RegistryPromotion"),
-            ),
-        },
-        f"{path}/rollback": {
-            "parameters": [MODEL, alias],
-            "post": operation(
-                "rollbackAlias",
-                "Point an alias at the version that it named before",
-                moved,
-                requestBody=json_body("RegistryReason"),
-            ),
-        },
-    }
-
-
 def _upload_paths() -> dict[str, Any]:
     large = {"413": "The body is over the limit"}
     offset = {**_query("offset", "Bytes of the file that have arrived.", _COUNT), "required": True}
@@ -278,6 +257,7 @@ def registry_schemas() -> dict[str, Any]:
         ),
         **_act_schemas(noted, numbers, version),
         **_upload_schemas(version),
+        **alias_schemas(),
         **rollout_schemas(),
     }
 
@@ -309,6 +289,7 @@ def _act_schemas(
             traffic={"type": "object"},
             traffic_changes=array_of("RegistryTrafficChange"),
             evidence={"type": "object"},
+            approval=object_of(["request", "by"], request=_COUNT, by=_TEXT, why=_TEXT),
             **told,
         ),
         "RegistryAnnotations": object_of(["description", "tags"], **noted),
@@ -318,9 +299,6 @@ def _act_schemas(
         },
         "RegistryTombstone": object_of([*version, *told], **version, **told),
         "RegistryReason": {"type": "object", "properties": reason},
-        "RegistryPromotion": object_of(
-            ["version"], version=_NUMBER, allow_breaking={"type": "boolean"}, **reason
-        ),
     }
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from services.gateway.edges.documentation.alias_paths import moved_responses
 from services.gateway.edges.documentation.openapi_parts import (
     MODEL,
     json_body,
@@ -54,12 +55,12 @@ def rollout_paths(base: str) -> dict[str, Any]:
             "post": operation(
                 f"start{name}",
                 f"Start a {path}",
-                responses_of("RegistryMove", _ACT),
+                moved_responses(_ACT),
                 requestBody=json_body(f"Registry{name}Request"),
             ),
         }
     for path, (name, summary) in _ACTS.items():
-        moved = responses_of("RegistryMove", _ACT)
+        moved = moved_responses(_ACT)
         done = operation(name, summary, moved, requestBody=json_body("RegistryReason"))
         paths[path] = {"parameters": [MODEL], "post": done}
     return {f"{base}{{model}}/{path}": item for path, item in paths.items()}

@@ -1,0 +1,87 @@
+"""Formats requests for moves that need two persons.
+
+In: documents of `model_store.approvals.move_request`, from a server. Out: lines.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flambeau.commands.text.moves import printable, time_text
+from flambeau.commands.text.tables import columns
+from model_store.rollouts.amounts import share_text
+
+
+def request_lines(requests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line per request.
+
+    Raises:
+        KeyError, TypeError: a document is none of a request.
+    """
+    rows = [["REQUEST", "STATE", "MOVE", "WHO", "UNTIL", "DECIDED BY", "WHY"]]
+    for one in requests:
+        if "error" in one:
+            rows.append([str(one["number"]), "unreadable", "", "", "", "", printable(one["error"])])
+            continue
+        decision = one["decision"] or {}
+        why = ": ".join(filter(None, (one["move"]["why"], decision.get("why"))))
+        cells = (
+            one["number"],
+            one["state"],
+            move_text(one["move"]),
+            one["who"],
+            time_text(one["until"]),
+            decision.get("who", ""),
+            why,
+        )
+        rows.append([*map(printable, cells)])
+    return columns(rows)
+
+
+def waiting_line(request: Mapping[str, Any], url: str) -> str:
+    """Describes a request that was recorded, and how another person approves it.
+
+    Raises:
+        KeyError, TypeError: the document is none of a request.
+    """
+    model, number = printable(request["model"]), request["number"]
+    return (
+        f"{model} {printable(move_text(request['move']))} waits for a second person until "
+        f"{time_text(request['until'])}: flambeau models approve {model} {number} --at {url}"
+    )
+
+
+def approved_line(model: str, moved: Mapping[str, Any]) -> str:
+    """Describes the move that an approval made.
+
+    Raises:
+        KeyError, TypeError: the document is none of pointers.
+    """
+    running = moved.get("traffic") or {}
+    traffic = [kind for kind in ("rollout", "shadow", "split") if running.get(kind)]
+    named = [f"{alias} → {version}" for alias, version in sorted(moved["aliases"].items())]
+    return printable(
+        f"{model} {', '.join([*named, *traffic])} (generation {moved['generation']}), as "
+        f"{moved['who']} asked"
+    )
+
+
+def move_text(move: Mapping[str, Any]) -> str:
+    """Describes a move, with all that an approver has to know of it.
+
+    Raises:
+        KeyError, TypeError: the document is none of a move.
+    """
+    act, alias = move["act"], move["alias"]
+    text = f"{act} {alias}"
+    if act == "promote":
+        text = f"{alias} → {move['version']}"
+    elif rollout := move.get("rollout"):
+        text = f"{act} of {rollout['version']}: {', '.join(map(share_text, rollout['steps']))}"
+    elif shadow := move.get("shadow"):
+        text = f"{act} of {shadow['version']}: {share_text(shadow['sample'])}"
+    elif split := move.get("split"):
+        arms = ", ".join(f"{arm['version']}={share_text(arm['share'])}" for arm in split["arms"])
+        text = f"{act} '{split['name']}': {arms}"
+    started = move.get("rollout") or move.get("shadow") or move.get("split") or {}
+    breaking = move.get("allow_breaking") or started.get("allow_breaking")
+    return f"{text}, breaking allowed" if breaking else text

@@ -1,0 +1,1 @@
+"""Moves of aliases that need two persons: requests, and decisions about them."""

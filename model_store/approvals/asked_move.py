@@ -1,0 +1,104 @@
+"""A move of an alias as a person asks for it, and the pointers that it makes.
+
+In: plain data, and the newest pointers. Out: the next generation, which is not written.
+
+Rule: what a request records and what an approval executes is made by the same function, of the
+same data and, by the number of their generation, of the same pointers.
+"""
+
+from typing import Literal
+
+from flambeau.protocol.strict import StrictModel
+from model_store.pointers import PRODUCTION, Pointers, previous_target
+from model_store.rollouts.amounts import share_text
+from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
+from model_store.rollouts.rollout_store import (
+    Act,
+    rollout_promotion,
+    rollout_start,
+    shadow_start,
+    split_start,
+)
+from model_store.semver.breaking import refuse_unfitting
+from model_store.store import ModelStore
+
+MoveAct = Literal[
+    "promote", "rollback", "rollout start", "rollout promote", "shadow start", "split start"
+]
+
+
+class AskedMove(StrictModel):
+    """A move of an alias, or the start of what routes its requests."""
+
+    act: MoveAct
+    alias: str = PRODUCTION
+    version: int | None = None
+    """The version that the alias shall name, of the act `promote` alone."""
+    allow_breaking: bool = False
+    why: str = ""
+    rollout: RolloutRequest | None = None
+    shadow: ShadowRequest | None = None
+    split: SplitRequest | None = None
+
+    @property
+    def target(self) -> str:
+        """What moves where, as the audit log has it behind the model's name."""
+        if self.act == "promote":
+            return f"@{self.alias}={self.version}"
+        if self.split is not None:
+            arms = ",".join(f"{arm.version}={share_text(arm.share)}" for arm in self.split.arms)
+            return f" {self.split.name} {arms}"
+        started = self.rollout or self.shadow
+        if started is not None:
+            return f"/{started.version}"
+        return f"@{self.alias}" if self.act == "rollback" else ""
+
+
+def started(wanted: RolloutRequest | ShadowRequest | SplitRequest) -> AskedMove:
+    """Returns the start of a rollout, a shadow or a split as a move."""
+    match wanted:
+        case RolloutRequest():
+            return AskedMove(act="rollout start", why=wanted.why, rollout=wanted)
+        case ShadowRequest():
+            return AskedMove(act="shadow start", why=wanted.why, shadow=wanted)
+        case SplitRequest():
+            return AskedMove(act="split start", why=wanted.why, split=wanted)
+
+
+def planned(
+    store: ModelStore, model: str, move: AskedMove, current: Pointers | None, who: str
+) -> Pointers:
+    """Returns the generation that a move makes.
+
+    Args:
+        store: the store.
+        model: the model's name.
+        move: the move.
+        current: the newest pointers; None for none.
+        who: who asks for it.
+
+    Raises:
+        StoreError: the move is not possible, as its calls without a second person say.
+    """
+    if current is None:
+        store.versions(model)  # the model exists
+    if move.act == "promote":
+        assert move.version is not None, "a promotion names its version"
+        refuse_unfitting(
+            store, model, move.version, move.alias, current, allow_breaking=move.allow_breaking
+        )
+        return store.planned(model, move.version, move.alias, move.why, current, who)
+    if move.act == "rollback":
+        target = previous_target(store.history(model), move.alias)
+        return store.planned(model, target, move.alias, move.why, current, who)
+    return _traffic_act(store, model, move)(current, who)
+
+
+def _traffic_act(store: ModelStore, model: str, move: AskedMove) -> Act:
+    if move.rollout is not None:
+        return rollout_start(store, model, move.rollout)
+    if move.shadow is not None:
+        return shadow_start(store, model, move.shadow)
+    if move.split is not None:
+        return split_start(store, model, move.split)
+    return rollout_promotion(store, model, move.why)
