@@ -18,6 +18,7 @@ from flambeau.commands.serve import parse_settings
 from services.access.config import check_open
 from services.gateway.config import GatewayConfig, GatewaySettings
 from services.inference.config import InferenceConfig
+from services.kubernetes.config import ControllerConfig
 from services.settings import ServiceSettings, checked, settings_from
 from services.standalone.config import ServerConfig
 from services.trainer.config import TrainerConfig
@@ -40,6 +41,10 @@ CONFIGURATIONS: dict[str, type[ServiceSettings]] = {
     "flambeau-inference": InferenceConfig,
     "flambeau-trainer": TrainerConfig,
 }
+BESIDE: dict[str, tuple[str, str, type[ServiceSettings]]] = {
+    "flambeau-model-rollouts": ("rollouts", "services.kubernetes", ControllerConfig),
+}
+"""Pods of one overlay alone, by name: it, the module that their command runs, its settings."""
 RUNTIMES = {"flambeau": ("http1", "http"), "flambeau-grpc": ("h2c", "grpc")}
 """KServe's names for the port that it routes to, and ours."""
 LAST_REPLIES_S = 5
@@ -54,6 +59,7 @@ READ = (
     "tls_key_file",
     "tls_client_ca_file",
     "webhook_secret_file",
+    "registry_token_file",
 )
 
 
@@ -63,8 +69,12 @@ def settings_of(pod: Workload, overlay: str) -> ServiceSettings:
     if pod.kind == "ClusterServingRuntime":
         assert pod.container["command"] == ["flambeau", "serve"]
         return _served(found)
-    assert "command" not in pod.container, "the image's entry point is the program"
-    kind = CONFIGURATIONS[pod.name]
+    if pod.name in BESIDE:
+        _, module, kind = BESIDE[pod.name]
+        assert pod.container["command"] == ["python", "-P", "-m", module]
+    else:
+        assert "command" not in pod.container, "the image's entry point is the program"
+        kind = CONFIGURATIONS[pod.name]
     try:
         return settings_from(found, kind, "")
     except SystemExit:
@@ -83,8 +93,9 @@ def _served(found: list[str]) -> ServerConfig:
 PROCESSES = [
     pytest.param(f"overlays/{overlay}", name, id=f"{overlay}-{name}")
     for overlay in OVERLAYS
-    for name in (*CONFIGURATIONS, *RUNTIMES)
+    for name in (*CONFIGURATIONS, *RUNTIMES, *BESIDE)
     if (name in RUNTIMES) is (overlay == "kserve")
+    and (name not in BESIDE or BESIDE[name][0] == overlay)
 ]
 
 
