@@ -29,7 +29,7 @@ from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 SERVED_WITHIN_S = 2.0
-"""From the answer of the registry to the first one by a loaded version, on a machine that is idle."""
+"""From the answer of the registry to the first one by a loaded version, on an idle machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,13 +173,14 @@ def test_what_the_registry_takes_and_moves_is_served_by_the_gateways_within_two_
             pb.WatchEventsRequest.SerializeToString,
             pb.RegistryEvent.FromString,
         )
+        kind = pb.RegistryEvent.Kind
         metadata = (("x-api-key", split.keys["ops"].read_text()),)
         events = watch(pb.WatchEventsRequest(after="0"), metadata=metadata)
 
         def follow() -> None:
             try:
                 for event in events:
-                    told.append(f"{event.kind} {event.version}")
+                    told.append(f"{kind.Name(event.kind)[5:].lower()} {event.version}")
             except grpc.RpcError:
                 return
 
