@@ -2,18 +2,15 @@
 
 import os
 import platform
-import re
 import sys
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from services.gateway.config import GatewaySettings
 from services.inference.config import InferenceSettings
-from services.registry.registry_access import RegistryMode
+from services.registry_server.config import RegistrySettings
 
-MAX_WEBHOOKS = 8
-"""URLs that are told of events of the registry."""
 MOST_AUTOMATIC = 4
 """An edge takes some 40 µs for a small request and the model process 20, so that two edges keep it
 busy (docs/adr/0058); requests with larger bodies leave room for more edges."""
@@ -24,28 +21,13 @@ def _may_share_memory() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
-class ServerConfig(GatewaySettings, InferenceSettings):
-    """All settings of `flambeau serve`: those of a gateway and of a worker."""
+class ServerConfig(GatewaySettings, InferenceSettings, RegistrySettings):
+    """All settings of `flambeau serve`: those of a gateway, a worker and a registry."""
 
     processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
     """Processes that accept requests, beside one that runs the models and forms the batches of all;
     1 for a single process that does both. Raise it where one core does not take the requests of
     small models, or `auto` for one less than the cores of this process, up to 4."""
-
-    registry: RegistryMode = "granted"
-    """Calls of the registry (`/v1/registry`): with `granted`, callers need the scopes `read`,
-    `push`, `promote` and `delete`; without credentials, versions are only read, from this machine.
-    Set it to `open` to let callers on this machine write, too, without credentials; `off` for no
-    registry."""
-    upload_folder: str = ""
-    """Folder where the files of uploads are collected before their version is published; set it for
-    a store in a bucket, which takes no uploads otherwise, or for a larger disk. Empty for a folder
-    within the store, from which files are published without a copy."""
-    registry_webhooks: Annotated[tuple[str, ...], Field(max_length=MAX_WEBHOOKS)] = ()
-    """URLs that are called when a version is pushed, promoted, rolled back, deleted or annotated,
-    as `[https://ci.example.org/models]`; each call is signed. Empty for none."""
-    webhook_secret_file: str = ""
-    """File with the secret that signs webhooks; required for any."""
 
     torchserve: str = ""
     """Folder that `flambeau serve --torchserve` makes for TorchServe's API and its registered
@@ -61,13 +43,10 @@ class ServerConfig(GatewaySettings, InferenceSettings):
             )
         return self
 
-    @field_validator("registry_webhooks")
-    @classmethod
-    def _are_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            if not re.fullmatch(r"https?://[!-~]{1,2000}", url):
-                raise ValueError(f"{url[:80]!r} is no URL; give one as https://ci.example.org/hook")
-        return value
+    @property
+    def has_registry(self) -> bool:
+        """True unless it is off, or the ports speak another server's API."""
+        return self.registry != "off" and not self.torchserve
 
     @property
     def edges(self) -> int:

@@ -14,6 +14,7 @@ import pytest
 from services.gateway.config import GatewayConfig
 from services.gateway.payloads.rule import PayloadRule
 from services.inference.config import InferenceConfig, ModelSettings
+from services.registry_server.config import RegistryConfig
 from services.standalone.config import ServerConfig
 from services.trainer.config import TrainerConfig
 from tests.repo.test_house_style import tracked
@@ -205,7 +206,7 @@ def test_limit_that_refuses_raises_an_error(limit: str) -> None:
 
 
 def test_settings_are_no_more() -> None:
-    processes = (GatewayConfig, InferenceConfig, ServerConfig, TrainerConfig)
+    processes = (GatewayConfig, InferenceConfig, RegistryConfig, ServerConfig, TrainerConfig)
     names = {name for kind in processes for name in kind.model_fields}
     found = len(names) + len(ModelSettings.model_fields) + len(PayloadRule.model_fields)
     assert found <= SETTINGS, "a new setting replaces another: remove one"
