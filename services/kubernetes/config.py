@@ -11,7 +11,7 @@ class ControllerConfig(ServiceSettings, ClusterSettings):
 
     registry: str
     """URL of the server whose registry starts the rollouts, such as
-    `http://flambeau-registry:8000`."""
+    `http://flambeau-registry:8007`."""
     registry_token_file: str = ""
     """File with the credential for the registry: an API key or a token with `read` and `promote` on
     the models. It is read anew for each call. Empty sends none."""

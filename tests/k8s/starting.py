@@ -22,7 +22,7 @@ from tests.k8s.rendering import KUBERNETES, Workload, arguments, render
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 120.0
 MODULES = {"gateway": "services.gateway", "inference": "services.inference",
-           "trainer": "services.trainer"}  # fmt: skip
+           "registry": "services.registry_server", "trainer": "services.trainer"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def fill(folder: Path) -> None:
     mounted = folder / "etc/flambeau"
     for name in ("access", "account", "recipe", "registry", "tls", "webhooks"):
         (mounted / name).mkdir(parents=True)
-    for name in ("tmp", "var/lib/flambeau/runs", "var/cache/flambeau"):
+    for name in ("tmp", "var/lib/flambeau/runs", "var/lib/flambeau/uploads", "var/cache/flambeau"):
         (folder / name).mkdir(parents=True)
     (mounted / "access/api-keys.yaml").write_text(keys_text("infer", "train"))
     (mounted / "webhooks/secret").write_text("a secret of thirty-two characters")

@@ -19,6 +19,7 @@ from services.access.config import check_open
 from services.gateway.config import GatewayConfig, GatewaySettings
 from services.inference.config import InferenceConfig
 from services.kubernetes.config import ControllerConfig
+from services.registry_server.config import RegistryConfig
 from services.settings import ServiceSettings, checked, settings_from
 from services.standalone.config import ServerConfig
 from services.trainer.config import TrainerConfig
@@ -41,10 +42,11 @@ CONFIGURATIONS: dict[str, type[ServiceSettings]] = {
     "flambeau-inference": InferenceConfig,
     "flambeau-trainer": TrainerConfig,
 }
-BESIDE: dict[str, tuple[str, str, type[ServiceSettings]]] = {
-    "flambeau-model-rollouts": ("rollouts", "services.kubernetes", ControllerConfig),
+BESIDE: dict[str, type[ServiceSettings]] = {
+    "flambeau-model-rollouts": ControllerConfig,
+    "flambeau-registry": RegistryConfig,
 }
-"""Pods of one overlay alone, by name: it, the module that their command runs, its settings."""
+"""Pods of the overlay `rollouts` alone."""
 RUNTIMES = {"flambeau": ("http1", "http"), "flambeau-grpc": ("h2c", "grpc")}
 """KServe's names for the port that it routes to, and ours."""
 LAST_REPLIES_S = 5
@@ -52,7 +54,7 @@ LAST_REPLIES_S = 5
 MARGIN_S = 5
 OWN_BYTES = 100 * 2**20
 """Memory of a serving process beyond request data and models."""
-WRITTEN = ("choice_file", "needs_file", "engine_cache", "store", "runs_dir")
+WRITTEN = ("choice_file", "needs_file", "engine_cache", "store", "runs_dir", "upload_folder")
 READ = (
     "api_keys_file",
     "tls_certificate_file",
@@ -69,12 +71,11 @@ def settings_of(pod: Workload, overlay: str) -> ServiceSettings:
     if pod.kind == "ClusterServingRuntime":
         assert pod.container["command"] == ["flambeau", "serve"]
         return _served(found)
-    if pod.name in BESIDE:
-        _, module, kind = BESIDE[pod.name]
-        assert pod.container["command"] == ["python", "-P", "-m", module]
+    if pod.name == "flambeau-model-rollouts":
+        assert pod.container["command"] == ["python", "-P", "-m", "services.kubernetes"]
     else:
         assert "command" not in pod.container, "the image's entry point is the program"
-        kind = CONFIGURATIONS[pod.name]
+    kind = (CONFIGURATIONS | BESIDE)[pod.name]
     try:
         return settings_from(found, kind, "")
     except SystemExit:
@@ -94,8 +95,7 @@ PROCESSES = [
     pytest.param(f"overlays/{overlay}", name, id=f"{overlay}-{name}")
     for overlay in OVERLAYS
     for name in (*CONFIGURATIONS, *RUNTIMES, *BESIDE)
-    if (name in RUNTIMES) is (overlay == "kserve")
-    and (name not in BESIDE or BESIDE[name][0] == overlay)
+    if (name in RUNTIMES) is (overlay == "kserve") and (name not in BESIDE or overlay == "rollouts")
 ]
 
 

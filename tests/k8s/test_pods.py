@@ -21,7 +21,9 @@ from tests.k8s.rendering import (
 PARTS = ("ClusterServingRuntime", "Deployment", "StatefulSet")
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 NAME, COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
-VARIANTS = {"gateway": {"", "auth"}, "inference": {"", "cuda"}, "trainer": {""}}
+VARIANTS = {
+    "gateway": {"", "auth"}, "inference": {"", "cuda"}, "registry": {""}, "trainer": {""},
+}  # fmt: skip
 """Image variants, by tag suffix: docs/guides/kubernetes.md describes how each is built."""
 MADE_BY_THE_USER = {
     "flambeau-api-keys", "flambeau-edge-tls", "flambeau-model-rollouts", "flambeau-queue",
