@@ -144,7 +144,7 @@ up: $(SERVING) ## Train a first model if the store is empty, then serve it. ARGS
 	@exec $(FOREGROUND) $(BIN)/flambeau up $(ARGS)
 
 .PHONY: up-split
-up-split: $(SERVING) ## The same with many processes: Redis, two gateways, two workers, an example load.
+up-split: $(SERVING) ## The same with many processes: Redis, two gateways, two workers, a registry, an example load.
 	@exec $(FOREGROUND) $(BIN)/flambeau up-split $(ARGS)
 
 .PHONY: demo

@@ -27,6 +27,7 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "inference-onnx": ("serve", "signing", "tracing"),
     "inference-torch": ("serve", "signing", "tracing", "torch"),
     "inference-cuda": ("gpu", "tracing"),
+    "registry": ("edges", "auth", "signing"),
     "trainer": ("trainer", "auth"),
 }
 """The extras of each image. `torch` is not an extra: it stands for torch's own requirements."""

@@ -26,7 +26,7 @@ from flambeau.commands.rollouts.shadow import shadow_app
 from flambeau.commands.rollouts.split import split_app
 from flambeau.commands.samples import samples_app
 from flambeau.commands.serve import serve
-from flambeau.commands.servers import PASSED_ON, gateway, inference, trainer
+from flambeau.commands.servers import PASSED_ON, gateway, inference, registry, trainer
 from flambeau.commands.sweep import sweep
 from flambeau.commands.train_jobs import train_app
 from flambeau.commands.transfer import pull, push
@@ -44,7 +44,7 @@ app.command(cls=RecipeCommand)(sweep)
 for verb in (report, verify, push, pull, serve, infer, alerts, up, up_split, demo, replay, capture):
     app.command(cls=SettingsCommand if verb in (serve, up, up_split) else None)(verb)
 app.command("import")(import_)
-for process in (gateway, inference, trainer):
+for process in (gateway, inference, registry, trainer):
     app.command(context_settings=PASSED_ON)(process)
 models_app.command()(export)
 app.add_typer(train_app, name="train")

@@ -1,4 +1,4 @@
-"""The processes of a split server: Redis, workers and gateways.
+"""The processes of a split server: Redis, workers, gateways and a registry.
 
 Each is a child process that logs to a file and receives SIGTERM when its block ends.
 """
@@ -71,7 +71,7 @@ class RedisProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitProcess:
-    """A gateway or a worker, and its addresses; a worker has only a metrics address."""
+    """A gateway, a registry or a worker, and its addresses; a worker has one of metrics alone."""
 
     pid: int
     http: str
@@ -139,10 +139,10 @@ def split_process(
     before_exec: BeforeExec | None = None,
     check_queue: Check = lambda: None,
 ) -> Iterator[SplitProcess]:
-    """Runs a gateway or a worker.
+    """Runs a gateway, a worker or a registry.
 
     Args:
-        kind: `gateway` or `inference`.
+        kind: `gateway`, `inference` or `registry_server`.
         queue: URL of Redis.
         log: log file.
         settings: settings that differ from the defaults, by name.

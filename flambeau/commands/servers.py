@@ -1,4 +1,4 @@
-"""`flambeau gateway`, `inference` and `trainer`: the processes of a split server.
+"""`flambeau gateway`, `inference`, `registry` and `trainer`: the processes of a split server.
 
 They run `python -m services.gateway` and so on. Their options are the fields of a configuration
 (`services/settings.py`), which a typer command would have to import for its help, so all arguments
@@ -25,6 +25,11 @@ def gateway(context: typer.Context) -> None:
 def inference(context: typer.Context) -> None:
     """Run a worker: runs models on this machine's device, for gateways."""
     _run("inference", context)
+
+
+def registry(context: typer.Context) -> None:
+    """Run a registry: shows the versions of the model store, takes new ones and moves aliases."""
+    _run("registry_server", context)
 
 
 def trainer(context: typer.Context) -> None:

@@ -1,4 +1,4 @@
-"""`flambeau up-split`: Redis, workers, gateways and an example load on one machine."""
+"""`flambeau up-split`: Redis, workers, gateways, a registry, an example load on one machine."""
 
 import contextlib
 import fcntl
@@ -27,12 +27,14 @@ FOLDER = Path("var/split")
 """Folder of Redis' files and all logs."""
 FIRST_PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
 """Ports of the first gateway, unless settings differ."""
-OWNERS = {"gateway": "gateway", "inference": "worker"}
+OWNERS = {"gateway": "gateway", "inference": "worker", "registry_server": "registry"}
 """Names of the processes of each kind, in messages and of logs."""
 PORTS_EACH = 10
 """Port offset of each further gateway and worker."""
 METRICS_OF_WORKERS = 3
 """Offset of the first worker's metrics port from the first gateway's."""
+PORTS_OF_REGISTRY = 7
+"""Offset of the registry's ports from the first gateway's."""
 REPORT_EVERY_S = 5.0
 AFTER_FAILURE_S = 0.1
 
@@ -48,8 +50,8 @@ def up_split(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A setting of gateways or workers; may be repeated. Ports are those of the first "
-            "gateway, the next one's are 10 higher; 0 picks free ones.",
+            help="A setting of gateways, workers or the registry; may be repeated. Ports are those "
+            "of the first gateway, the next one's are 10 higher; 0 picks free ones.",
         ),
     ] = None,
 ) -> None:
@@ -84,6 +86,9 @@ def up_split(
             grpcs.append(gateway.grpc)
             typer.echo(f"gateway {n}  REST http://{gateway.http}/v2  gRPC {gateway.grpc}  "
                        f"metrics http://{gateway.metrics}/metrics")  # fmt: skip
+        for registry in started("registry_server"):
+            typer.echo(f"registry   REST http://{registry.http}/v1/registry  gRPC {registry.grpc}  "
+                       f"metrics http://{registry.metrics}/metrics")  # fmt: skip
         if not asked.is_set():
             typer.echo(f"logs       {FOLDER}/*.log\nCtrl-C stops everything")
             chosen = any(one.get("model_control") == "explicit" for one in plan["inference"])
@@ -115,7 +120,7 @@ def _started(
 
 
 def _stop_with(redis: "RedisProcess", asked: threading.Event) -> None:
-    """Stops everything when Redis exits; the exit of a gateway or worker stops no other."""
+    """Stops everything when Redis exits; the exit of another process stops no other."""
 
     def look(*_: object) -> None:
         if redis.has_ended():
@@ -140,13 +145,15 @@ def plan_processes(
     """
     from services.gateway.config import GatewayConfig
     from services.inference.config import InferenceConfig
-    from services.settings import ConfigError, ProcessSettings, checked, shared_port
+    from services.registry_server.config import RegistryConfig
+    from services.settings import ConfigError, ServiceSettings, checked, shared_port
 
     if "queue" in given:
         raise ConfigError("'queue' cannot be set: up-split starts its own Redis")
-    kinds: tuple[tuple[str, type[ProcessSettings], int, int], ...] = (
+    kinds: tuple[tuple[str, type[ServiceSettings], int, int], ...] = (
         ("gateway", GatewayConfig, gateways, 0),
         ("inference", InferenceConfig, workers, METRICS_OF_WORKERS),
+        ("registry_server", RegistryConfig, 1, PORTS_OF_REGISTRY),
     )
     known = {setting for _, kind, _, _ in kinds for setting in kind.model_fields}
     unknown = {name: value for name, value in given.items() if name not in known}
@@ -168,8 +175,9 @@ def plan_processes(
     if shared := shared_port(_ports(plan)):
         raise ConfigError(
             f"{shared}, by other values of http_port, grpc_port and metrics_port, which are those "
-            f"of gateway 0: each further gateway or worker has ports {PORTS_EACH} higher, and "
-            f"worker 0 has metrics_port {METRICS_OF_WORKERS} higher"
+            f"of gateway 0: each further gateway or worker has ports {PORTS_EACH} higher, worker 0 "
+            f"has metrics_port {METRICS_OF_WORKERS} higher, and the registry all "
+            f"{PORTS_OF_REGISTRY}"
         )
     return plan
 

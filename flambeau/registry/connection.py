@@ -46,6 +46,7 @@ class RegistryConnection:
         token: API key or token; empty for none.
         tls: authorities and certificate for https; None for the system's authorities.
         sleep: waits between tries.
+        tries: tries of one call.
 
     Raises:
         RegistryError: the URL is not one of http or https.
@@ -58,6 +59,7 @@ class RegistryConnection:
         token: str = "",
         tls: "Tls | None" = None,
         sleep: Callable[[float], None] = time.sleep,
+        tries: int = TRIES,
     ) -> None:
         parts = urlsplit(url)
         try:
@@ -76,7 +78,7 @@ class RegistryConnection:
         self._path = self._root + "/v1/registry/"
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._tls = _context(tls) if parts.scheme == "https" else None
-        self._sleep = sleep
+        self._sleep, self._tries = sleep, tries
         self._connection: http.client.HTTPConnection | None = None
 
     def close(self) -> None:
@@ -111,7 +113,7 @@ class RegistryConnection:
 
         Raises:
             RegistryError: as the tree says; a broken connection and a busy registry were tried
-                `TRIES` times.
+                `tries` times.
         """
         headers = dict(self._headers)
         if document is not None:
@@ -135,13 +137,13 @@ class RegistryConnection:
         return found, answered.get(INDEX_HEADER) == "whole"
 
     def _repeated(self, ask: Callable[[], tuple[Any, Message]]) -> tuple[Any, Message]:
-        """Makes a call, up to `TRIES` times; returns JSON and headers of the answer."""
-        for number in range(TRIES):
+        """Makes a call, up to `tries` times; returns JSON and headers of the answer."""
+        for number in range(self._tries):
             try:
                 return ask()
             except (RegistryAwayError, RegistryBusyError):
                 self.close()
-                if number == TRIES - 1:
+                if number == self._tries - 1:
                     raise
             self._sleep(FIRST_WAIT_S * 2**number)
         raise AssertionError("the last try returns or raises")

@@ -6,22 +6,20 @@ from pydantic import Field, model_validator
 
 from services.access.config import AccessSettings
 from services.gateway.payloads.rule import PayloadRule
-from services.settings import ProcessSettings
+from services.settings import ProcessSettings, ServiceSettings
 from services.tls import TlsSettings
 
 USUAL_BUFFERED_BYTES = 512 * 2**20
 """Half of the memory limit of a gateway's pod (k8s/base/gateway.yaml)."""
 
 
-class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
-    """Settings of a process that accepts requests, each with the reason to change it."""
+class PortSettings(ServiceSettings, AccessSettings, TlsSettings):
+    """Settings of a process with a REST and a gRPC port, each with the reason to change it."""
 
     http_port: int = Field(8000, ge=0, le=65_535)
     """REST port; 0 picks a free port."""
     grpc_port: int = Field(8001, ge=0, le=65_535)
     """gRPC port; 0 picks a free port."""
-    request_timeout_s: float = Field(60.0, gt=0, le=86_400)
-    """Longest duration of a request, whatever its caller allows; raise it for slow models."""
     max_request_bytes: int = Field(64 * 2**20, ge=1024, le=2**31 - 1)
     """Largest body or message, after decompression; raise it for large inputs."""
     max_buffered_bytes: int = Field(0, ge=0)
@@ -30,8 +28,6 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     for 512 MiB, or 4 times `max_request_bytes` where that is more. Lower it for a pod of less than
     2 GiB, raise it where many large requests arrive or wait at once, and the pod's memory with
     it; it must be at least twice `max_request_bytes`."""
-    max_in_flight_requests: int = Field(4096, ge=1)
-    """Requests in flight at once; raise it if memory allows more to wait."""
     grpc_max_connection_age_s: float = Field(0.0, ge=0, le=86_400)
     """Age of a gRPC connection at which its caller is asked to reconnect (GOAWAY); calls in
     flight finish. Set it, to 300 say, where callers balance their calls over the gateways
@@ -49,6 +45,30 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     """Time after SIGTERM in which requests are still accepted, while the server already reports not
     ready; set it to the time that load balancers need to notice, unless something waits as long
     before SIGTERM (`preStop` of Kubernetes)."""
+
+    @property
+    def buffer_limit_bytes(self) -> int:
+        """Returns `max_buffered_bytes`, or its default for 0."""
+        return self.max_buffered_bytes or max(USUAL_BUFFERED_BYTES, 4 * self.max_request_bytes)
+
+    @model_validator(mode="after")
+    def _check_buffered_bytes(self) -> Self:
+        if self.buffer_limit_bytes < 2 * self.max_request_bytes:
+            raise ValueError(
+                f"max_buffered_bytes is {self.max_buffered_bytes}, too few for one compressed "
+                f"request of max_request_bytes, {self.max_request_bytes}; give at least twice as "
+                "many, or 0"
+            )
+        return self
+
+
+class GatewaySettings(ProcessSettings, PortSettings):
+    """Settings of a process that accepts requests, each with the reason to change it."""
+
+    request_timeout_s: float = Field(60.0, gt=0, le=86_400)
+    """Longest duration of a request, whatever its caller allows; raise it for slow models."""
+    max_in_flight_requests: int = Field(4096, ge=1)
+    """Requests in flight at once; raise it if memory allows more to wait."""
     max_queue_depth: int = Field(2048, ge=1)
     """Requests waiting for one version; lower it to refuse early rather than answer late. It must
     hold the requests of a pause of the machine: of a small model, thousands in half a second."""
@@ -77,21 +97,6 @@ class GatewaySettings(ProcessSettings, AccessSettings, TlsSettings):
     payload_sample_store: str = ""
     """URL of the sample store: a folder, or `s3://bucket/prefix`; empty for the model store. Set
     it for gateways, which have no model store, or where others may read the model store."""
-
-    @property
-    def buffer_limit_bytes(self) -> int:
-        """Returns `max_buffered_bytes`, or its default for 0."""
-        return self.max_buffered_bytes or max(USUAL_BUFFERED_BYTES, 4 * self.max_request_bytes)
-
-    @model_validator(mode="after")
-    def _check_buffered_bytes(self) -> Self:
-        if self.buffer_limit_bytes < 2 * self.max_request_bytes:
-            raise ValueError(
-                f"max_buffered_bytes is {self.max_buffered_bytes}, too few for one compressed "
-                f"request of max_request_bytes, {self.max_request_bytes}; give at least twice as "
-                "many, or 0"
-            )
-        return self
 
 
 class GatewayConfig(GatewaySettings):

@@ -9,7 +9,7 @@ from flambeau.protocol.strict import Matching, StrictModel
 from services.inference.backends.device import parse_device
 from services.inference.backends.onnx_providers import ProviderName
 from services.inference.model_control import ControlMode
-from services.inference.trust import SignatureScope
+from services.inference.trust import TrustSettings
 from services.settings import ProcessSettings
 
 KeptArtifacts = Annotated[
@@ -62,7 +62,7 @@ class ModelSettings(StrictModel):
         return None if value is None else checked_providers(value)
 
 
-class InferenceSettings(ProcessSettings):
+class InferenceSettings(ProcessSettings, TrustSettings):
     """Settings of a process that runs models, each with the reason to change it."""
 
     store: str = "./var/model_store"
@@ -138,12 +138,6 @@ class InferenceSettings(ProcessSettings):
     needs_file: str = "~/.cache/flambeau/artifact_needs.json"
     """File that caches the measured needs of artifacts; change it if the home folder is read-only,
     empty it to probe them at every start."""
-    trusted_keys: str = ""
-    """Folder of the public keys (`*.pem`) whose signatures are trusted; set it if keys are
-    mounted. Empty for those of `flambeau keys trust`."""
-    signature_needed_for: SignatureScope = "remote_code"
-    """Artifacts that load only if signed by a trusted key: code from non-local stores
-    (`remote_code`), all `code`, or `everything`; raise it if others can write to the store."""
     model_settings: dict[str, ModelSettings] = Field(default_factory=dict)
     """Other values of these settings for single models, as `{digits: {instances: 2}}`."""
     store_poll_interval_s: float = Field(0.5, ge=0.05, le=3600)

@@ -8,7 +8,6 @@ from model_store.host.install_advice import install_command
 from services.errors import DeviceError
 from services.inference.backends.device import parse_device
 from services.inference.config import InferenceSettings
-from services.inference.trust import Trust
 from services.settings import ConfigError
 
 
@@ -19,7 +18,7 @@ def check_machine(config: InferenceSettings) -> None:
         ConfigError: the device is a GPU that torch does not find, or the folder is missing.
     """
     try:
-        Trust(keys_folder=config.trusted_keys).check_folder()
+        config.trust().check_folder()
     except KeyFileError as error:
         raise ConfigError(str(error)) from error
     device = parse_device(config.device)

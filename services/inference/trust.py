@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, assert_never
 
+from pydantic import ConfigDict
+
+from flambeau.protocol.strict import StrictModel
 from model_store.errors import (
     CryptographicSignatureError,
     ForeignKeyError,
@@ -126,3 +129,20 @@ class Trust:
             return trusted_keys(KeyFolder().trusted_folder)
         self.check_folder()
         return trusted_keys(Path(self.keys_folder).expanduser())
+
+
+class TrustSettings(StrictModel):
+    """Settings of a process that opens artifacts, or lets them into a store."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    trusted_keys: str = ""
+    """Folder of the public keys (`*.pem`) whose signatures are trusted; set it if keys are
+    mounted. Empty for those of `flambeau keys trust`."""
+    signature_needed_for: SignatureScope = "remote_code"
+    """Artifacts that load only if signed by a trusted key: code from non-local stores
+    (`remote_code`), all `code`, or `everything`; raise it if others can write to the store."""
+
+    def trust(self) -> Trust:
+        """Returns the keys and the artifacts that these settings name."""
+        return Trust(keys_folder=self.trusted_keys, signature_needed_for=self.signature_needed_for)

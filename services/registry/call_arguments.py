@@ -7,8 +7,9 @@ MAX_PAGE = 100
 USUAL_PAGE = 20
 MAX_WHY = 500
 NOWHERE = (
-    "this process has no registry: a gateway of a split server has no model store, and "
-    "registry=off turns it off; ask the server that has the store"
+    "this process has no registry: registry=off turns it off, and in the split form it is "
+    "a process of its own, `flambeau registry`, since gateways have no model store; send the call "
+    "there"
 )
 NO_UPLOADS = (
     "this registry takes no uploads: its store is a bucket, and no upload_folder is set, where the "

@@ -2,21 +2,15 @@
 
 import os
 import platform
-import re
 import sys
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from services.access.grants import parse_aliases
 from services.gateway.config import GatewaySettings
 from services.inference.config import InferenceSettings
-from services.registry.registry_access import RegistryMode
+from services.registry_server.config import RegistrySettings
 
-MAX_WEBHOOKS = 8
-"""URLs that are told of events of the registry."""
-MAX_TWO_PERSON = 64
-"""Patterns of aliases whose moves need two persons; each move is compared with all."""
 MOST_AUTOMATIC = 4
 """An edge takes some 40 µs for a small request and the model process 20, so that two edges keep it
 busy (docs/adr/0058); requests with larger bodies leave room for more edges."""
@@ -27,35 +21,13 @@ def _may_share_memory() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
-class ServerConfig(GatewaySettings, InferenceSettings):
-    """All settings of `flambeau serve`: those of a gateway and of a worker."""
+class ServerConfig(GatewaySettings, InferenceSettings, RegistrySettings):
+    """All settings of `flambeau serve`: those of a gateway, a worker and a registry."""
 
     processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
     """Processes that accept requests, beside one that runs the models and forms the batches of all;
     1 for a single process that does both. Raise it where one core does not take the requests of
     small models, or `auto` for one less than the cores of this process, up to 4."""
-
-    registry: RegistryMode = "granted"
-    """Calls of the registry (`/v1/registry`): with `granted`, callers need the scopes `read`,
-    `push`, `promote` and `delete`; without credentials, versions are only read, from this machine.
-    Set it to `open` to let callers on this machine write, too, without credentials; `off` for no
-    registry."""
-    registry_two_person: Annotated[tuple[str, ...], Field(max_length=MAX_TWO_PERSON)] = ()
-    """Aliases whose moves through the registry need two callers, as `[digits*@production]`: one
-    asks, another one approves. Set it where nobody alone may change what production answers;
-    patterns are those of grants. It needs credentials."""
-    registry_two_person_rollback: bool = False
-    """True if a rollback of such an alias to an older version needs two callers, too. Set it where
-    a wrong rollback is worse than a late one."""
-    upload_folder: str = ""
-    """Folder where the files of uploads are collected before their version is published; set it for
-    a store in a bucket, which takes no uploads otherwise, or for a larger disk. Empty for a folder
-    within the store, from which files are published without a copy."""
-    registry_webhooks: Annotated[tuple[str, ...], Field(max_length=MAX_WEBHOOKS)] = ()
-    """URLs that are called when a version is pushed, promoted, rolled back, deleted or annotated,
-    as `[https://ci.example.org/models]`; each call is signed. Empty for none."""
-    webhook_secret_file: str = ""
-    """File with the secret that signs webhooks; required for any."""
 
     torchserve: str = ""
     """Folder that `flambeau serve --torchserve` makes for TorchServe's API and its registered
@@ -71,31 +43,17 @@ class ServerConfig(GatewaySettings, InferenceSettings):
             )
         return self
 
-    @field_validator("registry_webhooks")
-    @classmethod
-    def _are_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            if not re.fullmatch(r"https?://[!-~]{1,2000}", url):
-                raise ValueError(f"{url[:80]!r} is no URL; give one as https://ci.example.org/hook")
-        return value
-
-    @field_validator("registry_two_person")
-    @classmethod
-    def _are_aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        parse_aliases(value)
-        return value
+    @property
+    def has_registry(self) -> bool:
+        """True unless it is off, or the ports speak another server's API."""
+        return self.registry != "off" and not self.torchserve
 
     @model_validator(mode="after")
-    def _knows_two_persons(self) -> Self:
+    def _moves_aliases_by_the_registry(self) -> Self:
         if self.registry_two_person and self.torchserve:
             raise ValueError(
                 "registry_two_person is set, and TorchServe's management moves aliases without the "
                 "registry; serve without --torchserve, or without registry_two_person"
-            )
-        if self.registry_two_person and not self.asks_for_credentials:
-            raise ValueError(
-                "registry_two_person is set, and this server asks for no credentials, by which it "
-                "would know two persons; set api_keys_file or jwt_keys (docs/guides/security.md)"
             )
         return self
 

@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import time
+from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -34,12 +35,12 @@ from services.queueing.shared_memory.messages import MissedMessage, SpentMessage
 from services.queueing.shared_memory.model_link import ModelLink
 from services.queueing.shared_memory.shared_counts import SharedCounts
 from services.readiness import Look
+from services.registry_server.opening import holds, open_registry
 from services.rollouts.controller import RolloutController
 from services.settings import ConfigError
 from services.shared_rounds import SharedRounds
 from services.standalone.config import ServerConfig
 from services.standalone.control import Control, read_file
-from services.standalone.registry_setting import open_registry
 from services.telemetry.logs import configure_logs
 from services.telemetry.merged_metrics import encode_metrics
 from services.telemetry.metrics import Metrics
@@ -108,7 +109,9 @@ class EdgeProcess:
             from services.standalone.torchserve_door import open_door
 
             door = open_door(config, directory, self._link.act)
-        store = ModelStore(config.store)
+        store, registry = ModelStore(config.store), None
+        if config.has_registry:
+            registry = open_registry(config, store, partial(holds, directory))
         self._front = Front(
             config, version, self._metrics, directory, self._queue,
             self._is_up,
@@ -121,7 +124,7 @@ class EdgeProcess:
             control=self._link.act if config.model_control == "explicit" else None,
             region_table=regions,
             door=door,
-            registry=open_registry(config, store, directory),
+            registry=registry,
         )  # fmt: skip
         self._rollouts = RolloutController(
             store, directory, self._metrics.rollouts, process_name("edge"),

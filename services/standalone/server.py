@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version as installed_version
 
 import prometheus_client
@@ -25,9 +26,9 @@ from services.inference.start_checks import check_machine
 from services.process import process_name, raise_descriptor_limit, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
+from services.registry_server.opening import holds, open_registry
 from services.rollouts.controller import RolloutController
 from services.standalone.config import ServerConfig
-from services.standalone.registry_setting import open_registry
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
 from services.tracing.setting import open_tracer
@@ -86,7 +87,9 @@ async def _serve(
         from services.standalone.torchserve_door import open_door
 
         door = open_door(config, directory, control.act)
-    registry = open_registry(config, store, directory)
+    registry = None
+    if config.has_registry:
+        registry = open_registry(config, store, partial(holds, directory))
     front = Front(
         config, version, metrics, directory, queue,
         lambda listening: on_started(

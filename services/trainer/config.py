@@ -3,28 +3,19 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from flambeau.protocol.strict import StrictModel
 from services.access.config import AccessSettings
 from services.access.grants import parse_aliases
+from services.kubernetes.object_api import ClusterSettings
 from services.settings import ServiceSettings
 from services.tls import TlsSettings
 from training.recipe.targets import split_target
 
 
-class KubeflowSettings(StrictModel):
+class KubeflowSettings(ClusterSettings):
     """Cluster and specification of TrainJobs; a part of `TrainerConfig`."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    kubernetes_url: str = "https://kubernetes.default.svc"
-    """URL of the Kubernetes API; the default is right within a cluster."""
-    kubernetes_account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
-    """Folder with the service account's `token`, `ca.crt` and `namespace`; without a `ca.crt` the
-    system's authorities are trusted, without a `token` none is sent."""
-    kubernetes_namespace: str = ""
-    """Namespace of the TrainJobs; empty for the service account's own namespace."""
     kubeflow_runtime: str = "torch-distributed"
     """The ClusterTrainingRuntime that runs them."""
     kubeflow_image: str = ""

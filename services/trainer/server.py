@@ -34,8 +34,8 @@ from services.trainer.edges.rest import TrainingRoutes
 from services.trainer.edges.rest_port import serving_rest
 from services.trainer.executors.executor import Executor
 from services.trainer.executors.kubeflow import KubeflowExecutor
-from services.trainer.executors.kubernetes_api import TrainJobApi
 from services.trainer.executors.local import LocalExecutor
+from services.trainer.executors.train_job_api import TrainJobApi
 from services.trainer.metrics import TrainerMetrics
 from services.trainer.records import OVER
 from services.trainer.stores.job_store import JobStore

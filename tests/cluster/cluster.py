@@ -15,17 +15,19 @@ from tests.cluster.envoy import (
     GATEWAY,
     PORT,
     READY_LINE,
+    REGISTRY,
     TRAINER,
     bootstrap,
     envoy_program,
 )
 from tests.cluster.names import Names
 from tests.cluster.pods import Host, Pod
+from tests.cluster.pushed_versions import PushedVersions
 from tests.fixtures.redis_servers import RedisProcess
 from tests.fixtures.training_jobs import KEYS
 
 REDIS = "redis.flambeau.test"
-NAMES = {"gateway": GATEWAY, "trainer": TRAINER}
+NAMES = {"gateway": GATEWAY, "registry_server": REGISTRY, "trainer": TRAINER}
 """Kinds of pods with a headless Service, and its name; workers are not called."""
 PRESTOP_S = 3.0
 """Time for Envoy and clients to notice a leaving pod."""
@@ -41,7 +43,7 @@ INFRASTRUCTURE = "infrastructure"
 
 
 class Cluster:
-    """Redis, Envoy, and pods of three kinds; all of it is removed after the block.
+    """Redis, Envoy, and pods of four kinds; all of it is removed after the block.
 
     Attributes:
         lost_memory: number of times that Redis lost all data: never.
@@ -61,7 +63,9 @@ class Cluster:
         self._stack = ExitStack()
         self._made = 0
         self._lock = threading.Lock()
-        self.pods: dict[str, list[Pod]] = {"gateway": [], "inference": [], "trainer": []}
+        self.pods: dict[str, list[Pod]] = {
+            "gateway": [], "inference": [], "registry_server": [], "trainer": [],
+        }  # fmt: skip
         self.lost_memory = 0
         self.bad_ends: list[str] = []
         self.store = folder / "store"
@@ -74,11 +78,19 @@ class Cluster:
                 "drain_delay_s": PRESTOP_S if delays_itself else 0.0,
             },
             "inference": {
+                "host": "0.0.0.0",  # its own namespace
                 "queue": f"redis://{REDIS}:6379",
                 "store": str(self.store),
                 "choose_artifact_budget_s": 0,
                 "newest_versions": 1,
                 "batch_wait_ms": BATCH_WAIT_MS,
+            },
+            "registry_server": {
+                "host": "0.0.0.0",  # its own namespace
+                "queue": f"redis://{REDIS}:6379",
+                "store": str(self.store),
+                "api_keys_file": str(folder / "registry-keys.yaml"),
+                "drain_delay_s": PRESTOP_S if delays_itself else 0.0,
             },
             "trainer": {
                 "host": "0.0.0.0",  # its own namespace
@@ -94,6 +106,7 @@ class Cluster:
         with ExitStack() as stack:
             self._stack = stack
             (self._folder / "keys.yaml").write_text(KEYS)
+            (self._folder / "registry-keys.yaml").write_text(PushedVersions.keys())
             self.names = stack.enter_context(Names(self._network.bridge_address))
             for name in (*NAMES.values(), REDIS):
                 self.names.set(name, ())
@@ -134,7 +147,8 @@ class Cluster:
         """Deletes a pod: its DNS name drops it while its preStop hook runs."""
         self.pods[kind].remove(pod)
         self._tell(kind)
-        prestop_s = self._gateways_prestop_s if kind == "gateway" else PRESTOP_S
+        has_delay = kind in ("gateway", "registry_server")
+        prestop_s = self._gateways_prestop_s if has_delay else PRESTOP_S
         code = pod.end(prestop_s, GRACE_S)
         if code:
             self.bad_ends.append(f"{pod.name} ended with {code}: {pod.log.all()[-3:]}")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 PORT, ADMIN_PORT = 8080, 9901
-GATEWAY, TRAINER = "gateway.flambeau.test", "trainer.flambeau.test"
+GATEWAY, REGISTRY = "gateway.flambeau.test", "registry.flambeau.test"
+TRAINER = "trainer.flambeau.test"
 READY_LINE = "starting main dispatch loop"
 PER_TRY_TIMEOUT, TIMEOUT = "5s", "30s"
 _TYPE = "type.googleapis.com/envoy."
@@ -31,6 +32,8 @@ def bootstrap(nameserver: str) -> str:
     clusters = [
         _cluster("gateway-http", GATEWAY, 8000, nameserver, "/v2/health/ready"),
         _cluster("gateway-grpc", GATEWAY, 8001, nameserver, "/v2/health/ready", probe_port=8000),
+        _cluster("registry-http", REGISTRY, 8007, nameserver, "/v2/health/ready"),
+        _cluster("registry-grpc", REGISTRY, 8008, nameserver, "/v2/health/ready", probe_port=8007),
         _cluster("trainer", TRAINER, 8003, nameserver, "/v1/health/ready"),
     ]
     document = {
@@ -46,7 +49,12 @@ def _address(host: str, port: int) -> dict[str, Any]:
 
 def _listener() -> dict[str, Any]:
     grpc = {"prefix": "/", "grpc": {}}
+    registry = {"prefix": "/flambeau.v1.Registry/", "grpc": {}}
+    # A broken connection is left to the client: the act may have been done.
+    unsent = "connect-failure,refused-stream,gateway-error"
     routes = [
+        _route(registry, "registry-grpc", "unavailable,connect-failure,refused-stream"),
+        _route({"prefix": "/v1/registry/"}, "registry-http", unsent),
         _route(grpc, "gateway-grpc", "unavailable,connect-failure,refused-stream,reset"),
         _route({"prefix": "/v1/"}, "trainer", "connect-failure,refused-stream,reset,gateway-error"),
         _route(

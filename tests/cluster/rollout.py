@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -21,6 +22,7 @@ from tests.cluster.callers import MODEL, Callers
 from tests.cluster.cluster import Cluster
 from tests.cluster.envoy import envoy_program
 from tests.cluster.ledger import Ledger
+from tests.cluster.pushed_versions import PushedVersions
 from tests.cluster.training_job import TrainingJob
 from tests.fixtures import onnx_models
 
@@ -33,6 +35,8 @@ NOTICED_S = 2.0
 REDIS_AWAY_S = 3.0
 """Seconds to move a volume to the place where Redis restarts."""
 LOOK_EVERY_S = 0.2
+READY = re.compile(rf'^flambeau_model_ready{{model="{MODEL}",version="(\d+)"}} 1', re.MULTILINE)
+"""A version that a worker is ready to run, in its metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Run:
         self._store = ModelStore(str(cluster.store))
         runs = cluster.store.with_name("runs")
         self._training = TrainingJob(cluster.https[0], runs, cluster.store)
+        self._pushed = PushedVersions(cluster.https[0], runs.parent, self._store)
         self._complaints: list[str] = []
 
     def run(self) -> Verdict:
@@ -82,6 +87,9 @@ class Run:
             "roll the trainer": self._roll_trainer,
             "restart Redis": lambda: cluster.restart_redis(self._chance.uniform(0, REDIS_AWAY_S)),
             "new version": self._new_version,
+            "push a version": self._push_version,
+            "roll a pushed version out": self._roll_version_out,
+            "roll the registry": lambda: cluster.roll("registry_server"),
             "another gateway": self._another_gateway,
             "roll all at once": self._roll_all,
         }
@@ -90,6 +98,7 @@ class Run:
             cluster.start("inference", node)
             cluster.start("gateway", node)
         cluster.start("trainer", self._chance.choice("ab"))
+        cluster.start("registry_server", self._chance.choice("ab"))
         self._await_model()
         with (
             Callers(front, cluster.headless, self._ledger, EACH, self._seed),
@@ -148,6 +157,32 @@ class Run:
         onnx_models.publish(self._store.url, MODEL, onnx_models.linear(len(versions) + 1))
         self._store.promote(MODEL, len(versions) + 1)
         self._until(lambda: self._live_version() == len(versions) + 1, "the new version is live")
+
+    def _push_version(self) -> None:
+        """Pushes a version through Envoy, and promotes it: every pod serves it."""
+        version = self._pushed.push()
+        self._pushed.promote(version)
+        self._until_served(version)
+
+    def _roll_version_out(self) -> None:
+        """Pushes a version, gives it half of the requests, and promotes it."""
+        version = self._pushed.push()
+        self._pushed.start_rollout(version)
+        self._until(lambda: version in self._loaded(), "every worker has the candidate")
+        self._pushed.promote_rollout()
+        self._until_served(version)
+
+    def _until_served(self, version: int) -> None:
+        self._until(lambda: self._live_version() == version, f"version {version} is live")
+        self._until(lambda: version in self._loaded(), f"every worker has version {version}")
+
+    def _loaded(self) -> set[int]:
+        """Returns the versions of the model that every worker is ready to run."""
+        found: list[set[int]] = []
+        for pod in self._cluster.pods["inference"]:
+            text = _read(f"http://{pod.host.address}:8002/metrics")
+            found.append({int(one) for one in READY.findall(text)})
+        return set.intersection(*found)
 
     def _another_gateway(self) -> None:
         """Adds a gateway; clients with open connections must discover the new pod."""

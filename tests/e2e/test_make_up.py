@@ -139,7 +139,7 @@ def test_two_up_splits_run_side_by_side_on_free_ports_and_leave_nothing(tmp_path
             assert ask(split) == 200
         for split in splits:
             below = descendants(split.pid)
-            assert len(below) == 3, "Redis, a worker and a gateway"
+            assert len(below) == 4, "Redis, a worker, a gateway and a registry"
             split.ask_to_stop()
             assert split.wait() == 0, split.errors.all()
             assert not below.keys() & processes().keys()

@@ -55,7 +55,7 @@ def test_the_registry_is_described_where_the_store_is(server: ServerProcess) -> 
     if is_split:
         for refused in (reply, push):
             assert "a gateway of a split server has no model store" in refused.error()
-            assert "ask the server that has the store" in refused.error()
+            assert "a process of its own, `flambeau registry`" in refused.error()
 
 
 def test_openapi_references_resolve(server: ServerProcess) -> None:

@@ -28,6 +28,7 @@ LOCK_OF_TAG = {
     ("inference", ""): "inference-onnx",
     ("inference", "torch"): "inference-torch",
     ("inference", "cuda"): "inference-cuda",
+    ("registry", ""): "registry",
     ("trainer", ""): "trainer",
 }
 """By image and what its tag ends in: the file that its build installs."""

@@ -50,10 +50,10 @@ CAN_TRACE = "import services.tracing.otlp\n"
 
 
 def check_all(images: Mapping[str, CleanRoot], folder: Path) -> None:
-    """Trains with one image, serves with the two others.
+    """Trains with one image, serves with the others.
 
     Args:
-        images: `gateway`, `inference` and `trainer`, built.
+        images: `gateway`, `inference`, `registry` and `trainer`, built.
         folder: for the volumes; made here.
 
     Raises:
@@ -63,21 +63,25 @@ def check_all(images: Mapping[str, CleanRoot], folder: Path) -> None:
     homes = {name: _volume(folder / name) for name in images}
     for name, image in images.items():
         volumes = {"/var/lib/flambeau": homes[name]}
-        program = WRITES_OUTSIDE + (HAS_NO_TORCH if name == "gateway" else "")
-        program += CAN_TRACE if name != "trainer" else ""
+        program = WRITES_OUTSIDE + (HAS_NO_TORCH if name in ("gateway", "registry") else "")
+        program += CAN_TRACE if name in ("gateway", "inference") else ""
         _check_ends_well(image.start(["python", "-c", program], volumes))
     trainer = {"/var/lib/flambeau": homes["trainer"], "/models": models}
     with _running(images["trainer"], trainer, "--store", "/models"):
         _train()
     worker = {"/var/lib/flambeau": homes["inference"], "/models": models}
     gateway = {"/var/lib/flambeau": homes["gateway"]}
+    registry = {"/var/lib/flambeau": homes["registry"], "/models": models}
     with (
         _redis(folder),
         _running(images["inference"], worker, "--queue", QUEUE, "--store", "/models"),
         # In one network namespace; the worker's health check wants 8002 where it is.
         _running(images["gateway"], gateway, "--queue", QUEUE, "--metrics-port", "8005"),
+        _running(images["registry"], registry, "--queue", QUEUE, "--store", "/models"),
     ):
         _infer()
+        shown = _call("http://127.0.0.1:8007/v1/registry/models/smoke")
+        assert [one["version"] for one in shown["versions"]] == [1], shown
 
 
 def _volume(folder: Path) -> Path:

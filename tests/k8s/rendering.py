@@ -16,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "k8s"
-OVERLAYS = ("dev", "cpu", "outward", "verify", "gpu", "tls", "kserve")
+OVERLAYS = ("dev", "cpu", "outward", "rollouts", "verify", "gpu", "tls", "kserve")
 Object = dict[str, Any]
 
 

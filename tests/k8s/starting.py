@@ -22,7 +22,7 @@ from tests.k8s.rendering import KUBERNETES, Workload, arguments, render
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 120.0
 MODULES = {"gateway": "services.gateway", "inference": "services.inference",
-           "trainer": "services.trainer"}  # fmt: skip
+           "registry": "services.registry_server", "trainer": "services.trainer"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,14 @@ class Surroundings:
 def fill(folder: Path) -> None:
     """Writes the files that pods mount: keys, certificates, a webhook's secret, key set, recipe."""
     mounted = folder / "etc/flambeau"
-    for name in ("access", "tls", "webhooks", "recipe"):
+    for name in ("access", "account", "recipe", "registry", "tls", "webhooks"):
         (mounted / name).mkdir(parents=True)
-    for name in ("tmp", "var/lib/flambeau/runs", "var/cache/flambeau"):
+    for name in ("tmp", "var/lib/flambeau/runs", "var/lib/flambeau/uploads", "var/cache/flambeau"):
         (folder / name).mkdir(parents=True)
     (mounted / "access/api-keys.yaml").write_text(keys_text("infer", "train"))
     (mounted / "webhooks/secret").write_text("a secret of thirty-two characters")
+    (mounted / "account/namespace").write_text("models")
+    (mounted / "registry/token").write_text("a key")
     (mounted / "jwks.json").write_bytes(key_set())
     authority = Authority(mounted / "tls")
     pair = authority.issue("tls")
@@ -127,6 +129,8 @@ def _program(pod: Workload, around: Surroundings) -> list[str]:
             "-m",
             MODULES[pod.container["image"].removeprefix("flambeau/").partition(":")[0]],
         ]
+    if command[0] == "python":
+        return list(command[1:])
     script, *rest = command
     return [str(around.site / "bin" / script), *rest]
 

@@ -18,6 +18,8 @@ from flambeau.commands.serve import parse_settings
 from services.access.config import check_open
 from services.gateway.config import GatewayConfig, GatewaySettings
 from services.inference.config import InferenceConfig
+from services.kubernetes.config import ControllerConfig
+from services.registry_server.config import RegistryConfig
 from services.settings import ServiceSettings, checked, settings_from
 from services.standalone.config import ServerConfig
 from services.trainer.config import TrainerConfig
@@ -40,6 +42,11 @@ CONFIGURATIONS: dict[str, type[ServiceSettings]] = {
     "flambeau-inference": InferenceConfig,
     "flambeau-trainer": TrainerConfig,
 }
+BESIDE: dict[str, type[ServiceSettings]] = {
+    "flambeau-model-rollouts": ControllerConfig,
+    "flambeau-registry": RegistryConfig,
+}
+"""Pods of the overlay `rollouts` alone."""
 RUNTIMES = {"flambeau": ("http1", "http"), "flambeau-grpc": ("h2c", "grpc")}
 """KServe's names for the port that it routes to, and ours."""
 LAST_REPLIES_S = 5
@@ -47,13 +54,14 @@ LAST_REPLIES_S = 5
 MARGIN_S = 5
 OWN_BYTES = 100 * 2**20
 """Memory of a serving process beyond request data and models."""
-WRITTEN = ("choice_file", "needs_file", "engine_cache", "store", "runs_dir")
+WRITTEN = ("choice_file", "needs_file", "engine_cache", "store", "runs_dir", "upload_folder")
 READ = (
     "api_keys_file",
     "tls_certificate_file",
     "tls_key_file",
     "tls_client_ca_file",
     "webhook_secret_file",
+    "registry_token_file",
 )
 
 
@@ -63,8 +71,11 @@ def settings_of(pod: Workload, overlay: str) -> ServiceSettings:
     if pod.kind == "ClusterServingRuntime":
         assert pod.container["command"] == ["flambeau", "serve"]
         return _served(found)
-    assert "command" not in pod.container, "the image's entry point is the program"
-    kind = CONFIGURATIONS[pod.name]
+    if pod.name == "flambeau-model-rollouts":
+        assert pod.container["command"] == ["python", "-P", "-m", "services.kubernetes"]
+    else:
+        assert "command" not in pod.container, "the image's entry point is the program"
+    kind = (CONFIGURATIONS | BESIDE)[pod.name]
     try:
         return settings_from(found, kind, "")
     except SystemExit:
@@ -83,8 +94,8 @@ def _served(found: list[str]) -> ServerConfig:
 PROCESSES = [
     pytest.param(f"overlays/{overlay}", name, id=f"{overlay}-{name}")
     for overlay in OVERLAYS
-    for name in (*CONFIGURATIONS, *RUNTIMES)
-    if (name in RUNTIMES) is (overlay == "kserve")
+    for name in (*CONFIGURATIONS, *RUNTIMES, *BESIDE)
+    if (name in RUNTIMES) is (overlay == "kserve") and (name not in BESIDE or overlay == "rollouts")
 ]
 
 

@@ -16,7 +16,7 @@ from tests.fixtures.alert_cases import CASES, Series, case, evaluate, expected, 
 from tests.k8s.rendering import OVERLAYS, Object, of_kind, render, render_in
 
 NAMESPACES = ("flambeau", "elsewhere")
-CLUSTER_WIDE = {"ClusterServingRuntime", "Namespace"}
+CLUSTER_WIDE = {"ClusterServingRuntime", "CustomResourceDefinition", "Namespace"}
 
 
 @pytest.fixture(params=OVERLAYS)

@@ -9,8 +9,17 @@ from services.queueing.directory import Directory
 from services.queueing.records import DEFAULT_PRIORITY, Lane
 from services.queueing.redis_streams.keys import GROUP, LaneKeys
 from services.telemetry.metrics import Metrics
-from tests.k8s.rendering import OVERLAYS, Object, of_kind, render, selects, workloads
+from tests.k8s.rendering import (
+    OVERLAYS,
+    Object,
+    arguments,
+    of_kind,
+    render,
+    selects,
+    workloads,
+)
 
+OF_REDIS = {"flambeau-gateway", "flambeau-inference", "flambeau-registry", "flambeau-trainer"}
 WITH_PODS = tuple(overlay for overlay in OVERLAYS if overlay != "kserve")
 
 
@@ -24,7 +33,8 @@ def test_what_is_not_said_is_denied(objects: list[Object]) -> None:
     assert deny["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     (namespace,) = of_kind(objects, "Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    assert {o["metadata"].get("namespace") for o in objects if o is not namespace} == {"flambeau"}
+    within = [o for o in objects if o["kind"] not in {"CustomResourceDefinition", "Namespace"}]
+    assert {o["metadata"].get("namespace") for o in within} == {"flambeau"}
 
 
 def test_every_port_is_let_in_and_none_that_is_not_there(objects: list[Object]) -> None:
@@ -45,7 +55,7 @@ def test_whoever_needs_redis_reaches_it_and_it_lets_them_in(objects: list[Object
     policies = of_kind(objects, "NetworkPolicy")
     redis = [pod for pod in workloads(objects) if pod.name == "flambeau-redis"]
     for pod in workloads(objects):
-        if pod.name not in {"flambeau-gateway", "flambeau-inference", "flambeau-trainer"}:
+        if pod.name not in OF_REDIS:
             continue
         out = [
             rule
@@ -68,6 +78,23 @@ def test_whoever_needs_redis_reaches_it_and_it_lets_them_in(objects: list[Object
             assert any(selects(selector, pod.labels) for selector in let_in), pod.name
 
 
+def test_the_controller_reaches_the_registry_and_it_lets_it_in() -> None:
+    objects = render("overlays/rollouts")
+    pods = {pod.name: pod for pod in workloads(objects)}
+    controller, registry = pods["flambeau-model-rollouts"], pods["flambeau-registry"]
+    (service,) = (o for o in of_kind(objects, "Service") if "registry" in o["metadata"]["name"])
+    (port,) = (one for one in service["spec"]["ports"] if one["name"] == "http")
+    url = f"http://{service['metadata']['name']}:{port['port']}"
+    assert f"--registry={url}" in arguments(controller, objects)
+    policies = {o["metadata"]["name"]: o["spec"] for o in of_kind(objects, "NetworkPolicy")}
+    (way,) = (rule for rule in policies["flambeau-model-rollouts"]["egress"] if "to" in rule)
+    assert selects(way["to"][0]["podSelector"], registry.labels)
+    assert [one["port"] for one in way["ports"]] == [port["targetPort"]]
+    entrance = policies["flambeau-registry"]["ingress"][0]
+    assert "from" not in entrance, "callers come from outside, too"
+    assert "http" in {one["port"] for one in entrance["ports"]}
+
+
 def test_a_store_in_a_bucket_is_reached(objects: list[Object]) -> None:
     for pod in workloads(objects):
         if not pod.container.get("envFrom"):
@@ -86,7 +113,8 @@ def test_pods_are_scraped_at_a_port_they_have(objects: list[Object]) -> None:
     for monitor in of_kind(objects, "PodMonitor"):
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         chosen = [p for p in workloads(objects) if selects(monitor["spec"]["selector"], p.labels)]
-        assert len(chosen) == 3
+        expected = (OF_REDIS | {"flambeau-model-rollouts"}) & {p.name for p in workloads(objects)}
+        assert {pod.name for pod in chosen} == expected
         for pod in chosen:
             assert endpoint["port"] in {port["name"] for port in pod.container["ports"]}
 

@@ -11,6 +11,7 @@ import yaml
 
 from services.gateway.config import GatewayConfig
 from services.inference.config import InferenceConfig
+from services.registry_server.config import RegistryConfig
 from services.settings import ServiceSettings, settings_from
 from services.trainer.config import TrainerConfig
 from tests.images.dockerfile import read_dockerfile
@@ -20,7 +21,8 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SCHEMA = json.loads((DEPLOY.parent / "tests/fixtures/compose_spec_schema.json").read_text())
 OURS: dict[str, type[ServiceSettings]] = {
-    "gateway": GatewayConfig, "worker": InferenceConfig, "trainer": TrainerConfig,
+    "gateway": GatewayConfig, "worker": InferenceConfig, "registry": RegistryConfig,
+    "trainer": TrainerConfig,
 }  # fmt: skip
 STAYING = sorted(name for name, service in SERVICES.items() if service["restart"] != "no")
 
@@ -106,7 +108,7 @@ def test_everything_writable_is_a_volume_and_each_volume_is_known() -> None:
     named = {source for s in SERVICES.values() for source, *_ in volumes(s) if source[0] != "."}
     assert named == set(COMPOSE["volumes"])
     trainer = settings("trainer")
-    for name in ("worker", "trainer"):
+    for name in ("worker", "registry", "trainer"):
         places = [path for _, path, *_ in volumes(SERVICES[name])]
         assert settings(name).store in places
     assert trainer.api_keys_file.startswith("/var/lib/flambeau/")

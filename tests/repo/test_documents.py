@@ -13,6 +13,7 @@ from services.access.config import AccessSettings
 from services.gateway.config import GatewayConfig
 from services.gateway.edges.rest_infer import TIMEOUT_HEADER
 from services.inference.config import InferenceConfig, ModelSettings
+from services.registry_server.config import RegistryConfig
 from services.standalone.config import ServerConfig
 from services.telemetry.metrics import Metrics
 from services.trainer.config import TrainerConfig
@@ -89,7 +90,7 @@ def test_every_setting_of_who_may_do_what_is_in_its_table() -> None:
 
 
 def test_every_setting_of_the_other_processes_is_in_a_table() -> None:
-    kinds = (GatewayConfig, InferenceConfig, TrainerConfig)
+    kinds = (GatewayConfig, InferenceConfig, RegistryConfig, TrainerConfig)
     missing = [
         f"{kind.__name__}.{name}"
         for kind in kinds

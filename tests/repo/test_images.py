@@ -22,7 +22,9 @@ from training.recipe.targets import load_target
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILES = sorted((ROOT / "deploy").glob("*.Dockerfile"))
-SERVICES = ("gateway", "inference", "trainer")
+SERVICES = ("gateway", "inference", "registry", "trainer")
+MODULES = {"registry": "registry_server"}
+"""Packages of the services that are not named as their images."""
 LOCKS = sorted((ROOT / "deploy/requirements").glob("*.txt"))
 OF_TORCH = re.compile(r"torch|triton|torchao|onnxruntime.*|openvino|nncf|nvidia-.*")
 
@@ -50,7 +52,12 @@ def test_hadolint_finds_nothing() -> None:
 @pytest.mark.parametrize("path", DOCKERFILES, ids=service)
 def test_an_image_starts_its_service_as_nobody_else(path: Path) -> None:
     stage = final_stage(path)
-    assert stage.entry_point == ["python", "-P", "-m", f"services.{service(path)}"]
+    assert stage.entry_point == [
+        "python",
+        "-P",
+        "-m",
+        f"services.{MODULES.get(service(path), service(path))}",
+    ]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", stage.user), "Kubernetes wants numbers to see it"
     assert stage.health_check[:2] == ["python", "-c"]
     assert re.search(r":\d+\.\d+\.\d+-", stage.base), "the base is pinned by its version"
@@ -154,8 +161,8 @@ def test_a_lock_has_all_that_pyproject_asks_for(image: str) -> None:
         assert wanted.specifier.contains(pins.get(name, "0")), f"{text}: run make lock-images"
 
 
-@pytest.mark.parametrize("image", ["gateway-keys", "gateway-auth"])
-def test_the_gateway_has_no_torch_and_no_runtime(image: str) -> None:
+@pytest.mark.parametrize("image", ["gateway-keys", "gateway-auth", "registry"])
+def test_a_process_without_models_has_no_torch_and_no_runtime(image: str) -> None:
     names = [name for name, _, _ in read_pins(ROOT / f"deploy/requirements/{image}.txt")]
     assert [name for name in names if OF_TORCH.fullmatch(name)] == []
 

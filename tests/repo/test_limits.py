@@ -14,6 +14,7 @@ import pytest
 from services.gateway.config import GatewayConfig
 from services.gateway.payloads.rule import PayloadRule
 from services.inference.config import InferenceConfig, ModelSettings
+from services.registry_server.config import RegistryConfig
 from services.standalone.config import ServerConfig
 from services.trainer.config import TrainerConfig
 from tests.repo.test_house_style import tracked
@@ -70,8 +71,10 @@ EFFECTS = {
         grpc_reflection.MAX_WAITING grpc_stream.MAX_STREAMS
         head.MAX_HEADERS head.MAX_HEAD_BYTES head.MAX_TARGET_BYTES
         headers.MAX_BLOCK_BYTES headers.MAX_FIELDS_BYTES headers._MAX_RESIZES
-        key_set.MAX_SET_BYTES kubernetes_api.MAX_ANSWER_BYTES
-        kubernetes_api.MAX_TOKEN_BYTES lanes.MAX_TRIES
+        model_rollout.MAX_CONDITIONS model_rollout.MAX_OWN_WHY
+        registry_rollouts.MAX_TOKEN_BYTES
+        key_set.MAX_SET_BYTES object_api.MAX_ANSWER_BYTES object_api.MAX_LINE_BYTES
+        object_api.MAX_PAGES object_api.MAX_TOKEN_BYTES lanes.MAX_TRIES
         message_fields.MAX_FIELDS message_fields._MAX_VARINT_BYTES onnx_runtime.MAX_TEXTS
         pipeline_run.MAX_RESTARTS
         regions.MAX_NAME regions.MAX_REGIONS regions.MAX_REGIONS_A_CALLER
@@ -114,6 +117,7 @@ EFFECTS = {
         dead_letters.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """
+        reconciliation.MAX_REASON registry_rollouts.MAX_ACT_WHY registry_rollouts.MOST_PAGES
         comparison_files.MAX_SHADOW_BYTES comparison_files.MAX_SHADOW_FILES
         gateway_counts.MAX_GATEWAYS gateway_counts.MAX_GATEWAY_BYTES gateway_counts.MAX_REDIS_BYTES
         gateway_counts.MAX_COMPLAINTS comparison_files.MAX_TEXT comparison_files.MOST_PAIRS_BYTES
@@ -204,7 +208,7 @@ def test_limit_that_refuses_raises_an_error(limit: str) -> None:
 
 
 def test_settings_are_no_more() -> None:
-    processes = (GatewayConfig, InferenceConfig, ServerConfig, TrainerConfig)
+    processes = (GatewayConfig, InferenceConfig, RegistryConfig, ServerConfig, TrainerConfig)
     names = {name for kind in processes for name in kind.model_fields}
     found = len(names) + len(ModelSettings.model_fields) + len(PayloadRule.model_fields)
     assert found <= SETTINGS, "a new setting replaces another: remove one"

@@ -8,7 +8,6 @@ from services.inference.loading.artifact_choice import ChoiceRules
 from services.inference.loading.artifact_needs import ArtifactNeeds
 from services.inference.loading.loader import LoadOptions
 from services.inference.loading.policy import LanePolicy, ServingPolicy
-from services.inference.trust import Trust
 
 MEBIBYTE = 2**20
 
@@ -58,9 +57,7 @@ def _lane_policy(config: InferenceSettings, own: ModelSettings, needs: ArtifactN
             keep=chosen["keep_artifacts"],
             choice=ChoiceRules(budget_s=config.choose_artifact_budget_s, file=config.choice_file),
             needs=needs,
-            trust=Trust(
-                keys_folder=config.trusted_keys, signature_needed_for=config.signature_needed_for
-            ),
+            trust=config.trust(),
         ),
         batch_wait_s=chosen["batch_wait_ms"] / 1000,
         execution_timeout_s=chosen["execution_timeout_s"],

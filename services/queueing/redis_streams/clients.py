@@ -441,12 +441,27 @@ def _open_by_sentinel(url: str, options: dict[str, Any]) -> Any:
     return master
 
 
-async def keep_looking(redis: Commands, look: Look, pause_s: float) -> None:
-    """Looks again and again until cancelled; survives any fault of Redis, and closes the client."""
+async def keep_looking(
+    redis: Commands, look: Look, pause_s: float, outage: Outage | None = None
+) -> None:
+    """Looks again and again until cancelled; survives any fault of Redis, and closes the client.
+
+    Args:
+        redis: the client.
+        look: looks once.
+        pause_s: seconds between two looks.
+        outage: told of each answer and each fault, where no other part of the process asks Redis.
+    """
     try:
         while True:
-            with contextlib.suppress(RedisError):
+            try:
                 await look()
+            except RedisError as error:
+                if outage is not None:
+                    outage.failed(error)
+            else:
+                if outage is not None:
+                    outage.answered()
             await asyncio.sleep(pause_s)
     finally:
         await redis.close()

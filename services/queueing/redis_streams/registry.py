@@ -32,6 +32,7 @@ from services.queueing.fleet import (
 from services.queueing.records import Lane, ServedVersion
 from services.queueing.redis_streams.clients import RedisClients, keep_looking
 from services.queueing.redis_streams.keys import FLEET_KEYS, figures_key
+from services.queueing.redis_streams.outage import Outage
 from services.queueing.redis_streams.scripts import Script
 from services.telemetry.metrics import Metrics
 from services.telemetry.model_figures import VersionFigures, decode_figures
@@ -66,9 +67,9 @@ class FleetWatch:
         """The last change there was; nothing says so at first."""
         self._workers: tuple[str, ...] = ()
 
-    async def run(self) -> None:
-        """Polls until cancelled; survives any fault of Redis."""
-        await keep_looking(self._redis, self.look, LOOK_EVERY_S)
+    async def run(self, outage: Outage | None = None) -> None:
+        """Polls until cancelled; survives any fault of Redis. See `keep_looking`."""
+        await keep_looking(self._redis, self.look, LOOK_EVERY_S, outage)
 
     async def look(self) -> None:
         """Polls once.

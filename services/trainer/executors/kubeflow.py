@@ -11,9 +11,9 @@ import logging
 from pathlib import Path
 
 from model_store.storage.plain_file import NotPlainFileError, open_plain_file
+from services.kubernetes.object_api import KubernetesError
 from services.trainer.config import TrainerConfig
 from services.trainer.executors.executor import Failed, Listener, Outcome, Stopped, Story
-from services.trainer.executors.kubernetes_api import KubernetesError, TrainJobApi
 from services.trainer.executors.train_job import (
     EVENTS,
     condition_of,
@@ -21,6 +21,7 @@ from services.trainer.executors.train_job import (
     train_job,
     train_job_name,
 )
+from services.trainer.executors.train_job_api import TrainJobApi
 from services.trainer.records import TrainingJob
 
 logger = logging.getLogger("flambeau.trainer")

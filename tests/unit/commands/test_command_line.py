@@ -20,8 +20,10 @@ from tests.fixtures.store_versions import publish_in
 
 ROOT = Path(__file__).parents[3]
 DIGITS = "training/recipes/digits_cnn.yaml"
+PROCESSES = ("gateway", "inference", "registry", "trainer")
+"""Verbs whose help is of their settings."""
 SHOW_NOTHING = {
-    *("serve", "up", "up-split", "gateway", "inference", "trainer", "capture"),  # run until stopped
+    *("serve", "up", "up-split", "capture", *PROCESSES),  # run until stopped
     *("demo", "sweep", "train run", "jobs batch"),  # tell how far they are; others show what came
     "train schema",  # is JSON
 }
@@ -49,7 +51,7 @@ def test_every_verb_that_shows_something_shows_it_as_json() -> None:
 
 def test_the_help_shows_a_flag_without_a_value() -> None:
     for name in ("", *dict(verbs(typer.main.get_command(app)))):
-        if name not in ("gateway", "inference", "trainer"):  # whose help is of their settings
+        if name not in PROCESSES:
             shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
             assert shown.exit_code == 0, name
             assert "--help" in shown.output

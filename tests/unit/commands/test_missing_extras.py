@@ -50,12 +50,14 @@ VERBS = [
     ("flambeau", ["demo"], "serve,train"),
     ("flambeau", ["gateway", "--queue=redis://127.0.0.1:1"], "edges"),
     ("flambeau", ["inference", "--queue=redis://127.0.0.1:1"], "serve"),
+    ("flambeau", ["registry", "--queue=redis://127.0.0.1:1"], "edges"),
     ("flambeau", ["trainer"], "trainer"),
     ("flambeau", ["keys", "new", "me"], "signing"),
     ("flambeau", ["capture", "--to=http://127.0.0.1:1"], "edges"),
     ("flambeau", ["replay", "--to=http://127.0.0.1:1", "--requests=none"], "edges"),
     ("services.gateway", ["--queue=redis://127.0.0.1:1"], "edges"),
     ("services.inference", ["--queue=redis://127.0.0.1:1"], "serve"),
+    ("services.registry_server", ["--queue=redis://127.0.0.1:1"], "edges"),
     ("services.trainer", [], "trainer"),
 ]
 

@@ -16,9 +16,10 @@ def ports(plan: dict[str, list[dict[str, Any]]], kind: str) -> list[tuple[int, .
 def test_no_two_processes_share_a_port() -> None:
     plan = plan_processes(50, 50, {})
     taken = [port for kind in plan for one in ports(plan, kind) for port in one]
-    assert len(taken) == 200 == len({*taken})
+    assert len(taken) == 203 == len({*taken})
     assert ports(plan, "gateway")[:2] == [(8000, 8001, 8002), (8010, 8011, 8012)]
     assert ports(plan, "inference")[:2] == [(8005,), (8015,)]
+    assert ports(plan, "registry_server") == [(8007, 8008, 8009)]
 
 
 def test_ports_follow_those_of_the_first_gateway_and_0_stays_0() -> None:
@@ -35,6 +36,9 @@ def test_a_setting_goes_to_those_that_know_it() -> None:
     assert (worker["store"], worker["threads"], worker["log_level"]) == ("s", 3, "debug")
     assert gateway["log_level"] == "debug"
     assert gateway.keys().isdisjoint({"store", "threads"})
+    (registry,) = plan["registry_server"]
+    assert registry["store"] == "s"
+    assert "threads" not in registry
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Versions that a server holds are not deleted by its own registry."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from services.access.caller import Principal
 from services.errors import ConflictError
 from services.queueing.directory import Directory
 from services.queueing.records import Lane, ServedVersion
+from services.registry_server.opening import holds, open_registry
 from services.standalone.config import ServerConfig
-from services.standalone.registry_setting import open_registry
 from tests.fixtures.store_versions import publish_in
 
 
@@ -27,8 +28,7 @@ async def test_only_a_version_that_failed_or_is_not_there_is_deleted(tmp_path: P
     ):
         directory.announce(served)
     config = ServerConfig.model_validate({"store": store.url, "registry": "open"})
-    registry = open_registry(config, store, directory)
-    assert registry is not None
+    registry = open_registry(config, store, partial(holds, directory))
     try:
         anyone = Principal(None, "127.0.0.1")
         for version in (1, 2, 3):

@@ -137,7 +137,7 @@ def test_a_gateway_without_a_store_says_where_the_registry_is() -> None:
         answers = edge.wire.answers()
         assert [answer.status for answer in answers] == [501, 501]
         for answer in answers:
-            assert "ask the server that has the store" in error_of(answer)
+            assert "a process of its own, `flambeau registry`" in error_of(answer)
 
     on_loop(test)
 

@@ -14,11 +14,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.kubernetes.object_api import KubernetesError
 from services.settings import ConfigError
 from services.trainer.executors.executor import Failed, Outcome, Stopped, Succeeded
 from services.trainer.executors.kubeflow import KubeflowExecutor
-from services.trainer.executors.kubernetes_api import KubernetesError, TrainJobApi
 from services.trainer.executors.train_job import EVENTS, condition_of, train_job, train_job_name
+from services.trainer.executors.train_job_api import TrainJobApi
 from services.trainer.metrics import TrainerMetrics
 from services.trainer.stores import transitions
 from services.trainer.stores.job_store import change

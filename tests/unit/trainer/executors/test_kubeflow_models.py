@@ -13,8 +13,8 @@ import pytest
 from kubeflow_trainer_api import models
 from pydantic import ValidationError
 
+from services.kubernetes.object_api import KubernetesError
 from services.trainer.executors.executor import Succeeded
-from services.trainer.executors.kubernetes_api import KubernetesError
 from services.trainer.executors.train_job import train_job
 from tests.fixtures import kubernetes_api as recorded
 from tests.fixtures.kubernetes_api import recorded_api

@@ -1,5 +1,6 @@
-"""Opens the registry of a server's model store, as its settings say."""
+"""Opens the registry of a model store, as the settings of its process say."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,31 +9,29 @@ from model_store.uploads.abandoned import UPLOADS
 from model_store.uploads.uploads import Uploads
 from services.access.config import is_loopback
 from services.access.grants import parse_aliases
-from services.inference.trust import Trust
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.directory import Directory
 from services.registry.event_webhooks import WebhookTargets
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
+from services.registry_server.config import RegistrySettings
 from services.settings import ConfigError
-from services.standalone.config import ServerConfig
 from services.webhook_calls import SecretError, WebhookCalls, read_secret
 
 
-def open_registry(config: ServerConfig, store: ModelStore, directory: Directory) -> Registry | None:
-    """Opens the registry; None if it is off, or the ports speak another server's API.
+def open_registry(
+    config: RegistrySettings, store: ModelStore, is_served: Callable[[str, int], bool]
+) -> Registry:
+    """Opens the registry.
 
     Args:
-        config: settings of the server.
+        config: settings of the process.
         store: its model store.
-        directory: versions that are served, which are not deleted.
+        is_served: tells if a server holds a version, which is not deleted then.
 
     Raises:
         ConfigError: webhooks have no secret to sign with.
     """
-    if config.registry == "off" or config.torchserve:
-        return None
-    trust = Trust(keys_folder=config.trusted_keys, signature_needed_for=config.signature_needed_for)
     folder = None
     if config.upload_folder:
         folder = Path(config.upload_folder).expanduser().absolute()
@@ -41,16 +40,8 @@ def open_registry(config: ServerConfig, store: ModelStore, directory: Directory)
     hashing = ThreadPoolExecutor(1, "hashing", lambda: lower_priority(STEPS_BELOW_LOOP))
     uploads = None
     if folder is not None:
-        uploads = Uploads(store, folder, trust.check_arrival, threads=hashing)
+        uploads = Uploads(store, folder, config.trust().check_arrival, threads=hashing)
     is_closed = not config.asks_for_credentials and not is_loopback(config.host)
-
-    def is_served(model: str, version: int) -> bool:
-        return any(
-            (one.lane.model, one.lane.version) == (model, version)
-            for one in directory.all_versions()
-            if one.state != "failed"  # an unloaded one is loaded again when it is requested
-        )
-
     access = RegistryAccess(
         mode=config.registry,
         is_closed=is_closed,
@@ -60,7 +51,19 @@ def open_registry(config: ServerConfig, store: ModelStore, directory: Directory)
     return Registry(store, uploads, access, is_served, webhooks=_webhooks(config))
 
 
-def _webhooks(config: ServerConfig) -> WebhookTargets | None:
+def holds(directory: Directory, model: str, version: int) -> bool:
+    """Returns True if a server holds a version: it serves or loads it, or has unloaded it.
+
+    An unloaded version is loaded again when it is requested.
+    """
+    return any(
+        served.lane.version == version
+        for served in directory.of_model(model)
+        if served.state != "failed"
+    )
+
+
+def _webhooks(config: RegistrySettings) -> WebhookTargets | None:
     """Returns the webhooks of the settings.
 
     Raises:

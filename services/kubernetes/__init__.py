@@ -1,0 +1,1 @@
+"""Objects of Kubernetes: their API, and the controller of `ModelRollout`s."""

@@ -1,0 +1,127 @@
+"""Rollouts at the registry, for the controller: one connection for each call. All calls block.
+
+In: a model, and a request. Out: the registry's documents, and ids of rollouts.
+
+Rule: a run is recognised by its mark in the `why` of the generation that started its rollout.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flambeau.channel import Tls
+from flambeau.registry.connection import RegistryConnection, path_of
+from flambeau.registry.errors import RegistryError
+from model_store.storage.plain_file import read_plain_file
+
+MAX_TOKEN_BYTES = 64 * 2**10
+PAGE = 100
+"""Moves of one page of a history; the registry gives no more."""
+MOST_PAGES = 10
+"""Pages that are read for a run. A run that a thousand moves of its model hide is begun again."""
+MAX_ACT_WHY = 500
+TIMEOUT_S = 15.0
+"""Time without a byte of an answer."""
+
+Document = dict[str, Any]
+
+
+class RegistryRollouts:
+    """The rollouts of all models of a registry.
+
+    Args:
+        url: URL of the registry's server.
+        token_file: file with an API key or a token, read anew for each call; empty for none.
+        ca_file: authorities of the server; empty for the system's.
+
+    Raises:
+        RegistryError: the URL is none of a registry.
+    """
+
+    def __init__(self, url: str, token_file: str, ca_file: str) -> None:
+        self.url = url
+        self._token_file = Path(token_file) if token_file else None
+        self._tls = Tls(ca_file=ca_file or None)
+        RegistryConnection(url)  # refuses a wrong one
+
+    def show(self, model: str) -> Document:
+        """Returns the state of a model's rollout; see `model_store.rollouts.status`.
+
+        Raises:
+            RegistryError: as `RegistryConnection.call`.
+        """
+        return self._call("GET", model, "rollout")
+
+    def start(self, model: str, request: Document) -> str:
+        """Starts a rollout; returns its id. Errors are those of `show`."""
+        pointers = self._call("POST", model, "rollout", document=request)
+        try:
+            return str(pointers["traffic"]["rollout"]["id"])
+        except (KeyError, TypeError) as error:
+            raise RegistryError(f"{self.url} started a rollout and named none") from error
+
+    def act(self, model: str, act: str, why: str) -> None:
+        """Pauses, resumes or aborts the rollout; errors are those of `show`."""
+        self._call("POST", model, "rollout", act, document={"why": why[:MAX_ACT_WHY]})
+
+    def started_by(self, model: str, mark: str) -> str:
+        """Returns the id of the rollout that a run has started; empty if it has started none.
+
+        Raises:
+            RegistryError: as `show`.
+        """
+        for move in self._moves(model):
+            if mark not in str(move.get("why")):
+                continue
+            for change in move.get("traffic_changes", []):
+                if (change.get("kind"), change.get("act")) == ("rollout", "started"):
+                    return str(change["id"])
+        return ""
+
+    def ended(self, model: str, rollout_id: str) -> tuple[str, str]:
+        """Returns how a rollout ended (`promoted`, `rolled back`, `aborted`, `ended`), and why.
+
+        Both are empty if no move says so.
+
+        Raises:
+            RegistryError: as `show`.
+        """
+        for move in self._moves(model):
+            for change in move.get("traffic_changes", []):
+                if change.get("id") == rollout_id:
+                    return str(change["act"]), str(move.get("why", ""))
+        return "", ""
+
+    def _moves(self, model: str) -> Iterator[Document]:
+        query = {"limit": str(PAGE)}
+        for _ in range(MOST_PAGES):
+            page = self._call("GET", model, "history", query=query)
+            yield from page.get("moves", [])
+            if page.get("next") is None:
+                return
+            query["before"] = str(page["next"])
+
+    def _call(
+        self,
+        method: str,
+        *path: str,
+        document: Document | None = None,
+        query: dict[str, str] | None = None,
+    ) -> Document:
+        connection = RegistryConnection(self.url, self._token(), self._tls, tries=1)
+        with contextlib.closing(connection):
+            found = connection.call(
+                method, path_of("models", *path), document, query=query, timeout_s=TIMEOUT_S
+            )
+        if not isinstance(found, dict):
+            raise RegistryError(f"{self.url} is no registry: it answered without a document")
+        return found
+
+    def _token(self) -> str:
+        if self._token_file is None:
+            return ""
+        try:
+            return read_plain_file(self._token_file, MAX_TOKEN_BYTES).decode().strip()
+        except (OSError, ValueError) as error:
+            raise RegistryError(f"registry_token_file cannot be read: {error}") from error
