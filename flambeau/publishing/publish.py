@@ -22,11 +22,14 @@ from flambeau.publishing.function_location import located
 from flambeau.publishing.pipeline import Pipeline, stage_pipeline
 from flambeau.publishing.published import PublishedArtifact, PublishedVersion
 from flambeau.publishing.python_files import stage_python_model
+from flambeau.publishing.remote_store import RemoteStore, is_remote
 from flambeau.publishing.staging import target_array, write_request
 
 IMPORTER = "training.importing.run"
 
 DEFAULT_MAX_BATCH_SIZE = 32
+PRODUCTION = "production"
+"""The alias that moves unless another one is named."""
 
 # In the order of model_store.semver: `typing` takes two unions for one if their values are equal
 # as sets, so the schema of recipes would depend on which was imported first.
@@ -98,6 +101,8 @@ def publish(
     *,
     name: str,
     to: str | os.PathLike[str] = DEFAULT_STORE,
+    token_file: str | os.PathLike[str] | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
     progress: bool | Callable[[str], None] = True,
     **options: Unpack[PublishOptions],
 ) -> PublishedVersion:
@@ -117,7 +122,11 @@ def publish(
             may be left out, and the version does not have them. From 32 rows on, they also
             calibrate 8-bit artifacts. Give real rows: the verification is as good as they are.
         name: name of the model in the store.
-        to: the store: a folder, or `s3://bucket/prefix`.
+        to: the store: a folder, or `s3://bucket/prefix`; or a server, `https://HOST:PORT`, whose
+            registry gets the version once it is verified here.
+        token_file: file of the key or token that the server asks for.
+        ca_file: file of the authorities that signed the server's certificate; None for the
+            system's.
         progress: False to print nothing; or a function that receives the name of each step.
         options: `outputs`, `targets`, `metric`, `artifacts`, `gates`, `alias`, `labels`,
             `metadata`, `dynamic`, `batch_axes`, `max_batch_size`, `sequence`, `args`, `files`,
@@ -128,10 +137,64 @@ def publish(
         PublishError: a name or another option is not valid; it is the base of the others.
         ExampleError: the examples do not fit the model.
         CaptureError: torch cannot capture the model, or its answers cannot be verified.
-        RefusedError: no artifact matched the model, or the store refused the version. Nothing was
-            published.
+        RefusedError: no artifact matched the model, or the store refused the version, or the server
+            does not answer. Nothing was published.
+        NotPromotedError: the server has the version, and refused to move the alias.
     """
     _check_options(model, options)
+    if is_remote(to):
+        version = _publish_remotely(
+            model, examples, name, os.fspath(to), token_file, ca_file, progress, options
+        )
+    elif token_file is not None or ca_file is not None:
+        raise PublishError(
+            f"to is the store {os.fspath(to)!r}, and token_file and ca_file are for a server, as "
+            "in to='https://HOST:8000'; leave them out"
+        )
+    else:
+        version = _publish_into(model, examples, name, to, progress, options)
+    _tell_result(version, progress)
+    return version
+
+
+def _publish_remotely(
+    model: Any,
+    examples: Any,
+    name: str,
+    url: str,
+    token_file: str | os.PathLike[str] | None,
+    ca_file: str | os.PathLike[str] | None,
+    progress: bool | Callable[[str], None],
+    options: PublishOptions,
+) -> PublishedVersion:
+    """Verifies the model in a temporary store, and pushes the version from there."""
+    if isinstance(model, Pipeline):
+        raise PublishError(
+            "a pipeline is verified beside its models; publish it into the store that has them, "
+            "and push it from there (flambeau push)"
+        )
+    alias = options.get("alias", PRODUCTION)
+    with tempfile.TemporaryDirectory(prefix="flambeau-store-") as store:
+        _about(name, store, options)  # names are checked before anything is asked of the server
+        remote = RemoteStore(url, token_file, ca_file, name, store)
+        with _progress(progress) as say:
+            say(f"asking {url}")
+            remote.prepare()
+        local: PublishOptions = {**options, "alias": None}
+        version = _publish_into(model, examples, name, store, progress, local)
+        with _progress(progress) as say:
+            return remote.push(version, alias, say)
+
+
+def _publish_into(
+    model: Any,
+    examples: Any,
+    name: str,
+    to: str | os.PathLike[str],
+    progress: bool | Callable[[str], None],
+    options: PublishOptions,
+) -> PublishedVersion:
+    """Exports and verifies the model, and publishes it into a store."""
     about = _about(name, to, options)
     with (
         _progress(progress) as say,
@@ -146,9 +209,7 @@ def publish(
                 stage_python_model(model, examples, folder, about, options)
             else:
                 _stage_network(model, examples, folder, about, options, say)
-            version = importer.run(say)
-    _tell_result(version, progress)
-    return version
+            return importer.run(say)
 
 
 def _tell_result(version: PublishedVersion, progress: bool | Callable[[str], None]) -> None:
@@ -172,7 +233,7 @@ def _about(name: str, to: str | os.PathLike[str], options: PublishOptions) -> di
     Raises:
         PublishError: a name is not valid.
     """
-    artifacts, alias = _wanted(options.get("artifacts", "auto")), options.get("alias", "production")
+    artifacts, alias = _wanted(options.get("artifacts", "auto")), options.get("alias", PRODUCTION)
     problem = name_problem(name, "model name") or (alias_problem(alias) if alias else None)
     if artifacts != "auto":
         problem = problem or artifact_problem(artifacts)

@@ -1,0 +1,142 @@
+"""Publishing from Python to the registry of a real server, with keys."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import flambeau
+from flambeau.publishing.errors import NotPromotedError, RefusedError
+from model_store.records.deletion import delete_version
+from model_store.store import ModelStore
+from services.access.api_keys import ApiKey, add_key, digest_of, new_key
+from tests.e2e.rest_calls import call
+from tests.fixtures.servers import ServerProcess, running_server
+
+GRANTS = {
+    "ci": ("infer", "read", "push", "promote"),
+    "pusher": ("read", "push"),
+    "reader": ("read",),
+    "stranger": ("infer:other",),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the files of keys, and the file of the server."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name, grants in GRANTS.items():
+        key = new_key()
+        document = {"name": name, "sha256": digest_of(key).hex(), "grants": grants}
+        add_key(folder / "keys.yaml", ApiKey.model_validate(document))
+        (folder / name).write_text(key + "\n")
+    (folder / "wrong").write_text(new_key())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(place: Path) -> Iterator[ServerProcess]:
+    """Runs a server that asks for keys, where `guarded` needs two persons."""
+    settings: dict[str, object] = {
+        "api_keys_file": str(place / "keys.yaml"),
+        "registry_two_person": ["guarded@production"],
+    }
+    with running_server(place / "store", **settings) as server:
+        yield server
+
+
+def publish(
+    server: ServerProcess, key: Path, name: str = "mine", width: int = 4, **options: object
+) -> tuple[flambeau.PublishedVersion, nn.Module]:
+    net = nn.Linear(width, 3).eval()
+    version = flambeau.publish(
+        net, {"input": torch.randn(40, width)}, name=name, to=f"http://{server.http}",
+        token_file=key, artifacts=["onnx"], progress=False, **options,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return version, net
+
+
+def answer(server: ServerProcess, key: Path, rows: np.ndarray) -> np.ndarray:
+    body = {"inputs": [{"name": "input", "datatype": "FP32", "shape": [*rows.shape],
+                        "data": rows.ravel().tolist()}]}  # fmt: skip
+    headers = {"content-type": "application/json", "x-api-key": key.read_text().strip()}
+    data = json.dumps(body).encode()
+    reply = call(server, "POST", "/v2/models/mine/infer", data, headers).json()
+    found = reply["outputs"][0]
+    return np.array(found["data"], np.float32).reshape(found["shape"])
+
+
+def test_versions_arrive_under_the_numbers_of_the_server(
+    server: ServerProcess, place: Path
+) -> None:
+    url = f"http://{server.http}"
+    first, net = publish(server, place / "ci")
+    assert (first.version, first.semver, first.store) == (1, "1.0.0", url)
+    assert first.alias == "production"
+    server.wait_for_log(message="version ready", model="mine", version=1)
+    rows = torch.randn(3, 4)
+    expected = net(rows).detach().numpy()
+    np.testing.assert_allclose(answer(server, place / "ci", rows.numpy()), expected, atol=1e-5)
+    second, _ = publish(server, place / "ci", alias=None)
+    assert (second.version, second.semver, second.alias) == (2, "1.1.0", None)
+    store = ModelStore(str(place / "store"))
+    delete_version(store, "mine", 2, "ops", "wrong data")
+    third, _ = publish(server, place / "ci", alias="canary")
+    assert (third.version, third.semver, third.alias) == (3, "1.1.0", "canary")
+    with pytest.raises(NotPromotedError, match="breaks callers of 1") as caught:
+        publish(server, place / "ci", width=5)
+    left = caught.value.version
+    assert (left.version, left.semver, left.alias) == (4, "2.0.0", None)
+    assert "takes --allow-breaking" in left.notes[-1]
+    pointers = store.pointers("mine")
+    assert pointers is not None
+    assert pointers.aliases == {"production": 1, "canary": 3}
+    assert store.versions("mine") == [1, 3, 4]
+
+
+def test_a_version_waits_for_the_second_person_or_for_the_scope(
+    server: ServerProcess, place: Path
+) -> None:
+    waiting, _ = publish(server, place / "ci", "guarded")
+    assert (waiting.version, waiting.alias) == (1, None)
+    assert waiting.notes[-1] == "production moves once a second person approves request 1"
+    said = "is at http.* and production was not moved to it: .*does not have the scope 'promote'"
+    with pytest.raises(NotPromotedError, match=said):
+        publish(server, place / "pusher", "guarded")
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("reader", "does not have the scope 'push'"),
+        ("stranger", "model 'mine' is not in the registry"),
+        ("wrong", "give the file of a key with token_file"),
+        ("missing", "No such file"),
+    ],
+)
+def test_a_caller_who_may_not_push_is_told_before_the_model_is_exported(
+    server: ServerProcess, place: Path, key: str, said: str
+) -> None:
+    steps: list[str] = []
+    with pytest.raises(RefusedError, match="nothing was published") as caught:
+        flambeau.publish(
+            nn.Linear(4, 3).eval(), torch.randn(40, 4), name="mine", to=f"http://{server.http}",
+            token_file=place / key, progress=steps.append,
+        )  # fmt: skip
+    assert said in str(caught.value)
+    assert steps == [f"asking http://{server.http}"]
+
+
+def test_servers_that_do_not_answer_and_options_that_do_not_fit(place: Path) -> None:
+    net, rows = nn.Linear(4, 3).eval(), torch.randn(40, 4)
+    with pytest.raises(RefusedError, match=r"no answer from http://127\.0\.0\.1:1"):
+        flambeau.publish(net, rows, name="mine", to="http://127.0.0.1:1", progress=False)
+    with pytest.raises(flambeau.PublishError, match="token_file and ca_file are for a server"):
+        flambeau.publish(net, rows, name="mine", to=str(place / "s"), token_file=place / "ci")
+    pipeline = flambeau.Pipeline.__new__(flambeau.Pipeline)
+    with pytest.raises(flambeau.PublishError, match="flambeau push"):
+        flambeau.publish(pipeline, rows, name="mine", to="https://127.0.0.1:1")
