@@ -152,13 +152,13 @@ class Lanes:
         """Loads a lane in its turn; a necessary probe runs outside the turn, and delays no load."""
         device = policy.load.backend.device
 
-        def room_bytes() -> int:
+        def room() -> int:
             memory = self._memory.get(device)
             return memory.room_bytes(lane) if memory and device == CPU else 0
 
         for _ in range(MAX_TRIES):
             try:
-                async with self._load_turns.turn(lane, file_bytes, room_bytes) as load:
+                async with self._load_turns.turn(lane, file_bytes, room, policy.is_apart) as load:
                     return await work(load)
             except UnprobedError as error:
                 assert policy.load.needs is not None

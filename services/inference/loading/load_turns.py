@@ -5,6 +5,9 @@ In: versions to load, with the size of their files. Out: turns. Pure, except for
 A version's memory is measured as the growth of the whole process while it loads. So a version loads
 alone if memory is short, since the figures must be exact then; if it is ample, as many versions
 load concurrently as there are cores, and the growth is divided in proportion to their files.
+
+The handler of an archive of TorchServe's is initialized in a process of its own, whose memory is
+that process's, and may hang until its time limit. So it keeps its turn for a few seconds only.
 """
 
 import asyncio
@@ -18,6 +21,9 @@ AMPLE = 20
 """Versions load concurrently while the free memory is at least this many times the size of all
 their files: a loaded file seldom takes more than four times its size."""
 
+PATIENCE_S = 5.0
+"""Time for which a load in a process of its own delays others: importing torch takes 2 to 3 s."""
+
 
 @dataclass(slots=True, eq=False)
 class Load:
@@ -25,6 +31,8 @@ class Load:
 
     lane: Lane
     file_bytes: int
+    is_slow: bool = False
+    """True if it runs apart, and has had its turn for `PATIENCE_S`: others no longer wait."""
     together_bytes: int = 0
     """Size of the files of all overlapping loads, this one included."""
 
@@ -53,7 +61,11 @@ class LoadTurns:
 
     @contextlib.asynccontextmanager
     async def turn(
-        self, lane: Lane, file_bytes: int, room_bytes: Callable[[], int]
+        self,
+        lane: Lane,
+        file_bytes: int,
+        room_bytes: Callable[[], int],
+        is_apart: bool = False,
     ) -> AsyncIterator[Load]:
         """Waits for a turn, which lasts until the end of the `async with` block.
 
@@ -61,6 +73,7 @@ class LoadTurns:
             lane: lane to load.
             file_bytes: size of its files.
             room_bytes: function that returns the free memory; 0 for unknown, to load alone.
+            is_apart: True if it loads in a process of its own, which may hang.
         """
         load = Load(lane, max(file_bytes, 1))
         async with self._changed:
@@ -70,18 +83,33 @@ class LoadTurns:
             for other in self._loading - {load}:
                 other.together_bytes += load.file_bytes
             load.together_bytes = together
+        patience = self._patience_with(load) if is_apart else None
         try:
             yield load
         finally:
+            if patience is not None:
+                patience.cancel()
             async with self._changed:
                 self._loading.discard(load)
                 self._changed.notify_all()
 
+    def _patience_with(self, load: Load) -> "asyncio.Task[None]":
+        """Has others begin, once a load has had its turn for long."""
+
+        async def wait() -> None:
+            await asyncio.sleep(PATIENCE_S)
+            load.is_slow = True
+            async with self._changed:
+                self._changed.notify_all()
+
+        return asyncio.get_running_loop().create_task(wait())
+
     def _may_begin(self, load: Load, room_bytes: Callable[[], int]) -> bool:
-        if not self._loading:
+        loading = [other for other in self._loading if not other.is_slow]
+        if not loading:
             return True
         if load.lane.artifact:
             return False
-        needed = sum(not other.lane.artifact for other in self._loading)
-        need_bytes = load.file_bytes + sum(other.file_bytes for other in self._loading)
+        needed = sum(not other.lane.artifact for other in loading)
+        need_bytes = load.file_bytes + sum(other.file_bytes for other in loading)
         return needed < self._most and AMPLE * need_bytes <= room_bytes()

@@ -23,6 +23,8 @@ class LanePolicy:
     """Longest time that the first request of a batch waits for a fuller batch."""
     execution_timeout_s: float = 60.0
     """Timeout of one run of a backend, after which its instance is replaced."""
+    is_apart: bool = False
+    """True for an archive of TorchServe's: its handler is initialized in a process of its own."""
 
     def for_version(self, manifest: Manifest) -> "LanePolicy":
         """Returns the policy of a version, which may say itself how it is run."""
@@ -37,6 +39,7 @@ class LanePolicy:
                 open_time_limit_s=folder.open_time_limit_s,
             ),
             execution_timeout_s=folder.execution_timeout_s,
+            is_apart=True,
         )
 
 

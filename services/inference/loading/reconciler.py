@@ -217,9 +217,10 @@ class Reconciler:
                 self._converging[name] = task
                 self._begun.add(name)
                 task.add_done_callback(functools.partial(self._has_converged, name))
-        if self._converging:
-            # A model that loads for minutes must not delay the others, nor the next pass.
-            await asyncio.wait(self._converging.values(), timeout=self._policy.poll_interval_s)
+        # A model that loads for minutes must not delay the others, nor the next pass.
+        begun = [self._converging[name] for name in self._begun & self._converging.keys()]
+        if waits := begun if begun and self.converged_once else [*self._converging.values()]:
+            await asyncio.wait(waits, timeout=self._policy.poll_interval_s)
 
     def _is_idle(self, model: str) -> bool:
         """Returns True if a model is not converging, or has just converged."""
@@ -281,8 +282,8 @@ class Reconciler:
         """Logs, only once, each model with own settings that is not in the store."""
         unknown = missing_models(tuple(self._policy.by_model), listings, self._store.url)
         for name in unknown.keys() - self._unknown.keys():
-            reason = f"model_settings: {unknown[name]}"
-            logger.warning("settings for an unknown model", extra={"model": name, "reason": reason})
+            extra = {"model": name, "reason": f"model_settings: {unknown[name]}"}
+            logger.warning("settings for an unknown model", extra=extra)
         self._unknown = unknown
 
     async def _look(self) -> Look:
@@ -291,10 +292,9 @@ class Reconciler:
         for name in self._wanted_models(listings):
             if name not in listings:
                 continue
-            known = self._directory.of_model(name)
             pointers = self._models[name].pointers if name in self._models else None
             is_live = self._directory.live_version(name) is not None
-            why = refusal(listings[name], pointers, known)
+            why = refusal(listings[name], pointers, self._directory.of_model(name))
             if not is_live:
                 why = why or self._complaints.reason(_topic(name))
             if why:

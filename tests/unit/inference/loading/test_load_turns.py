@@ -1,10 +1,12 @@
 """Versions load concurrently with ample memory, and serially with little."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
 
+from services.inference.loading import load_turns
 from services.inference.loading.load_turns import AMPLE, LoadTurns
 from services.queueing.records import Lane
 
@@ -17,13 +19,16 @@ class Loading:
     def __init__(self, most: int) -> None:
         self.turns = LoadTurns(most)
         self.begun: list[Lane] = []
+        self.has_begun: defaultdict[Lane, asyncio.Event] = defaultdict(asyncio.Event)
         self.shares: dict[Lane, float] = {}
         self._end: dict[Lane, asyncio.Event] = {}
         self._tasks: dict[Lane, asyncio.Task[None]] = {}
 
-    async def ask(self, lane: Lane, file_bytes: int, room: Callable[[], int]) -> None:
+    async def ask(
+        self, lane: Lane, file_bytes: int, room: Callable[[], int], *, is_apart: bool = False
+    ) -> None:
         self._end[lane] = asyncio.Event()
-        self._tasks[lane] = asyncio.create_task(self._load(lane, file_bytes, room))
+        self._tasks[lane] = asyncio.create_task(self._load(lane, file_bytes, room, is_apart))
         await settle()
 
     async def end(self, lane: Lane) -> None:
@@ -31,9 +36,12 @@ class Loading:
         await self._tasks[lane]
         await settle()
 
-    async def _load(self, lane: Lane, file_bytes: int, room: Callable[[], int]) -> None:
-        async with self.turns.turn(lane, file_bytes, room) as load:
+    async def _load(
+        self, lane: Lane, file_bytes: int, room: Callable[[], int], is_apart: bool
+    ) -> None:
+        async with self.turns.turn(lane, file_bytes, room, is_apart) as load:
             self.begun.append(lane)
+            self.has_begun[lane].set()
             await self._end[lane].wait()
             self.shares[lane] = load.share
 
@@ -53,6 +61,24 @@ async def test_as_many_load_at_once_as_there_are_cores() -> None:
     assert loading.begun == [A, B, C]
     await loading.end(B)
     await loading.end(C)
+
+
+async def test_a_slow_load_apart_delays_others_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_turns, "PATIENCE_S", 0.01)
+    loading = Loading(1)
+    await loading.ask(A, 10, lambda: 0, is_apart=True)
+    await loading.ask(B, 10, lambda: 0)
+    assert loading.begun == [A]
+    async with asyncio.timeout(10):
+        await loading.has_begun[B].wait()
+    await loading.ask(C, 10, lambda: 0)
+    assert loading.begun == [A, B]  # B is in this process, and has the turn alone
+    await loading.end(B)
+    assert loading.begun == [A, B, C]
+    await loading.end(C)
+    await loading.end(A)
 
 
 @pytest.mark.parametrize("room_bytes", [0, AMPLE * 20 - 1])
