@@ -117,7 +117,7 @@ def publish(
             may be left out, and the version does not have them. From 32 rows on, they also
             calibrate 8-bit artifacts. Give real rows: the verification is as good as they are.
         name: name of the model in the store.
-        to: the store: a folder, or `s3://bucket/prefix`.
+        to: the store: a folder, or the URL of a bucket.
         progress: False to print nothing; or a function that receives the name of each step.
         options: `outputs`, `targets`, `metric`, `artifacts`, `gates`, `alias`, `labels`,
             `metadata`, `dynamic`, `batch_axes`, `max_batch_size`, `sequence`, `args`, `files`,

@@ -23,13 +23,13 @@ from model_store.errors import (
     TooLargeError,
 )
 from model_store.host.nearest_folder import nearest_folder
+from model_store.storage.buckets import URL_FORMS, open_bucket
 from model_store.storage.plain_file import (
     NotPlainFileError,
     OversizedFileError,
     open_plain_file,
     read_plain_file,
 )
-from model_store.storage.s3_credentials import missing_credentials
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -62,8 +62,7 @@ class Storage:
     """A flat set of files under one URL.
 
     Args:
-        url: a folder (`./var/model_store`, `file:///srv/models`) or `s3://bucket/prefix`. Buckets
-            take their credentials and endpoint from the AWS_* environment, as obstore documents.
+        url: a folder (`./var/model_store`, `file:///srv/models`), or a bucket; see `buckets`.
         must_exist: True refuses a missing folder instead of creating it.
 
     Raises:
@@ -96,12 +95,11 @@ class Storage:
                 folder.mkdir(parents=True, exist_ok=True)
                 self.url = str(folder)
             else:
-                self._objects = _bucket(url)
+                self._objects = open_bucket(url)
                 self.url = url.rstrip("/")
         except (OSError, ValueError) as error:
             raise StorageError(
-                f"cannot open the store {url!r}: {_first_line(error)}; "
-                "give a folder or s3://bucket/prefix"
+                f"cannot open the store {url!r}: {_first_line(error)}; give a folder, {URL_FORMS}"
             ) from error
 
     @property
@@ -355,29 +353,6 @@ class Storage:
                 "machine reaches it"
             )
             raise StorageError(f"{reason}; {check}, then try again") from error
-
-
-def _bucket(url: str) -> "ObjectStore":
-    """Opens an S3 bucket.
-
-    Raises:
-        ValueError: the scheme is not `s3` or `s3a`, there is no bucket name, or obstore refuses it.
-        StorageError: there are no credentials.
-    """
-    scheme, _, place = url.partition("://")
-    if scheme not in ("s3", "s3a"):
-        raise ValueError(f"no store can be opened at {scheme}://")
-    if not place.partition("/")[0]:
-        raise ValueError("it names no bucket")
-    if missing := missing_credentials():
-        raise StorageError(f"cannot open the store {url!r}: {missing}")
-    from obstore.exceptions import BaseError
-    from obstore.store import from_url
-
-    try:
-        return from_url(url)
-    except BaseError as error:
-        raise ValueError(_first_line(error)) from error
 
 
 def append_whole(file: int, data: bytes | memoryview) -> None:
