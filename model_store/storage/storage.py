@@ -9,6 +9,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 MAX_APPENDED_BYTES = 2**30
 """Limit of a file in a bucket that is appended to: appending reads and writes the whole file."""
 
+_TOOK = re.compile(r" in [0-9.]+(ns|µs|ms|s)\b")
+"""Duration of a request, in messages of obstore."""
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """System errors of a disk without space, and of limits on users and on file sizes."""
 
@@ -374,4 +377,5 @@ def _is_full(error: Exception) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
+    """Returns the reason, without the time that obstore took: a repeated fault has the same."""
+    return _TOOK.sub("", str(error).strip().split("\n", 1)[0])
