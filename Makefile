@@ -201,6 +201,11 @@ conformance: $(DEVELOPING) ## Every call, mutated requests, schemathesis, and Tr
 conformance-torchserve: $(DEVELOPING) ## The same calls of TorchServe 0.12 and of ours, every difference explained. ARGS="--seed 7"
 	@$(BIN)/python -m tests.conformance_torchserve $(ARGS)
 
+# Microsoft's emulator of Azure Blob Storage, in a folder of its own; without it its tests are skipped.
+.PHONY: azurite
+azurite: ## Install Azurite from npm, for the tests of stores at az://.
+	@npm install --silent --no-audit --no-fund --no-save --prefix var/azurite azurite@3.35.0
+
 .PHONY: mutants
 mutants: $(DEVELOPING) ## Change the sources in 200 places, and see whether a test notices. ARGS="--count 20 --seed 7"
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -58,7 +58,7 @@ def run(
 
     Args:
         recipe: the run.
-        store_url: the model store, a folder or `s3://bucket/prefix`.
+        store_url: the model store, a folder or the URL of a bucket.
         runs_dir: the folder of all runs; recipe and data decide the folder of this one.
         resume: True to resume from the newest checkpoint of the same recipe and data, if any.
         console: shows progress and the table; the standard output by default.

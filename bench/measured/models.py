@@ -99,7 +99,7 @@ def _read(store: ModelStore, manifest: Manifest, name: str) -> bytes:
 def main() -> None:
     """Fills the store, and prints its contents."""
     parser = argparse.ArgumentParser(prog="python -m bench.measured.models", description=__doc__)
-    parser.add_argument("--store", default=str(STORE), help="folder or s3://bucket/prefix")
+    parser.add_argument("--store", default=str(STORE), help="folder or URL of a bucket")
     url = parser.parse_args().store
     ensure_bench_models(url)
     store = ModelStore(url)

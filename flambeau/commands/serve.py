@@ -37,7 +37,8 @@ Files = Annotated[
 Store = Annotated[
     str | None,
     typer.Option(
-        help="Store URL: a folder or s3://bucket/prefix.", show_default="./var/model_store"
+        help="Store URL: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
+        show_default="./var/model_store",
     ),
 ]
 Models = Annotated[

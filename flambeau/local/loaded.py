@@ -115,7 +115,7 @@ def load(
     Args:
         version: `digits` for the live version, or the newest if none is live; or `digits@` and a
             number, an alias or a range such as `^1.2`.
-        store: the store: a folder, or `s3://bucket/prefix`.
+        store: the store: a folder, or the URL of a bucket.
         artifact: name of the artifact to run; empty for the fastest.
 
     Raises:

@@ -81,7 +81,7 @@ def serve(
 
     Args:
         models: names of the models; none for all of the store.
-        store: the store: a folder, or `s3://bucket/prefix`.
+        store: the store: a folder, or the URL of a bucket.
         block: True to serve until Ctrl-C or the end of the server; False to return when it is
             ready, as in a notebook.
         http_port: port of REST; 0 for a free one.

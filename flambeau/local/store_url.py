@@ -10,7 +10,7 @@ def store_url(given: str | os.PathLike[str]) -> str:
     """Returns the address for a process of ours, whose working directory is another.
 
     Args:
-        given: a folder, or `s3://bucket/prefix`.
+        given: a folder, or the URL of a bucket.
     """
     text = os.fspath(given)
     return text if "://" in text else str(Path(text).expanduser().absolute())

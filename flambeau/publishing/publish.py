@@ -122,7 +122,7 @@ def publish(
             may be left out, and the version does not have them. From 32 rows on, they also
             calibrate 8-bit artifacts. Give real rows: the verification is as good as they are.
         name: name of the model in the store.
-        to: the store: a folder, or `s3://bucket/prefix`; or a server, `https://HOST:PORT`, whose
+        to: the store: a folder, or the URL of a bucket; or a server, `https://HOST:PORT`, whose
             registry gets the version once it is verified here.
         token_file: file of the key or token that the server asks for.
         ca_file: file of the authorities that signed the server's certificate; None for the

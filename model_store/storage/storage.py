@@ -9,6 +9,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,13 @@ from model_store.errors import (
     TooLargeError,
 )
 from model_store.host.nearest_folder import nearest_folder
+from model_store.storage.buckets import URL_FORMS, open_bucket
 from model_store.storage.plain_file import (
     NotPlainFileError,
     OversizedFileError,
     open_plain_file,
     read_plain_file,
 )
-from model_store.storage.s3_credentials import missing_credentials
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 MAX_APPENDED_BYTES = 2**30
 """Limit of a file in a bucket that is appended to: appending reads and writes the whole file."""
 
+_TOOK = re.compile(r" in [0-9.]+(ns|µs|ms|s)\b")
+"""Duration of a request, in messages of obstore."""
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """System errors of a disk without space, and of limits on users and on file sizes."""
 
@@ -62,8 +65,7 @@ class Storage:
     """A flat set of files under one URL.
 
     Args:
-        url: a folder (`./var/model_store`, `file:///srv/models`) or `s3://bucket/prefix`. Buckets
-            take their credentials and endpoint from the AWS_* environment, as obstore documents.
+        url: a folder (`./var/model_store`, `file:///srv/models`), or a bucket; see `buckets`.
         must_exist: True refuses a missing folder instead of creating it.
 
     Raises:
@@ -96,12 +98,11 @@ class Storage:
                 folder.mkdir(parents=True, exist_ok=True)
                 self.url = str(folder)
             else:
-                self._objects = _bucket(url)
+                self._objects = open_bucket(url)
                 self.url = url.rstrip("/")
         except (OSError, ValueError) as error:
             raise StorageError(
-                f"cannot open the store {url!r}: {_first_line(error)}; "
-                "give a folder or s3://bucket/prefix"
+                f"cannot open the store {url!r}: {_first_line(error)}; give a folder, {URL_FORMS}"
             ) from error
 
     @property
@@ -357,29 +358,6 @@ class Storage:
             raise StorageError(f"{reason}; {check}, then try again") from error
 
 
-def _bucket(url: str) -> "ObjectStore":
-    """Opens an S3 bucket.
-
-    Raises:
-        ValueError: the scheme is not `s3` or `s3a`, there is no bucket name, or obstore refuses it.
-        StorageError: there are no credentials.
-    """
-    scheme, _, place = url.partition("://")
-    if scheme not in ("s3", "s3a"):
-        raise ValueError(f"no store can be opened at {scheme}://")
-    if not place.partition("/")[0]:
-        raise ValueError("it names no bucket")
-    if missing := missing_credentials():
-        raise StorageError(f"cannot open the store {url!r}: {missing}")
-    from obstore.exceptions import BaseError
-    from obstore.store import from_url
-
-    try:
-        return from_url(url)
-    except BaseError as error:
-        raise ValueError(_first_line(error)) from error
-
-
 def append_whole(file: int, data: bytes | memoryview) -> None:
     """Writes all of the data; truncates the file to its former size if that fails."""
     before, left = os.fstat(file).st_size, memoryview(data)
@@ -399,4 +377,5 @@ def _is_full(error: Exception) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
+    """Returns the reason, without the time that obstore took: a repeated fault has the same."""
+    return _TOOK.sub("", str(error).strip().split("\n", 1)[0])

@@ -95,7 +95,7 @@ class GatewaySettings(ProcessSettings, PortSettings):
     first match applies, as `{"digits*": {share: 0.01}}`. Empty keeps nothing. Inputs may be
     personal data: docs/guides/security.md."""
     payload_sample_store: str = ""
-    """URL of the sample store: a folder, or `s3://bucket/prefix`; empty for the model store. Set
+    """URL of the sample store: a folder, or a bucket as for `store`; empty for the model store. Set
     it for gateways, which have no model store, or where others may read the model store."""
 
 

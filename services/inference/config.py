@@ -66,7 +66,8 @@ class InferenceSettings(ProcessSettings, TrustSettings):
     """Settings of a process that runs models, each with the reason to change it."""
 
     store: str = "./var/model_store"
-    """URL of the model store: a folder, or `s3://bucket/prefix` when several machines serve it."""
+    """URL of the model store: a folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or
+    `az://container/prefix` when several machines serve it."""
     model_control: ControlMode = "poll"
     """Choice of the models to serve: `poll` follows the store; `none` serves what it has at the
     start and follows no change; `explicit` serves those of `models` at first, and then those that

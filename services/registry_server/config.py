@@ -77,7 +77,8 @@ class RegistryConfig(PortSettings, RegistrySettings):
     """URL of the Redis or Valkey through which workers tell what they serve; a version that one of
     them holds is not deleted."""
     store: str = "./var/model_store"
-    """URL of the model store: a folder, or `s3://bucket/prefix` when several machines serve it."""
+    """URL of the model store: a folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or
+    `az://container/prefix` when several machines serve it."""
     http_port: int = Field(8007, ge=0, le=65_535)
     """REST port; 0 picks a free port."""
     grpc_port: int = Field(8008, ge=0, le=65_535)

@@ -8,6 +8,8 @@ import pytest
 
 from model_store.store import ModelStore
 from services.queueing.redis_streams import receiver, receiving_lane
+from tests.fixtures.azure_server import azure_server
+from tests.fixtures.gcs_server import gcs_server
 from tests.fixtures.redis_servers import FLAVOURS, RedisProcess, running_redis
 from tests.fixtures.s3_server import s3_server
 
@@ -27,12 +29,30 @@ def s3_url(bucket_url: str) -> str:
     return f"{bucket_url}/{next(_prefixes)}"
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(scope="session")
+def gcs_bucket_url() -> Iterator[str]:
+    """Yields a bucket for the whole run."""
+    with gcs_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def azure_container_url() -> Iterator[str]:
+    """Yields a container for the whole run."""
+    with azure_server() as url:
+        yield url
+
+
+BUCKETS = {"s3": "bucket_url", "gcs": "gcs_bucket_url", "azure": "azure_container_url"}
+"""Fixtures by kind of bucket."""
+
+
+@pytest.fixture(params=["folder", *BUCKETS])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Returns an empty store of each kind."""
     if request.param == "folder":
         return str(tmp_path / "store")
-    return str(request.getfixturevalue("s3_url"))
+    return f"{request.getfixturevalue(BUCKETS[request.param])}/{next(_prefixes)}"
 
 
 @pytest.fixture

@@ -482,10 +482,10 @@ def test_a_store_that_cannot_be_reached_is_named(url: str) -> None:
 
 def test_a_file_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="give a folder or s3://bucket/prefix"):
+    with pytest.raises(StorageError, match="give a folder, s3://bucket/prefix, gs://"):
         ModelStore(str(tmp_path / "file"))
 
 
 def test_only_folders_are_local(store: ModelStore, tmp_path: Path) -> None:
-    assert store.is_local != store.url.startswith("s3://")
+    assert store.is_local != store.url.startswith(("s3://", "gs://", "az://"))
     assert ModelStore(f"file://{tmp_path}").is_local

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from model_store.store import ModelStore
 
 StoreUrl = Annotated[
-    str, typer.Option("--store", metavar="URL", help="A folder or s3://bucket/prefix.")
+    str,
+    typer.Option("--store", metavar="URL", help="A folder, or s3://, gs:// or az://BUCKET/PREFIX."),
 ]
 
 STORE_FAILURES: dict[type[Exception], int] = {

@@ -310,14 +310,14 @@ def test_a_check_of_files_is_shown_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("store", "told"),
-    [("gs://x/y", "at gs://"), ("http://x/y", "at http://"), ("s3://", "it names no bucket"),
+    [("ftp://x/y", "at ftp://"), ("http://x/y", "at http://"), ("s3://", "it names no bucket"),
      ("s3:///prefix", "it names no bucket")],
 )  # fmt: skip
 def test_a_store_that_is_neither_a_folder_nor_a_bucket_is_refused(store: str, told: str) -> None:
     done = CliRunner().invoke(app, ["models", "list", "--store", store])
     assert (done.exit_code, done.stdout) == (1, "")
     assert told in done.stderr
-    assert done.stderr.endswith("give a folder or s3://bucket/prefix\n")
+    assert done.stderr.endswith("gs://bucket/prefix or az://container/prefix\n")
 
 
 def test_a_whole_request_is_no_input(tmp_path: Path) -> None:
