@@ -43,8 +43,8 @@ from model_store.rollouts.traffic import Rollout, Shadow, Traffic
 from model_store.store import ModelStore
 
 SHARE = 0.1
-WAYS: dict[str, Callable[[], Traffic | None]] = {
-    "none": lambda: None,
+WAYS: dict[str, Callable[[], Traffic]] = {
+    "none": Traffic,
     "shadow": lambda: Traffic(shadow=Shadow(candidate=2, sample=SHARE)),
     "rollout": lambda: Traffic(
         rollout=Rollout(candidate=2, baseline=1, steps=(SHARE,), mirrored=SHARE)

@@ -5,15 +5,24 @@ import contextlib
 import functools
 import hashlib
 import json
+import shutil
 from random import Random
 from typing import Any
 from urllib.parse import quote
 
+from model_store.store import ModelStore
 from tests.adversarial.attack import Attack, Target
+from tests.fixtures import onnx_models
 
 CHUNK_BYTES = 8 * 2**20
 AT_ONCE = 8
 HELD_S = 0.5
+STORM = 50
+"""Requests of one connection, sent without waiting for answers."""
+POSITIONS = (
+    "0", "-1", "1" * 4000, "9" * 19, "1e9", "0x10", "NaN", "\0", "\r\nx: y", "\u0661", " 1", "1 ",
+    "../events", "0" * 2000 + "1", "18446744073709551616", "1-2", "1,2", "\U0001f600",
+)  # fmt: skip
 NAMES = (
     "../../evil", "..", ".", "/etc/passwd", "a/b", "\0", "evil\n", "é", "x" * 4000, "claim.json",
     "%2e%2e%2fevil", ".uploads", "manifest.json/..",
@@ -168,6 +177,17 @@ async def moves(target: Target, random: Random) -> None:
     await asyncio.gather(*(move() for _ in range(AT_ONCE)))
 
 
+SHARES: tuple[Any, ...] = (
+    0, -1, 1.0000001, 1e308, 1e-320, float("nan"), float("inf"), 10**400, "10%", True, None, [0.1],
+)  # fmt: skip
+STICKIES: tuple[Any, ...] = (
+    "header:", "header:\r\nx", "header:a\0b", "parameter:\x1b[2J", "cookie:a", "header:\ud800",
+    "parameter:" + "x" * 65, "header:\u202ea", ["header:a"], 1,
+)  # fmt: skip
+
+WRONG: tuple[Any, ...] = (None, True, {}, [[]], "\0" * 1000, -1e308)
+
+
 @functools.cache
 def _rollouts() -> tuple[bytes, ...]:
     """Returns rollouts, shadows and splits that break rules, or name no version that is there."""
@@ -179,10 +199,20 @@ def _rollouts() -> tuple[bytes, ...]:
         {**nowhere, "sticky": "header:" + "x" * 60_000}, {**nowhere, "every_s": 1e308},
         {**nowhere, "guards": {f"g{n}": {"a": [[[n]]]} for n in range(1000)}},
         {**nowhere, "sample": -1}, {**nowhere, "why": "x" * 60_000},
+        *({**nowhere, "steps": [share]} for share in SHARES),
+        *({**nowhere, "sample": share} for share in SHARES),
+        *({**nowhere, "mirrored": share} for share in SHARES),
+        *({**nowhere, "sticky": sticky} for sticky in STICKIES),
+        *({"name": "ab", "sticky": sticky, "arms": [half, half]} for sticky in STICKIES),
+        *({"name": "ab", "arms": [half, {**half, "share": share}]} for share in SHARES),
+        *({field: value} for field in ("why", "version", "steps", "arms", "guards")
+          for value in WRONG),
+        {**nowhere, "guards": {"latency": {"ratio": 10**400}}},
         {"name": "../x", "arms": [half, half]}, {"name": "ab", "arms": [half] * 1000},
         {"name": "ab", "arms": [{**half, "share": float("inf")}] * 2},
     )  # fmt: skip
-    hostile = (b"[" * 60_000, b'{"steps":' * 10_000, b"1" * 60_000, b"\xff", b"", b"null")
+    long = (json.dumps({**nowhere, "why": letter * 2**20}).encode() for letter in "x\0\u20ac")
+    hostile = (*long, b"[" * 60_000, b'{"steps":' * 10_000, b"1" * 60_000, b"\xff", b"", b"null")
     return (*(json.dumps(one).encode() for one in documents), *hostile)
 
 
@@ -197,6 +227,66 @@ async def rollouts(target: Target, random: Random) -> None:
             target.wrong(f"{kind}: {status} {said[:200]!r}")
 
     await asyncio.gather(*(start() for _ in range(AT_ONCE)))
+
+
+async def rollout_storms(target: Target, random: Random) -> None:
+    """Starts, pauses and aborts real rollouts, hundreds at once over a few connections."""
+    name = f"rolled-{random.getrandbits(32):08x}"
+    store = ModelStore(str(target.store))
+    try:
+        for scale in (1.0, 2.0):
+            await asyncio.to_thread(onnx_models.publish, store.url, name, onnx_models.linear(scale))
+        await asyncio.to_thread(store.promote, name, 1)
+        await asyncio.gather(*(_storm(target, random, name) for _ in range(AT_ONCE)))
+        status, said = await _call(target, "GET", f"models/{name}/rollout")
+        if status not in ("200", "503", "closed"):
+            target.wrong(f"the rollout after a storm: {status} {said[:200]!r}")
+        found = await asyncio.to_thread(store.pointers, name)
+        if found is None or found.aliases.get("production") not in (1, 2):
+            target.wrong(f"pointers after a storm: {found}")
+    finally:
+        await asyncio.to_thread(shutil.rmtree, target.store / name, ignore_errors=True)
+
+
+async def _storm(target: Target, random: Random, name: str) -> None:
+    starts = [json.dumps({"version": version, "why": "a storm"}).encode() for version in (1, 2)]
+    requests = []
+    for _ in range(STORM):
+        act = random.choice(("", "", "/pause", "/resume", "/abort", "/promote"))
+        sent = b'{"why": "a storm"}' if act else random.choice(starts)
+        path = f"/v1/registry/models/{name}/rollout{act}"
+        kind = "content-type: application/json"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{kind}\r\ncontent-length: {len(sent)}\r\n\r\n"
+        requests.append(head.encode() + sent)
+    async with target.connection(target.http_port) as peer:
+        peer.writer.writelines(requests)
+        with contextlib.suppress(ConnectionError):
+            await peer.writer.drain()
+        for _ in requests:
+            status, said = await peer.answer()
+            target.count(status)
+            if status not in ("200", *REFUSED):
+                target.wrong(f"a storm of rollouts: {status} {said[:200]!r}")
+            if status in ("closed", "no answer"):
+                return
+
+
+async def event_positions(target: Target, random: Random) -> None:
+    """Asks for events after ids that are none, or far away, and reads a little of what comes."""
+
+    async def follow() -> None:
+        after = quote(random.choice(POSITIONS), safe="")
+        in_header = random.random() < 0.5
+        lines = [f"GET /v1/registry/events{'' if in_header else f'?after={after}'} HTTP/1.1"]
+        lines += ["host: x", *([f"last-event-id: {after}"] if in_header else [])]
+        async with target.connection(target.http_port) as peer:
+            await peer.send("\r\n".join([*lines, "", ""]).encode())
+            status, said = await peer.answer()
+            target.count(status)
+            if status not in ("200", *REFUSED):
+                target.wrong(f"events after {after[:80]}: {status} {said[:200]!r}")
+
+    await asyncio.gather(*(follow() for _ in range(AT_ONCE)))
 
 
 async def unread_downloads(target: Target, random: Random) -> None:
@@ -223,6 +313,8 @@ ATTACKS = [
         names,
         moves,
         rollouts,
+        rollout_storms,
+        event_positions,
         unread_downloads,
     )
 ]

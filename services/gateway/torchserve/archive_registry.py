@@ -66,6 +66,8 @@ from services.gateway.torchserve.register_request import (
 from services.gateway.torchserve.registered_versions import (
     UnseenError,
     WorkersError,
+    changing,
+    followed,
     is_newest,
     known,
     reopened,
@@ -111,9 +113,10 @@ class ArchiveRegistry:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left = LeftFolders()
 
-    async def registrations(self) -> Registrations:
-        """Returns all registered models."""
-        return await _in_thread(self._file.latest)
+    async def registrations(self, name: str = "") -> Registrations:
+        """Returns all registered models; a named one with the default that a rollout gave it."""
+        found = await _in_thread(self._file.latest)
+        return followed(found, name, self._directory.live_version(name))
 
     def latest(self) -> Registrations:
         """Returns all registered models at once: from memory, unless they have changed.
@@ -149,7 +152,7 @@ class ArchiveRegistry:
         Raises:
             UnknownModelError, UnknownVersionError: it is not registered.
         """
-        return known(await self.registrations(), name, version)
+        return known(await self.registrations(name), name, version)
 
     async def register(self, request: RegisterRequest, *, waits: bool = True) -> Registered:
         """Registers an archive.
@@ -372,7 +375,7 @@ class ArchiveRegistry:
         name = check_name(request.model_name or archive.manifest.model.name)
         version = archive.manifest.model.version
         one = version_of(archive, name, request, self._properties)
-        with self._file.changing() as change:
+        with changing(self._file, self._store, name) as change:
             model = change.before.models.get(name)
             if model is not None and version in model.versions:
                 words = f"Model version {version} is already registered for model {name}"
@@ -395,7 +398,7 @@ class ArchiveRegistry:
         self, name: str, version: str, least: int, most: int
     ) -> tuple[RegisteredVersion, RegisteredVersion]:
         """Returns the version as it was, and as it is now."""
-        with self._file.changing() as change:
+        with changing(self._file, self._store, name) as change:
             present = known(change.before, name, version).versions[version]
             one = present.model_copy(update={"min_workers": least, "max_workers": most})
             grows = least > 0 and most_sequences(one) != most_sequences(present)
@@ -408,14 +411,14 @@ class ArchiveRegistry:
     def _put_back(
         self, name: str, version: str, failed: RegisteredVersion, before: RegisteredVersion
     ) -> None:
-        with self._file.changing() as change:
+        with changing(self._file, self._store, name) as change:
             if is_newest(change.before, name, version, failed):
                 change.put(name, version, before)
                 self._point(change.after, name)
 
     def _undo(self, name: str, version: str, failed: RegisteredVersion) -> None:
         """Unregisters a version whose workers do not start; removes its files, if its own."""
-        with self._file.changing() as change:
+        with changing(self._file, self._store, name) as change:
             if not is_newest(change.before, name, version, failed):
                 return
             change.drop(name, version)
@@ -424,14 +427,14 @@ class ArchiveRegistry:
             shutil.rmtree(failed.folder, ignore_errors=True)
 
     def _set_default(self, name: str, version: str) -> None:
-        with self._file.changing() as change:
+        with changing(self._file, self._store, name) as change:
             known(change.before, name, version)
             change.make_default(name, version)
             self._point(change.after, name)
 
     def _drop(self, name: str, version: str) -> RegisteredVersion:
         """Returns the version that is no longer registered."""
-        with self._file.changing() as change:
+        with changing(self._file, self._store, name) as change:
             model = known(change.before, name, version)
             if version == model.default and len(model.versions) > 1:
                 raise ForbiddenError(

@@ -287,15 +287,15 @@ class Management:
         return status(f'Model "{name}" unregistered')
 
     async def _named(self, name: str, version: str = "") -> RegisteredModel:
-        model = (await self._registrations()).models.get(name)
+        model = (await self._registrations(name)).models.get(name)
         if model is None:
             raise model_not_found(name)
         if version and version not in model.versions:
             raise version_not_found(name, version)
         return model
 
-    async def _registrations(self) -> Registrations:
-        return await _worded(self._registry.registrations())
+    async def _registrations(self, name: str = "") -> Registrations:
+        return await _worded(self._registry.registrations(name))
 
     async def _customized(self, name: str, version: str, request: HandlerRequest) -> Said:
         model = await self._named(name, version)

@@ -3,11 +3,21 @@
 In: the registrations, and a version as a call has left it. Out: the version there, or an error.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from model_store.archives.model_archive import ModelArchive, open_archive
-from model_store.archives.registrations import RegisteredModel, RegisteredVersion, Registrations
+from model_store.archives.registrations import (
+    Change,
+    RegisteredModel,
+    RegisteredVersion,
+    RegistrationFile,
+    Registrations,
+)
 from model_store.errors import ModelArchiveError
+from model_store.pointers import PRODUCTION
+from model_store.store import ModelStore
 from services.errors import BackendError, UnknownModelError, UnknownVersionError
 
 
@@ -53,6 +63,35 @@ def known(registrations: Registrations, name: str, version: str = "") -> Registe
             f"{', '.join(model.versions)[:1000]}"
         )
     return model
+
+
+def followed(registrations: Registrations, name: str, live: int | None) -> Registrations:
+    """Returns the registrations, with the default version of a model that a rollout has promoted.
+
+    Args:
+        registrations: as management has left them.
+        name: name of the model.
+        live: number of the version that `production` names; None for none.
+    """
+    model = registrations.models.get(name)
+    if model is None or live is None or model.versions[model.default].number == live:
+        return registrations
+    promoted = next((key for key, one in model.versions.items() if one.number == live), None)
+    return registrations if promoted is None else registrations.with_default(name, promoted)
+
+
+@contextlib.contextmanager
+def changing(file: RegistrationFile, store: ModelStore, name: str) -> Iterator[Change]:
+    """Holds the lock of the registrations, which follow what a rollout has done to a model.
+
+    Raises:
+        StoreError, OSError: the registrations or the pointers cannot be read, or written.
+    """
+    with file.changing() as change:
+        pointers = store.pointers(name)
+        live = pointers.aliases.get(PRODUCTION) if pointers is not None else None
+        change.before = change.after = followed(change.before, name, live)
+        yield change
 
 
 def is_newest(
