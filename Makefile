@@ -214,6 +214,10 @@ mutants: $(DEVELOPING) ## Change the sources in 200 places, and see whether a te
 k8s-validate: $(VALIDATING) ## Render every overlay of k8s/, hold it against schemas and our rules, start each image's lock.
 	@$(BIN)/pytest tests/k8s tests/locks $(ARGS)
 
+.PHONY: helm
+helm: $(DEVELOPING) ## Generate the Helm chart from k8s/: deploy/helm/flambeau. Needs kubectl.
+	@$(BIN)/python -m deploy.helm_chart
+
 .PHONY: e2e-cluster
 e2e-cluster: $(DEVELOPING) $(IN_FRONT) ## Pods in network namespaces behind Envoy, updated and lost under load. ARGS="--seed 7"
 	@$(BIN)/python -m tests.cluster $(ARGS)

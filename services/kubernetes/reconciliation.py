@@ -15,7 +15,6 @@ Rules:
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 from flambeau.registry.errors import RegistryBusyError, RegistryConflictError, RegistryError
 from model_store.rollouts.amounts import share_text
@@ -32,7 +31,7 @@ from services.kubernetes.model_rollout import (
     status_of,
 )
 from services.kubernetes.object_api import Object, ObjectApi
-from services.kubernetes.registry_rollouts import RegistryRollouts
+from services.kubernetes.registry_rollouts import RegistryRollouts, Running, Shown, Verdict
 
 logger = logging.getLogger("flambeau.model_rollouts")
 
@@ -128,9 +127,9 @@ class Reconciliation:
             return
         model, mark = self._model_of_run(found), mark_of(found, status.run_generation)
         try:
-            running = self._registry.show(model).get("rollout")
+            running = self._registry.show(model).rollout
             own = status.rollout_id or (running and self._registry.started_by(model, mark))
-            if running and running["id"] == own:
+            if running and running.id == own:
                 self._registry.act(model, "abort", f"{why} {mark}")
         except RegistryConflictError:
             return  # it has just ended
@@ -147,8 +146,8 @@ class Reconciliation:
             shown = self._registry.show(run.spec.model)
             if not run.status.rollout_id:
                 return self._start(run, shown)
-            running = shown.get("rollout")
-            if running and running["id"] == run.status.rollout_id:
+            running = shown.rollout
+            if running and running.id == run.status.rollout_id:
                 return self._steer(run, shown, running)
             return self._conclude(run, shown)
         except RegistryConflictError as error:
@@ -158,19 +157,19 @@ class Reconciliation:
                 raise
             return self._refused(run, error)
 
-    def _start(self, run: _Run, shown: dict[str, Any]) -> float | None:
+    def _start(self, run: _Run, shown: Shown) -> float | None:
         """Starts the rollout of a run, unless it was started before."""
-        model, running = run.spec.model, shown.get("rollout")
+        model, running = run.spec.model, shown.rollout
         rollout_id = self._registry.started_by(model, run.mark)
         if not rollout_id:
             if run.spec.state == "Aborted":
                 self._write(run.found, run.status, "Aborted", "spec.state is Aborted")
                 return None
             if running:
-                said = f"version {running['candidate']} is being rolled out by others"
+                said = f"version {running.candidate} is being rolled out by others"
                 self._write(run.found, run.status, "Pending", f"{said}; it starts after that")
                 return self._every_s
-            if shown.get("production") == run.spec.version:
+            if shown.production == run.spec.version:
                 said = f"production names version {run.spec.version} already"
                 changed = run.status.model_copy(update={"production": run.spec.version})
                 self._write(run.found, changed, "Promoted", said)
@@ -182,9 +181,9 @@ class Reconciliation:
         self._write(run.found, changed, "Running", "started")
         return AT_ONCE_S
 
-    def _steer(self, run: _Run, shown: dict[str, Any], running: dict[str, Any]) -> float:
+    def _steer(self, run: _Run, shown: Shown, running: Running) -> float:
         """Does what `state` asks of a rollout that runs, and tells its state."""
-        act, paused = "", str(running["paused"])
+        act, paused = "", running.paused
         if run.spec.state == "Aborted":
             act = "abort"
         elif run.spec.state == "Paused" and not paused:
@@ -195,28 +194,27 @@ class Reconciliation:
             why = f"spec.state is {run.spec.state} {run.mark}"
             self._registry.act(run.spec.model, act, why)
             return AT_ONCE_S
-        verdict = shown.get("verdict") or {}
-        said = str(verdict.get("next_why") or verdict.get("reason") or shown.get("note") or "")
+        verdict = shown.verdict or Verdict(reason=shown.note)
+        said = verdict.next_why or verdict.reason
         changed = run.status.model_copy(
             update={
-                "share": share_text(running["share"]),
-                "next_step_at": running["next_step_at"],
-                "production": shown["production"],
+                "share": share_text(running.share),
+                "next_step_at": running.next_step_at,
+                "production": shown.production,
             }
         )
         self._write(run.found, changed, "Paused" if paused else "Running", paused or said)
         return self._every_s
 
-    def _conclude(self, run: _Run, shown: dict[str, Any]) -> float | None:
+    def _conclude(self, run: _Run, shown: Shown) -> float | None:
         """Tells how the rollout of a run ended."""
-        last = shown.get("last") or {}
-        if last.get("id") == run.status.rollout_id:
-            outcome, why = str(last["outcome"]), str(last["why"])
+        if shown.last and shown.last.id == run.status.rollout_id:
+            outcome, why = shown.last.outcome, shown.last.why
         else:
             outcome, why = self._registry.ended(run.spec.model, run.status.rollout_id)
         phase = OUTCOMES.get(outcome, "Ended")
         changed = run.status.model_copy(
-            update={"share": "", "next_step_at": None, "production": shown["production"]}
+            update={"share": "", "next_step_at": None, "production": shown.production}
         )
         self._write(run.found, changed, phase, why or outcome)
         logger.info("rollout over", extra={"model": run.spec.model, "phase": phase})

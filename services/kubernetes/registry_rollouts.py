@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from flambeau.channel import Tls
 from flambeau.registry.connection import RegistryConnection, path_of
 from flambeau.registry.errors import RegistryError
@@ -25,6 +27,63 @@ TIMEOUT_S = 15.0
 """Time without a byte of an answer."""
 
 Document = dict[str, Any]
+
+
+class Running(BaseModel):
+    """A rollout that runs."""
+
+    id: str
+    candidate: int
+    share: float
+    paused: str
+    next_step_at: str | None = None
+
+
+class Last(BaseModel):
+    """How the last rollout ended."""
+
+    id: str
+    outcome: str
+    why: str = ""
+
+
+class Verdict(BaseModel):
+    """Why a rollout stays at its step."""
+
+    reason: str = ""
+    next_why: str = ""
+
+
+class Shown(BaseModel):
+    """The state of a model's rollout; see `model_store.rollouts.status`."""
+
+    production: int | None = None
+    rollout: Running | None = None
+    verdict: Verdict | None = None
+    note: str = ""
+    last: Last | None = None
+
+
+class Change(BaseModel):
+    """What a move changed of a rollout, a shadow or a split."""
+
+    kind: str
+    act: str
+    id: str
+
+
+class Move(BaseModel):
+    """A generation of a model's pointers."""
+
+    why: str = ""
+    traffic_changes: tuple[Change, ...] = ()
+
+
+class Page(BaseModel):
+    """A page of moves, the newest first."""
+
+    moves: tuple[Move, ...]
+    next: int | None = None
 
 
 class RegistryRollouts:
@@ -45,13 +104,16 @@ class RegistryRollouts:
         self._tls = Tls(ca_file=ca_file or None)
         RegistryConnection(url)  # refuses a wrong one
 
-    def show(self, model: str) -> Document:
-        """Returns the state of a model's rollout; see `model_store.rollouts.status`.
+    def show(self, model: str) -> Shown:
+        """Returns the state of a model's rollout.
 
         Raises:
-            RegistryError: as `RegistryConnection.call`.
+            RegistryError: as `RegistryConnection.call`; or the answer has no such state.
         """
-        return self._call("GET", model, "rollout")
+        try:
+            return Shown.model_validate(self._call("GET", model, "rollout"))
+        except ValidationError as error:
+            raise self._no_registry("the state of a rollout") from error
 
     def start(self, model: str, request: Document) -> str:
         """Starts a rollout; returns its id. Errors are those of `show`."""
@@ -72,11 +134,11 @@ class RegistryRollouts:
             RegistryError: as `show`.
         """
         for move in self._moves(model):
-            if mark not in str(move.get("why")):
+            if mark not in move.why:
                 continue
-            for change in move.get("traffic_changes", []):
-                if (change.get("kind"), change.get("act")) == ("rollout", "started"):
-                    return str(change["id"])
+            for change in move.traffic_changes:
+                if (change.kind, change.act) == ("rollout", "started"):
+                    return change.id
         return ""
 
     def ended(self, model: str, rollout_id: str) -> tuple[str, str]:
@@ -88,19 +150,27 @@ class RegistryRollouts:
             RegistryError: as `show`.
         """
         for move in self._moves(model):
-            for change in move.get("traffic_changes", []):
-                if change.get("id") == rollout_id:
-                    return str(change["act"]), str(move.get("why", ""))
+            for change in move.traffic_changes:
+                if change.id == rollout_id:
+                    return change.act, move.why
         return "", ""
 
-    def _moves(self, model: str) -> Iterator[Document]:
+    def _moves(self, model: str) -> Iterator[Move]:
         query = {"limit": str(PAGE)}
         for _ in range(MOST_PAGES):
-            page = self._call("GET", model, "history", query=query)
-            yield from page.get("moves", [])
-            if page.get("next") is None:
+            try:
+                page = Page.model_validate(self._call("GET", model, "history", query=query))
+            except ValidationError as error:
+                raise self._no_registry("a history") from error
+            yield from page.moves
+            if page.next is None:
                 return
-            query["before"] = str(page["next"])
+            query["before"] = str(page.next)
+
+    def _no_registry(self, wanted: str) -> RegistryError:
+        return RegistryError(
+            f"{self.url} answered without {wanted}; give the URL of a registry of this version"
+        )
 
     def _call(
         self,

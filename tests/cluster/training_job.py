@@ -15,7 +15,8 @@ from tests.cluster.callers import RETRIES
 from tests.fixtures.training_jobs import BEARER
 
 MODEL = "trained"
-EPOCHS = 200
+EPOCHS = 400
+"""More than a run lasts in seconds; those that are left then take milliseconds each."""
 LOOK_EVERY_S = 0.5
 NETWORK = '''
 """A network that takes a second a step until there is something in a pipe, which nobody takes."""

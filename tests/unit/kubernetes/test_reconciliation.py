@@ -20,6 +20,7 @@ from services.kubernetes.model_rollout import FINALIZER, GROUP_VERSION, PLURAL
 from services.kubernetes.object_api import ClusterSettings, KubernetesError, ObjectApi
 from services.kubernetes.reconciliation import REFUSED_AGAIN_S, Reconciliation
 from services.kubernetes.registry_rollouts import RegistryRollouts
+from tests.fixtures.http_listener import QuietHandler, http_listener
 from tests.fixtures.object_api_server import ObjectApiServer, account_in, object_api_server
 from tests.fixtures.store_registry import StoreRegistry, store_registry, token_file_in
 from tests.fixtures.store_versions import publish_in
@@ -335,6 +336,27 @@ def test_a_spec_that_no_schema_refuses_is_refused_in_words(looks: Reconciliation
     assert Reconciliation(objects, registry, EVERY_S).look(NAME) is None
     assert objects.status["phase"] == "Refused"
     assert "unknown key 'evry' (did you mean 'every'?)" in objects.status["reason"]
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[]", b"{}x", b"{}", b'{"rollout": 1}', b'{"rollout": {"id": 2}}']
+)
+def test_an_answer_that_is_no_registry_s_is_an_error_in_words(
+    api: ObjectApiServer, tmp_path: Path, answer: bytes
+) -> None:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+    api.apply(NAME, model=MODEL, version=2)
+    with http_listener(Handler) as url:
+        looks = made_looks(api.url, url, tmp_path)
+        looks.look(NAME)
+        with pytest.raises(RegistryError, match="registry"):
+            settle(looks)
+    assert status(api)["phase"] == "Pending"
 
 
 class KilledError(Exception):
