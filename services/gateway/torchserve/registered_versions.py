@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from model_store.archives.model_archive import ModelArchive, open_archive
+from model_store.archives.registration_file import Change, RegistrationFile
 from model_store.archives.registrations import (
-    Change,
     RegisteredModel,
     RegisteredVersion,
-    RegistrationFile,
     Registrations,
+    Step,
 )
 from model_store.errors import ModelArchiveError
 from model_store.pointers import PRODUCTION
@@ -65,6 +65,14 @@ def known(registrations: Registrations, name: str, version: str = "") -> Registe
     return model
 
 
+def _promoted(registrations: Registrations, name: str, live: int | None) -> str | None:
+    """Returns the version that a rollout has made the default one; None if it did not."""
+    model = registrations.models.get(name)
+    if model is None or live is None or model.versions[model.default].number == live:
+        return None
+    return next((key for key, one in model.versions.items() if one.number == live), None)
+
+
 def followed(registrations: Registrations, name: str, live: int | None) -> Registrations:
     """Returns the registrations, with the default version of a model that a rollout has promoted.
 
@@ -73,11 +81,10 @@ def followed(registrations: Registrations, name: str, live: int | None) -> Regis
         name: name of the model.
         live: number of the version that `production` names; None for none.
     """
-    model = registrations.models.get(name)
-    if model is None or live is None or model.versions[model.default].number == live:
+    version = _promoted(registrations, name, live)
+    if version is None:
         return registrations
-    promoted = next((key for key, one in model.versions.items() if one.number == live), None)
-    return registrations if promoted is None else registrations.with_default(name, promoted)
+    return registrations.after(Step(act="default", model=name, version=version))
 
 
 @contextlib.contextmanager
@@ -90,7 +97,9 @@ def changing(file: RegistrationFile, store: ModelStore, name: str) -> Iterator[C
     with file.changing() as change:
         pointers = store.pointers(name)
         live = pointers.aliases.get(PRODUCTION) if pointers is not None else None
-        change.before = change.after = followed(change.before, name, live)
+        if (version := _promoted(change.before, name, live)) is not None:
+            change.make_default(name, version)
+            change.before = change.after
         yield change
 
 
