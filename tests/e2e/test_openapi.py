@@ -54,7 +54,7 @@ def test_the_registry_is_described_where_the_store_is(server: ServerProcess) -> 
     assert (reply.status, push.status) == ((501, 501) if is_split else (200, 403))
     if is_split:
         for refused in (reply, push):
-            assert "a gateway of a split server has no model store" in refused.error()
+            assert "gateways have no model store" in refused.error()
             assert "a process of its own, `flambeau registry`" in refused.error()
 
 
