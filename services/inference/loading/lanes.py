@@ -54,7 +54,6 @@ from services.telemetry.metrics import Metrics
 from services.tracing.tracer import Tracer
 
 logger = logging.getLogger("flambeau.lanes")
-
 T = TypeVar("T")
 
 MAX_TRIES = 100
@@ -83,6 +82,7 @@ class Lanes:
         self._tracer = tracer
         self._loaded: dict[Lane, LoadedLane] = {}
         self._draining: dict[Lane, Worker] = {}
+        self.drained: Callable[[], None] = lambda: None  # called when one of them has closed
         self._turns: dict[Device, DeviceTurns] = {}
         self._memory: dict[Device, MemoryAdmission] = {}
         self._load_turns = LoadTurns(len(os.sched_getaffinity(0)))
@@ -466,9 +466,8 @@ class Lanes:
 
     def _waiting(self, lane: Lane) -> int:
         """Returns the number of entries of a version that wait for a batch."""
-        loaded = {other: own.worker for other, own in self._loaded.items()}
-        workers = (loaded | self._draining).items()
-        return sum(worker.waiting for other, worker in workers if other.default == lane)
+        workers = {other: own.worker for other, own in self._loaded.items()} | self._draining
+        return sum(worker.waiting for other, worker in workers.items() if other.default == lane)
 
     def _close(self, lane: Lane) -> list[LoadedLane]:
         """Stops admission to a version; its workers answer their requests and then close."""
@@ -483,6 +482,7 @@ class Lanes:
 
     def _forget(self, lane: Lane) -> None:
         self._draining.pop(lane, None)
+        self.drained()
         if lane.artifact:  # the version's metrics remain as long as its default lane
             return
         self._metrics.forget_lane(lane.model, lane.version)

@@ -95,6 +95,7 @@ class Reconciler:
         self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
         self._pipelines = Pipelines(store, queue, directory, metrics, policy, self._lanes.worker_of)
         self._control.parts_of = self._pipelines.parts_of
+        self._lanes.drained = self._control.nudge
         directory.missing = self._control.missed
         self._background_choice = BackgroundChoice(store, self._lanes)
         self._choosing: asyncio.Task[None] | None = None
@@ -424,6 +425,8 @@ class Reconciler:
 
     async def _load(self, model: _Model, lane: Lane, workers: asyncio.TaskGroup) -> None:
         is_here = lane in self._lanes or lane in self._pipelines
+        if lane in self._lanes and lane not in self._lanes.loaded():
+            self._begun.discard(lane.model)  # it still drains: the pass behind that loads it
         is_due = model.failures.is_due(lane.version, self._policy.retry_failed_s)
         if is_here or not is_due or not self._directory.is_missed(lane):
             return

@@ -74,3 +74,13 @@ async def test_a_version_is_withdrawn_while_another_one_of_its_model_loads(
             may_read.set()
         await running.until(lambda: running.states() == {2: "ready"})
         assert running.directory.live_version("m") == 2
+
+
+async def test_a_model_is_loaded_while_it_still_drains(tmp_path: Path) -> None:
+    """It answers its requests before its backends close; a load comes behind that."""
+    publish(str(tmp_path), "m", linear(1))
+    async with running_reconciler(tmp_path, control="explicit", poll_interval_s=60) as running:
+        for _ in range(20):
+            await running.control.act("load", "m")
+            assert running.states() == {1: "ready"}
+            await running.control.act("unload", "m")
