@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from model_store.archives.model_config import ModelConfig, config_of
+from model_store.archives.model_snapshot import OF_ARCHIVE, SnapshotModel, parse_snapshot
 from model_store.archives.properties_text import parse_properties
 from model_store.document import LARGE, parse_document
 from model_store.errors import DocumentError, ServerPropertiesError
@@ -42,7 +43,9 @@ class ServerProperties:
     load_models: str | None = None
     """Archives to register at the start: `all`, `standalone`, or `NAME=ARCHIVE` by commas."""
     models: Mapping[str, Mapping[str, ModelConfig]] = field(default_factory=dict)
-    """Settings by model and version, which go before those of the archive."""
+    """Settings by model and version, which go behind those of the archive."""
+    snapshot: tuple[SnapshotModel, ...] | None = None
+    """Archives to register at the start, in place of `load_models`; None without a snapshot."""
     allowed_urls: tuple[str, ...] = ("file://.*|http(s)?://.*",)
     """Regular expressions of the URLs that archives may be registered from."""
     default_workers_per_model: int = 0
@@ -92,7 +95,6 @@ WITHOUT_MEANING = {
     "metrics_mode": "metrics are Prometheus'",
     "model_metrics_auto_detect": "metrics of handlers are exported as they come",
     "model_server_home": "handlers run in the folder of their archive",
-    "model_snapshot": "no snapshots are written",
     "netty_client_threads": "there is no Netty",
     "number_of_gpu": "the device is a setting of the server",
     "number_of_netty_threads": "there is no Netty",
@@ -136,7 +138,7 @@ def parse_server_properties(
     for key, text in texts.items():
         reader = _READERS.get(key)
         if reader is not None:
-            found[key] = _read(reader, key, text, where)
+            found[_FIELDS.get(key, key)] = _read(reader, key, text, where)
         elif key not in _SWITCHES:
             reason = WITHOUT_MEANING.get(key, "it is unknown")
             ignored.append(f"'{key[:_MAX_SHOWN]}': {reason}")
@@ -146,6 +148,13 @@ def parse_server_properties(
         for version, config in versions.items()
         for reason in config.ignored
     ]
+    if found.get("snapshot") is not None:
+        ignored.append("'model_snapshot': its models are registered, and no snapshots are written")
+        ignored += [
+            f"'model_snapshot', {one.name}: {reason}"
+            for one in found["snapshot"]
+            for reason in one.config.ignored
+        ]
     return ServerProperties(**found, ignored=tuple(ignored))
 
 
@@ -164,6 +173,10 @@ def _true(text: str) -> bool:
 
 def _text(text: str) -> str | None:
     return text or None
+
+
+def _snapshot(text: str) -> tuple[SnapshotModel, ...] | None:
+    return parse_snapshot(text) if text else None
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
@@ -210,16 +223,15 @@ def _models(text: str) -> dict[str, dict[str, ModelConfig]]:
         raise ValueError('write {"MODEL": {"VERSION": {"minWorkers": 1}}}')
     return {
         str(name): {
-            str(version): config_of({k: v for k, v in one.items() if k not in _OF_SNAPSHOTS})
+            str(version): config_of({k: v for k, v in one.items() if k not in OF_ARCHIVE})
             for version, one in versions.items()
         }
         for name, versions in document.items()
     }
 
 
-_OF_SNAPSHOTS = ("defaultVersion", "marName")
-"""Keys of `models` that name the archive, and the default version; for the start only."""
-
+_FIELDS = {"model_snapshot": "snapshot"}
+"""Fields with other names than their keys."""
 _COUNT = _whole(0, 2**31 - 1)
 _SIZE = _whole(1, 2**31 - 1)
 _READERS: dict[str, Callable[[str], Any]] = {
@@ -233,6 +245,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "model_store": _text,
     "load_models": _text,
     "models": _models,
+    "model_snapshot": _snapshot,
     "allowed_urls": _urls,
     "default_workers_per_model": _COUNT,
     "default_response_timeout": _SIZE,

@@ -1,8 +1,8 @@
 """What a caller asks for when an archive is registered, and what follows from it. Pure.
 
 In: the request, the archive's own settings, those of the server. Out: the version to register.
-Source: TorchServe 0.12: settings of the archive go before those of the server's file for the model,
-and these before those of the request.
+Source: TorchServe 0.12: settings of a snapshot go before those of the archive, these before those
+of the server's file for the model, and these before those of the request.
 """
 
 from dataclasses import dataclass
@@ -37,6 +37,8 @@ class RegisterRequest:
     initial_workers: int | None = None
     response_timeout_s: int | None = None
     startup_timeout_s: int | None = None
+    config: ModelConfig | None = None
+    """Settings of a snapshot, which go before those of the archive."""
     at_start: bool = False
 
 
@@ -63,11 +65,9 @@ def version_of(
     of_server = properties.models.get(name, {}).get(archive.manifest.model.version)
 
     def chosen(field: str, asked: int | None, default: int, least: int, most: int) -> int:
-        found: Any = getattr(own, field)
-        if found is None and of_server is not None:
-            found = getattr(of_server, field)
-        for other in (asked, default):
-            found = other if found is None else found
+        settings = (request.config, own, of_server)
+        values = (getattr(one, field) for one in settings if one is not None)
+        found: Any = next((one for one in (*values, asked) if one is not None), default)
         return _within(field, int(found), least, most)
 
     start_s = properties.default_startup_timeout

@@ -1,7 +1,10 @@
 """TorchServe's `config.properties` and its variables of the environment."""
 
+import json
+
 import pytest
 
+from model_store.archives.model_snapshot import MAX_SNAPSHOT_MODELS
 from model_store.archives.properties_text import parse_properties
 from model_store.archives.server_properties import ServerProperties, parse_server_properties
 from model_store.errors import ServerPropertiesError
@@ -71,6 +74,9 @@ def test_the_environment_overrides_only_if_the_file_says_so() -> None:
         ('models={"m": 1}', 'write {"MODEL"'),
         ("token_expiration_min=nan", "above 0"),
         ("allowed_urls=(", "'allowed_urls'"),
+        ("model_snapshot=[]", 'write {"name"'),
+        ('model_snapshot={"models": {"m": []}}', "'m' has no versions"),
+        ('model_snapshot={"models": {"m": {"1": {"minWorkers": 1}}}}', "'m' has no 'marName'"),
     ],
 )
 def test_values_that_cannot_be_read_are_named(line: str, reason: str) -> None:
@@ -85,6 +91,20 @@ def test_allowed_urls_come_from_the_environment_where_that_is_said() -> None:
     assert said.allowed_urls == ("https://a/.*",)
     unsaid = parse_server_properties(b"allowed_urls=https://b/.*", "c", environment)
     assert unsaid.allowed_urls == ("https://b/.*",)
+
+
+def test_a_snapshot_has_no_more_versions_than_a_start_registers() -> None:
+    most = {str(one): {"marName": "m"} for one in range(MAX_SNAPSHOT_MODELS)}
+
+    def parsed(versions: dict[str, dict[str, str]]) -> ServerProperties:
+        text = json.dumps({"models": {"m": versions}})
+        return parse_server_properties(f"model_snapshot={text}".encode(), "c", {})
+
+    snapshot = parsed(most).snapshot
+    assert snapshot is not None
+    assert len(snapshot) == MAX_SNAPSHOT_MODELS
+    with pytest.raises(ServerPropertiesError, match="it has 1,001 versions"):
+        parsed(most | {"x": {"marName": "m"}})
 
 
 def test_port_zero_stays_zero() -> None:
