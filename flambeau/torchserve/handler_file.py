@@ -18,7 +18,9 @@ from types import ModuleType
 from typing import Any
 
 from model_store.archives.archive_files import PACKAGES
-from model_store.host.install_advice import OURS, install_command, package_command
+from model_store.archives.module_names import check_module_names
+from model_store.errors import ModelArchiveError
+from model_store.host.install_advice import install_command, package_command
 from model_store.python_models.open_model import PythonModelError
 
 Entry = Callable[[Any, Any], Any]
@@ -52,7 +54,10 @@ def open_handler(folder: Path, name: str, envelope: str | None = None) -> Handle
     Raises:
         HandlerError: it is missing, does not run, or is neither one class nor a function.
     """
-    _check_names(folder)
+    try:
+        check_module_names(folder)
+    except ModelArchiveError as error:
+        raise HandlerError(str(error)) from error
     # Before all else, as TorchServe's PYTHONPATH.
     sys.path[:0] = [str(folder), str(folder / PACKAGES)]
     file, _, function = name.partition(":")
@@ -96,15 +101,6 @@ def described(error: BaseException, folder: Path) -> str:
             place = f" ({path.relative_to(folder)}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return raised + place
-
-
-def _check_names(folder: Path) -> None:
-    for name in sorted(OURS):
-        if (folder / f"{name}.py").exists() or any((folder / name).glob("*.py")):
-            raise HandlerError(
-                f"the archive has a module '{name}', which is the name of a package of the server; "
-                "rename it"
-            )
 
 
 def _module_of(path: Path) -> ModuleType:

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from model_store.archives.model_config import ModelConfig, config_of
+from model_store.archives.model_metrics import DEFAULT_METRICS, ModelMetric
 from model_store.archives.model_snapshot import OF_ARCHIVE, SnapshotModel, parse_snapshot
 from model_store.archives.properties_text import parse_properties
 from model_store.document import LARGE, parse_document
@@ -42,6 +43,10 @@ class ServerProperties:
     """Folder of the archives that may be registered by name."""
     load_models: str | None = None
     """Archives to register at the start: `all`, `standalone`, or `NAME=ARCHIVE` by commas."""
+    metrics_config: str | None = None
+    """File with the metrics that handlers find by `get_metric`."""
+    model_metrics: tuple[ModelMetric, ...] = DEFAULT_METRICS
+    """What the file has."""
     models: Mapping[str, Mapping[str, ModelConfig]] = field(default_factory=dict)
     """Settings by model and version, which go behind those of the archive."""
     snapshot: tuple[SnapshotModel, ...] | None = None
@@ -54,7 +59,6 @@ class ServerProperties:
     default_startup_timeout: int = 120
     job_queue_size: int = 100
     max_request_size: int = 6_553_500
-    max_response_size: int = 6_553_500
     service_envelope: str | None = None
     decode_input_request: bool = True
     limit_max_image_pixels: bool = True
@@ -80,7 +84,13 @@ WITHOUT_MEANING = {
     "cpp_log_config": "there is no C++ backend",
     "cpu_launcher_args": "threads are a setting of the server",
     "cpu_launcher_enable": "threads are a setting of the server",
+    "debug": "log_level is a setting of the server",
     "default_service_handler": "each archive names its handler",
+    **{
+        f"grpc_{api}_max_connection_age{grace}_ms": "connections stay open until the server ends"
+        for api in ("inference", "management")
+        for grace in ("", "_grace")
+    },
     "initial_distribution_port": "workers have no ports",
     "initial_worker_port": "workers have no ports",
     "io_ratio": "there is no Netty",
@@ -89,8 +99,8 @@ WITHOUT_MEANING = {
     "keystore": "give private_key_file and certificate_file",
     "keystore_pass": "give private_key_file and certificate_file",
     "keystore_type": "give private_key_file and certificate_file",
+    "max_response_size": "answers of a batch have at most 64 MiB",
     "metric_time_interval": "the machine's metrics are read for each scrape",
-    "metrics_config": "metrics of handlers are exported as they come",
     "metrics_format": "metrics are Prometheus'",
     "metrics_mode": "metrics are Prometheus'",
     "model_metrics_auto_detect": "metrics of handlers are exported as they come",
@@ -99,9 +109,17 @@ WITHOUT_MEANING = {
     "number_of_gpu": "the device is a setting of the server",
     "number_of_netty_threads": "there is no Netty",
     "prefer_direct_buffer": "there is no Netty",
+    "preload_model": "each worker loads its model",
     "system_metrics_cmd": "the machine's metrics are read for each scrape",
+    **{
+        f"ts_header_key_sequence_{name}": f"the header is ts_request_sequence_{name}"
+        for name in ("id", "start", "end")
+    },
+    "ts_open_inference_protocol": "flambeau serve without --torchserve speaks it",
+    "tsConfigFile": "it names the file that a snapshot was made of",
     "unregister_model_timeout": "a model is unregistered once its requests are answered",
     "use_native_io": "there is no Netty",
+    "version": "it is the version of the TorchServe that wrote a snapshot",
     "vmargs": "there is no Java",
     "workflow_store": "workflows are pipelines here (docs/guides/pipelines.md)",
 }
@@ -137,9 +155,9 @@ def parse_server_properties(
     ignored = []
     for key, text in texts.items():
         reader = _READERS.get(key)
-        if reader is not None:
+        if reader is not None and (text or key not in _MAY_BE_EMPTY):
             found[_FIELDS.get(key, key)] = _read(reader, key, text, where)
-        elif key not in _SWITCHES:
+        elif reader is None and key not in _SWITCHES:
             reason = WITHOUT_MEANING.get(key, "it is unknown")
             ignored.append(f"'{key[:_MAX_SHOWN]}': {reason}")
     ignored += [
@@ -199,6 +217,10 @@ def _minutes(text: str) -> float:
 
 def _address(text: str) -> Address:
     parts = urlsplit(text)
+    if parts.scheme == "unix":
+        raise ValueError(
+            "sockets of Unix are not listened on; write an address such as http://127.0.0.1:8080"
+        )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("write an address such as http://127.0.0.1:8080")
     port = parts.port
@@ -232,12 +254,18 @@ def _models(text: str) -> dict[str, dict[str, ModelConfig]]:
 
 _FIELDS = {"model_snapshot": "snapshot"}
 """Fields with other names than their keys."""
+_MAY_BE_EMPTY = (
+    "default_workers_per_model", "default_response_timeout", "default_startup_timeout",
+    "job_queue_size", "max_request_size", "grpc_inference_port", "grpc_management_port",
+)  # fmt: skip
+"""Numbers that are TorchServe's defaults where nothing is written."""
 _COUNT = _whole(0, 2**31 - 1)
 _SIZE = _whole(1, 2**31 - 1)
 _READERS: dict[str, Callable[[str], Any]] = {
     "inference_address": _address,
     "management_address": _address,
     "metrics_address": _address,
+    "metrics_config": _text,
     "grpc_inference_address": str,
     "grpc_inference_port": _whole(0, 65_535),
     "grpc_management_address": str,
@@ -252,7 +280,6 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "default_startup_timeout": _SIZE,
     "job_queue_size": _SIZE,
     "max_request_size": _SIZE,
-    "max_response_size": _SIZE,
     "service_envelope": _text,
     "decode_input_request": _true,
     "limit_max_image_pixels": _true,

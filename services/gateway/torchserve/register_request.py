@@ -13,6 +13,7 @@ from flambeau.protocol.sequence_spec import MAX_OPEN
 from model_store.archives.archive_settings import MAX_BATCH_SIZE, MAX_WORKERS, RunSettings
 from model_store.archives.model_archive import ModelArchive
 from model_store.archives.model_config import ModelConfig
+from model_store.archives.model_metrics import ModelMetric
 from model_store.archives.registrations import RegisteredVersion
 from model_store.archives.server_properties import ServerProperties
 from services.errors import InvalidRequestError
@@ -103,8 +104,13 @@ def version_of(
     )
 
 
-def run_of(one: RegisteredVersion) -> RunSettings:
-    """Returns how a registered version with workers is run."""
+def run_of(one: RegisteredVersion, metrics: tuple[ModelMetric, ...] = ()) -> RunSettings:
+    """Returns how a registered version with workers is run.
+
+    Args:
+        one: the version.
+        metrics: metrics that its handler finds.
+    """
     return RunSettings(
         batch_size=one.batch_size,
         workers=one.min_workers,
@@ -116,6 +122,7 @@ def run_of(one: RegisteredVersion) -> RunSettings:
         decode_input_request=one.decode_input_request,
         sequence_idle_ms=one.sequence_idle_ms,
         max_sequences=most_sequences(one) or 1,
+        metrics=metrics,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model_store.archives.model_config import ModelConfig
+from model_store.archives.model_metrics import MAX_METRICS_BYTES, parse_model_metrics
 from model_store.archives.server_properties import ServerProperties
 from model_store.errors import StoreError
 from model_store.store import ModelStore
@@ -73,7 +74,7 @@ def start(folder: Path, properties: ServerProperties, key_file: Path) -> Start:
     if store is not None and not Path(store).is_dir():
         raise ConfigError(f"model_store is '{store}', which is no folder; make it, or name another")
     found = Start(folder / "store", ignored=list(properties.ignored))
-    properties = _with_metrics_apart(properties, found)
+    properties = _with_model_metrics(_with_metrics_apart(properties, found))
     settings = DoorSettings(properties=properties)
     if not properties.disable_token_authorization:
         path = key_file.absolute()
@@ -107,6 +108,28 @@ def _with_metrics_apart(properties: ServerProperties, start: Start) -> ServerPro
         )
         return replace(properties, metrics_address=(host, 0, False))
     return properties
+
+
+def _with_model_metrics(properties: ServerProperties) -> ServerProperties:
+    """Returns settings with the metrics of the file that `metrics_config` names.
+
+    Raises:
+        ConfigError: it cannot be read.
+        ServerPropertiesError: it has another form.
+    """
+    path = properties.metrics_config
+    if path is None:
+        return properties
+    try:
+        if not Path(path).is_file():
+            raise ConfigError(f"metrics_config is '{path}', which is no file; name another")
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_METRICS_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"metrics_config is '{path}', which cannot be read: {error.strerror}; name another"
+        ) from error
+    return replace(properties, model_metrics=parse_model_metrics(data, path))
 
 
 async def _register_all(

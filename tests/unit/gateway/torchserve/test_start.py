@@ -63,6 +63,26 @@ def test_what_can_be_registered_is(place: Path) -> None:
     )  # fmt: skip
 
 
+def test_metrics_of_a_file_are_those_of_handlers(place: Path) -> None:
+    file = place / "metrics.yaml"
+    file.write_text("model_metrics: {counter: [{name: c, unit: '', dimensions: []}]}")
+    start(place / "server", properties(place, f"metrics_config={file}"), place / "key_file.json")
+    (one,) = read_door(place / "server").properties.model_metrics
+    assert (one.name, one.kind) == ("c", "counter")
+    with pytest.raises(ConfigError, match="metrics_config is '/dev/zero', which is no file"):
+        start(place, properties(place, "metrics_config=/dev/zero"), place / "key_file.json")
+
+
+def test_a_module_with_the_name_of_a_package_of_ours_is_named_at_once(place: Path) -> None:
+    files = {"services/__init__.py": "", "services/a.py": ""}
+    write_archive(place / "archives", name="taken", files=files)
+    found = start(
+        place / "server", properties(place, "load_models=taken.mar"), place / "key_file.json"
+    )
+    assert found.registered == []
+    assert found.failed[0].startswith("taken.mar: the archive has a module 'services'")
+
+
 def test_a_snapshot_says_which_archives_are_registered_and_how(place: Path) -> None:
     config = "minWorkers: 1\nbatchSize: 2\nresponseTimeout: 9"
     for version in ("1.0", "2.0"):

@@ -69,7 +69,7 @@ def test_the_environment_overrides_only_if_the_file_says_so() -> None:
     [
         ("job_queue_size=many", "'job_queue_size' is 'many': write a whole number"),
         ("grpc_inference_port=70000", "from 0 to 65,535"),
-        ("inference_address=unix:/tmp/x", "write an address such as"),
+        ("inference_address=unix:/tmp/x", "sockets of Unix are not listened on"),
         ("models={", "'models' is '{'"),
         ('models={"m": 1}', 'write {"MODEL"'),
         ("token_expiration_min=nan", "above 0"),
@@ -105,6 +105,85 @@ def test_a_snapshot_has_no_more_versions_than_a_start_registers() -> None:
     assert len(snapshot) == MAX_SNAPSHOT_MODELS
     with pytest.raises(ServerPropertiesError, match="it has 1,001 versions"):
         parsed(most | {"x": {"marName": "m"}})
+
+
+def test_numbers_that_are_empty_are_the_defaults() -> None:
+    text = b"default_workers_per_model=\njob_queue_size=\n"
+    assert parse_server_properties(text, "c", {}) == ServerProperties()
+
+
+def test_every_key_of_torchserve_is_followed_or_listed() -> None:
+    text = "".join(f"{key}=\n" for key in KEYS)
+    found = parse_server_properties(text.encode(), "c", {})
+    assert not [one for one in found.ignored if "unknown" in one]
+
+
+KEYS = [
+    "async_logging",
+    "blacklist_env_vars",
+    "cpp_log_config",
+    "cpu_launcher_args",
+    "cpu_launcher_enable",
+    "debug",
+    "default_response_timeout",
+    "default_service_handler",
+    "default_startup_timeout",
+    "default_workers_per_model",
+    "disable_system_metrics",
+    "disable_token_authorization",
+    "enable_envvars_config",
+    "decode_input_request",
+    "enable_grpc_ssl",
+    "enable_metrics_api",
+    "enable_model_api",
+    "grpc_inference_max_connection_age_grace_ms",
+    "grpc_inference_max_connection_age_ms",
+    "grpc_inference_port",
+    "grpc_management_max_connection_age_grace_ms",
+    "grpc_management_max_connection_age_ms",
+    "grpc_management_port",
+    "initial_distribution_port",
+    "initial_worker_port",
+    "install_py_dep_per_model",
+    "io_ratio",
+    "ipex_enable",
+    "ipex_gpu_enable",
+    "job_queue_size",
+    "keystore",
+    "keystore_pass",
+    "keystore_type",
+    "limit_max_image_pixels",
+    "load_models",
+    "max_request_size",
+    "max_response_size",
+    "metric_time_interval",
+    "metrics_config",
+    "metrics_mode",
+    "model_metrics_auto_detect",
+    "model_server_home",
+    "model_snapshot",
+    "model_store",
+    "netty_client_threads",
+    "number_of_gpu",
+    "number_of_netty_threads",
+    "prefer_direct_buffer",
+    "preload_model",
+    "private_key_file",
+    "certificate_file",
+    "service_envelope",
+    "system_metrics_cmd",
+    "ts_header_key_sequence_end",
+    "ts_header_key_sequence_id",
+    "ts_header_key_sequence_start",
+    "ts_open_inference_protocol",
+    "unregister_model_timeout",
+    "use_env_allowed_urls",
+    "use_native_io",
+    "version",
+    "vmargs",
+    "workflow_store",
+]
+"""Keys of the ConfigManager of TorchServe 0.12, but for those that may not be empty."""
 
 
 def test_port_zero_stays_zero() -> None:

@@ -410,6 +410,15 @@ async def test_a_body_over_the_limit_is_refused_in_torchserves_form(make: Make) 
     assert place.handler.held == []
 
 
+async def test_a_compressed_body_reaches_the_handler_as_it_was_sent(make: Make) -> None:
+    place = make()
+    body = gzip.compress(b"x" * 100)
+    place.ask(body, content_encoding="gzip")
+    (request,) = place.handler.requests()
+    assert bytes(request.parts[0].data) == body
+    assert request.headers["content-encoding"] == "gzip"
+
+
 async def test_tokens_are_checked_for_every_request(make: Make, tmp_path: Path) -> None:
     file = tmp_path / "key_file.json"
     tokens = Tokens(file, 99)
