@@ -61,7 +61,7 @@ def _metrics(count: int, dimensions: int = 0) -> bytes:
     ],
 )
 def test_a_file_of_another_form_is_refused(data: bytes, reason: str) -> None:
-    with pytest.raises(ServerPropertiesError, match="metrics_config is 'm.yaml': ") as raised:
+    with pytest.raises(ServerPropertiesError, match=r"metrics_config is 'm.yaml': ") as raised:
         parse_model_metrics(data, "m.yaml")
     assert reason in str(raised.value)
 
