@@ -46,8 +46,6 @@ EFFECTS = {
         request_parts.MAX_BOUNDARY_CHARACTERS request_parts.MAX_PARTS
         request_parts.MAX_PART_HEAD_BYTES request_parts._MAX_NAME_BYTES
         rest_routes.MAX_PARAMETERS start.MAX_AT_START tokens.MAX_KEY_FILE_BYTES
-        model_snapshot.MAX_SNAPSHOT_MODELS model_metrics.MAX_METRICS_BYTES
-        model_metrics.MAX_MODEL_METRICS model_metrics.MAX_DIMENSIONS
         grpc_predict.MAX_NAMES_BYTES tensor_proto.MAX_SHAPE_BYTES tensor_proto.MAX_REPEATED_BYTES
         evidence.MAX_COUNT evidence.MAX_NAMES evidence.MAX_PEAKS evidence.MAX_PLACE
         evidence.MAX_SHARES evidence_files.MAX_FILES evidence_files.MAX_FILE_BYTES
