@@ -15,7 +15,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import prometheus_client
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
 
 LIVE_PATH = "/v2/health/live"
 READY_PATH = "/v2/health/ready"
@@ -120,7 +121,9 @@ def metrics_server(
         server = (_Ipv6MetricsServer if ":" in host else _MetricsServer)((host, port), _Handler)
     except OSError as error:
         raise port_error(port, "metrics_port", str(error)) from error
-    metrics = prometheus_client.make_wsgi_app(registry)
+    page = CollectorRegistry(support_collectors_without_names=True)  # for `?name[]=`
+    page.register(_Everything(registry))
+    metrics = prometheus_client.make_wsgi_app(page)
     server.set_app(_metrics_and_health(metrics, loop, why_not_ready))
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
@@ -130,6 +133,17 @@ def metrics_server(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Everything(Collector):
+    """All families of a registry, whose collectors do not tell their names before a scrape."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields them."""
+        return self._registry.collect()
 
 
 class _MetricsServer(ThreadingMixIn, WSGIServer):

@@ -14,6 +14,7 @@ from flambeau.commands.options.torchserve import (
     DisableTokenAuth,
     EnableModelApi,
     FirstModels,
+    IgnoredOptions,
     ModelStore,
     Torchserve,
     TorchserveOptions,
@@ -104,6 +105,7 @@ def serve(
     models: FirstModels = None,
     disable_token_auth: DisableTokenAuth = False,
     enable_model_api: EnableModelApi = False,
+    start: IgnoredOptions = False,
 ) -> None:
     """Serve the models of a store, or a model in a file, over REST and gRPC."""
     named = {
@@ -119,7 +121,11 @@ def serve(
     }
     given = {name: value for name, value in named.items() if value is not None}
     settings = with_settings(given, set_)
-    door = TorchserveOptions(ts_config, model_store, models, disable_token_auth, enable_model_api)
+    if torchserve and models:  # `--models a=a.mar b=b.mar`: the others are arguments
+        files, models = None, [*models, *(files or [])]
+    door = TorchserveOptions(
+        ts_config, model_store, models, disable_token_auth, enable_model_api, start
+    )
     if torchserve:
         if files or batch_axis:
             raise typer.BadParameter("it serves archives, and no FILE", param_hint="--torchserve")

@@ -1,5 +1,6 @@
 """The records that move: a request, an answer, what differs between two answers, a result."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +13,11 @@ Headers = tuple[tuple[str, str], ...]
 Kind = Literal["status", "header", "body", "no answer"]
 Outcome = Literal["equal", "equal by the rules", "different", "not compared"]
 
+PREDICTING = "PUT of predictions"
+_PREDICTION = re.compile(
+    r"/(predictions|explanations)/[^/]+|/v1/models/[^/:]+:(predict|explain)$"
+    r"|/v2/models/[^/]+(/versions/[^/]+)?/(infer|explain)$"
+)
 MAX_BODY_BYTES = 64 * 2**20
 """Largest body of a request that is captured or replayed."""
 
@@ -58,6 +64,12 @@ class RecordedRequest:
     headers: Headers
     body: bytes
     answer: Answer | None
+
+    @property
+    def act(self) -> str:
+        """Its method; `PREDICTING` for a PUT that changes nothing: a prediction of TorchServe."""
+        is_prediction = self.method == "PUT" and _PREDICTION.match(self.path.partition("?")[0])
+        return PREDICTING if is_prediction else self.method
 
 
 class Difference(StrictModel):

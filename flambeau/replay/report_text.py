@@ -19,6 +19,12 @@ def report_lines(facts: dict[str, Any], tally: Tally, shown: int) -> list[str]:
     """
     lines = columns([(name, _text(value)) for name, value in facts.items()])
     lines += ["", *_counts(tally)]
+    if status := tally.only_refusal:
+        lines += [
+            "",
+            f"WARNING: every answer of both servers has status {status}, which proves nothing: "
+            "check tokens, paths and models",
+        ]
     latencies = tally.latencies()
     if latencies:
         names = list(latencies["old"])
@@ -49,6 +55,7 @@ def _counts(tally: Tally) -> list[str]:
     rows = [("REQUESTS", "")]
     rows += [(outcome, str(count)) for outcome, count in sorted(tally.outcomes.items())]
     rows += [(f"  by {rule}", str(count)) for rule, count in sorted(tally.by_rules.items())]
+    rows += [(f"  with statuses {both}", str(n)) for both, n in sorted(tally.statuses.items())]
     rows += [(f"  {kind} differs", str(n)) for kind, n in sorted(tally.kinds.items())]
     rows.append(("largest difference", f"{tally.largest:.3g}"))
     return columns(rows)

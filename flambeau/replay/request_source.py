@@ -30,7 +30,7 @@ class Checked:
     """Findings of a first reading.
 
     Attributes:
-        methods: number of requests that can be sent, by method.
+        methods: number of requests that can be sent, by `act`.
         faults: what is wrong with the others: the first `MAX_TOLD` of them.
         fault_count: number of the others.
         digest: SHA-256 of all that was read, in hexadecimal.
@@ -79,7 +79,7 @@ class RequestSource:
                 fault_count += 1
                 faults += [str(found)] if len(faults) < MAX_TOLD else []
             else:
-                methods[found.method] += 1
+                methods[found.act] += 1
         if not methods and not fault_count:
             raise RequestFileError(f"'{self._path}' has no requests; capture some, or write them")
         return Checked(methods, tuple(faults), fault_count, digest.hexdigest())

@@ -66,7 +66,7 @@ class Session:
         requests: a capture, or a folder of requests.
         rules: how answers are compared.
         limits: limits of each request.
-        methods: methods that are sent.
+        methods: methods that are sent; with `PREDICTING`, predictions by PUT, too.
         concurrency: requests in flight.
         rate: most requests a second; 0 for no limit.
         skip_bad: True to leave out requests that cannot be read.
@@ -116,7 +116,8 @@ class Session:
         lines = report_lines(head, tally, shown)
         facts = {**head, "finished": state == FINISHED, **tally.facts()}
         reports.write(facts, page(lines))
-        return Report(facts, lines, _exit_code(tally, state))
+        is_whole = state == FINISHED and not _left_out(checked, count)
+        return Report(facts, lines, _exit_code(tally, is_whole))
 
     def _count(self, checked: Checked) -> int:
         """Returns the number of requests to send.
@@ -170,12 +171,12 @@ class Session:
 
     def _chosen(self, source: RequestSource, done: set[int]) -> Iterator[RecordedRequest]:
         for request in source.requests():
-            if request.method in self.methods and request.number not in done:
+            if request.act in self.methods and request.number not in done:
                 yield request
 
     def _head(self, checked: Checked, count: int, tally: Tally, state: str) -> dict[str, Any]:
         old, new = self.servers
-        left_out = checked.count - count + checked.fault_count
+        left_out = _left_out(checked, count)
         return {
             "from": old.text if old else RECORDED,
             "to": new.text,
@@ -207,9 +208,13 @@ async def _until_stopped(replay: Replay) -> str:
     return FINISHED
 
 
-def _exit_code(tally: Tally, state: str) -> int:
-    if state != FINISHED:
-        return NOT_DONE
-    if tally.outcomes["different"]:
+def _left_out(checked: Checked, count: int) -> int:
+    """Returns the number of requests that are not sent."""
+    return checked.count - count + checked.fault_count
+
+
+def _exit_code(tally: Tally, is_whole: bool) -> int:
+    if is_whole and tally.outcomes["different"]:
         return DIFFERENT
-    return NOT_DONE if tally.outcomes["not compared"] else EQUAL
+    proves = is_whole and not tally.outcomes["not compared"] and not tally.only_refusal
+    return EQUAL if proves else NOT_DONE

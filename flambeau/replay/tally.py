@@ -20,6 +20,7 @@ class Tally:
         kinds: number of requests by kind of difference; a request may have several.
         by_rules: number of requests by the rule that made their answers equal.
         largest: largest difference of two numbers.
+        statuses: number of requests by the statuses of both answers, `200, 200`.
         done: numbers of the requests that were compared.
     """
 
@@ -27,6 +28,7 @@ class Tally:
         self.outcomes: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
         self.by_rules: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
         self.largest = 0.0
         self.done: set[int] = set()
         self._latencies = {"old": array("d"), "new": array("d")}
@@ -39,6 +41,8 @@ class Tally:
         self.largest = max(self.largest, result.largest)
         if result.outcome != "not compared":
             self.done.add(result.number)
+        if result.old_status and result.new_status:
+            self.statuses[f"{result.old_status}, {result.new_status}"] += 1
         if result.outcome == "equal by the rules":
             self.by_rules.update(result.by_rules)
         if result.old_status and result.new_status:
@@ -50,6 +54,17 @@ class Tally:
                 heapq.heappush(self._kept, entry)
             else:
                 heapq.heappushpop(self._kept, entry)
+
+    @property
+    def only_refusal(self) -> int:
+        """The status of all answers of both servers, if it is one of 4xx or 5xx; 0 otherwise.
+
+        Such a replay proves nothing: both servers refuse whatever they are asked.
+        """
+        if len(self.statuses) != 1:
+            return 0
+        old, new = map(int, next(iter(self.statuses)).split(", "))
+        return old if old == new >= 400 else 0
 
     @property
     def kept(self) -> list[Result]:
@@ -75,6 +90,8 @@ class Tally:
             "outcomes": dict(self.outcomes),
             "requests_by_kind_of_difference": dict(self.kinds),
             "requests_by_rule": dict(self.by_rules),
+            "requests_by_statuses": dict(self.statuses),
+            "only_refusal": self.only_refusal,
             "largest_difference": self.largest,
             "latencies_ms": self.latencies(),
             "differences": [result.model_dump(mode="json") for result in self.kept],

@@ -10,6 +10,7 @@ again; the greeting is answered without the handler, once that is initialized.
 
 import itertools
 import json
+import logging
 import os
 import tempfile
 import time
@@ -26,6 +27,7 @@ from flambeau.protocol.tensors import Array
 from flambeau.torchserve.batch_answers import answers_of, failed, failure_of, rows_of
 from flambeau.torchserve.handler_context import HandlerContext
 from flambeau.torchserve.handler_file import HandlerError, described, open_handler
+from flambeau.torchserve.handler_metrics import HandlerMetrics, UnreadMetrics
 from flambeau.torchserve.intermediate_answers import IntermediateAnswers
 from model_store.archives.archive_manifest import MANIFEST_PATH
 from model_store.archives.archive_settings import ARCHIVE_FILE, ArchiveSettings
@@ -43,8 +45,11 @@ from model_store.archives.handler_calls import (
     encode_answer,
 )
 from model_store.archives.model_archive import open_archive
+from model_store.archives.requirements import unused_packages
 from model_store.yaml_text import read_yaml
 
+SHOWN_IDS = 8
+"""Requests of a failed batch that the log names."""
 PREDICTION_TIME = "PredictionTime"
 """TorchServe's metric of a batch, in ms."""
 
@@ -61,9 +66,16 @@ class ArchivedModel:
         """
         self._settings = ArchiveSettings.model_validate(context.args)
         self._logger = context.logger
+        # As in TorchServe, which shows handlers' messages from INFO on.
+        logging.basicConfig(
+            level=logging.INFO,
+            format=f"{self._settings.model_name} %(levelname)s %(name)s: %(message)s",
+        )
         self._folder = Path(self._settings.folder or _unpacked(context.files[ARCHIVE_FILE]))
         os.chdir(self._folder)
         self._context = self._handler_context(context.device)
+        for note in unused_packages(self._folder):
+            self._logger.warning("%s: %s", self._settings.model_name, note)
         self._handler = open_handler(self._folder, self._settings.handler, self._settings.envelope)
         try:
             self._handler.initialize(self._context)
@@ -97,8 +109,19 @@ class ArchivedModel:
 
     def failed(self, error: BaseException, count: int) -> list[HandlerAnswer]:
         """Returns the answers of a batch whose handler has raised an exception."""
-        self._logger.warning("the handler failed", exc_info=error)
+        ids = list((self._context.request_ids or {}).values())
+        named = ", ".join(ids[:SHOWN_IDS]) + (" and others" if len(ids) > SHOWN_IDS else "")
+        self._logger.warning(
+            "the handler of %s failed for %s", self._settings.model_name, named, exc_info=error
+        )
         return failed(failure_of(error), count)
+
+    def metrics(self) -> HandlerMetrics:
+        """Returns the handler's metrics, with those of the server's configuration."""
+        found = HandlerMetrics(self._settings.model_name)
+        for one in self._settings.metrics:
+            found.add_metric_to_cache(one.name, one.unit, one.dimensions, one.kind)
+        return found
 
     def send_parts_to(self, parts: IntermediateAnswers) -> None:
         """Has intermediate answers sent to an object in place of TorchServe's socket."""
@@ -114,6 +137,7 @@ class ArchivedModel:
             manifest,
             document or {},
             batch_size=self._settings.batch_size,
+            metrics=self.metrics(),
             gpu=int(device.partition(":")[2] or 0) if device.startswith("cuda") else None,
             limits_image_pixels=self._settings.limit_max_image_pixels,
         )
@@ -203,7 +227,7 @@ class ImportedHandler(ArchivedModel):
         """
         bodies = inputs[BODY].tolist()
         requests = [
-            HandlerRequest(id=str(row), parts=[Part(BODY, "", body)])
+            HandlerRequest(id=str(row), parts=[Part(BODY, self._settings.content_type, body)])
             for row, body in enumerate(bodies)
         ]
         answers = self.answers(requests)
@@ -212,6 +236,10 @@ class ImportedHandler(ArchivedModel):
                 text = answer.failure or bytes(answer.body).decode(errors="replace")[:1000]
                 raise self._refused(answer.status, text)
         return {BODY: [bytes(answer.body) for answer in answers]}
+
+    def metrics(self) -> HandlerMetrics:
+        """Returns metrics that nobody reads: a version has none of its own."""
+        return UnreadMetrics(self._settings.model_name)
 
     def failed(self, error: BaseException, count: int) -> list[HandlerAnswer]:
         """Raises a handler's exception as a Python model does; see `infer`."""

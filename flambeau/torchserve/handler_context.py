@@ -5,9 +5,10 @@ status and the headers that the handler set for each of them.
 Source: the attributes and methods of `ts.context.Context` of TorchServe 0.12, by their names.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from flambeau.torchserve.handler_metrics import HandlerMetrics
 from model_store.archives.handler_calls import HandlerRequest
@@ -86,13 +87,14 @@ class HandlerContext:
         config: Mapping[str, Any],
         *,
         batch_size: int,
+        metrics: HandlerMetrics,
         gpu: int | None,
         limits_image_pixels: bool = True,
     ) -> None:
         self.model_name = model_name
         self.manifest = manifest
         self.model_yaml_config = config
-        self.metrics = HandlerMetrics(model_name)
+        self.metrics = metrics
         self.system_properties: dict[str, Any] = {
             "model_dir": folder,
             "gpu_id": gpu,
@@ -108,6 +110,21 @@ class HandlerContext:
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"
+
+    @property  # type: ignore[misc]  # for isinstance
+    def __class__(self) -> type:
+        """TorchServe's own class where its package is imported: handlers may ask for it."""
+        module = sys.modules.get("ts.context")
+        return HandlerContext if module is None else cast(type, module.Context)
+
+    @property
+    def _system_properties(self) -> dict[str, Any]:
+        """As handlers of TorchServe's documentation reach for it."""
+        return self.system_properties
+
+    @property
+    def _request_processor(self) -> Sequence[RequestProcessor]:
+        return self.request_processor
 
     def begin_batch(self, requests: Sequence[HandlerRequest]) -> None:
         """Takes the requests of the next batch."""

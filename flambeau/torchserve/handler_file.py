@@ -5,6 +5,7 @@ that initializes. The code is the archive's: it may do anything.
 Source: the rules by which TorchServe 0.12 looks for handlers.
 """
 
+import ast
 import asyncio
 import importlib
 import importlib.util
@@ -18,7 +19,9 @@ from types import ModuleType
 from typing import Any
 
 from model_store.archives.archive_files import PACKAGES
-from model_store.host.install_advice import OURS, install_command, package_command
+from model_store.archives.module_names import check_module_names
+from model_store.errors import ModelArchiveError
+from model_store.host.install_advice import install_command, package_command
 from model_store.python_models.open_model import PythonModelError
 
 Entry = Callable[[Any, Any], Any]
@@ -52,7 +55,10 @@ def open_handler(folder: Path, name: str, envelope: str | None = None) -> Handle
     Raises:
         HandlerError: it is missing, does not run, or is neither one class nor a function.
     """
-    _check_names(folder)
+    try:
+        check_module_names(folder)
+    except ModelArchiveError as error:
+        raise HandlerError(str(error)) from error
     # Before all else, as TorchServe's PYTHONPATH.
     sys.path[:0] = [str(folder), str(folder / PACKAGES)]
     file, _, function = name.partition(":")
@@ -77,7 +83,9 @@ def open_handler(folder: Path, name: str, envelope: str | None = None) -> Handle
     except HandlerError:
         raise
     except ModuleNotFoundError as error:
-        raise HandlerError(_missing(name, error)) from error
+        own = f"{TORCHSERVE}.torch_handler.{stem}"
+        absent = _absent(path, "", set()) if path.is_file() else _absent_of(own, set())
+        raise HandlerError(_missing(name, error, absent)) from error
     except BaseException as error:  # it may even call `sys.exit`
         raise HandlerError(f"the handler '{name}' does not load: {described(error, folder)}") from (
             error
@@ -96,15 +104,6 @@ def described(error: BaseException, folder: Path) -> str:
             place = f" ({path.relative_to(folder)}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return raised + place
-
-
-def _check_names(folder: Path) -> None:
-    for name in sorted(OURS):
-        if (folder / f"{name}.py").exists() or any((folder / name).glob("*.py")):
-            raise HandlerError(
-                f"the archive has a module '{name}', which is the name of a package of the server; "
-                "rename it"
-            )
 
 
 def _module_of(path: Path) -> ModuleType:
@@ -158,9 +157,54 @@ def _in_envelope(answer: Entry, envelope: str) -> Entry:
     return wrapped
 
 
-def _missing(name: str, error: ModuleNotFoundError) -> str:
+def _absent(source: Path, within: str, seen: set[str]) -> set[str]:
+    """Returns the packages that a file imports and that are not installed.
+
+    Those of TorchServe's modules that it imports count, too; imports in `try` and `if` do not.
+
+    Args:
+        source: the file.
+        within: package of its relative imports; empty for none.
+        seen: modules of TorchServe's that were read.
+    """
+    modules: list[str] = []
+    for node in ast.parse(source.read_bytes()).body:
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and (within or not node.level):
+            named = "." * node.level + node.module
+            modules.append(importlib.util.resolve_name(named, within))
+    found: set[str] = set()
+    for module in modules:
+        package = module.partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            found.add(package)
+        elif package == TORCHSERVE:
+            found |= _absent_of(module, seen)
+    return found
+
+
+def _absent_of(module: str, seen: set[str]) -> set[str]:
+    """Returns the packages that a module of TorchServe's imports and that are not installed."""
+    if module in seen:
+        return set()
+    seen.add(module)
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:  # TorchServe's package is not installed, or that module not in it
+        return set()
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return set()
+    return _absent(Path(spec.origin), module.rpartition(".")[0], seen)
+
+
+def _missing(name: str, error: ModuleNotFoundError, absent: set[str]) -> str:
     package = (error.name or "").partition(".")[0]
     told = f"the handler '{name}' needs the package '{package}', which is not installed here; "
+    if len(absent | {package}) > 1 and package != TORCHSERVE:
+        named = sorted(absent | {package})
+        told = f"the handler '{name}' needs packages that are not installed here: "
+        return f"{told}{', '.join(named)}; install them with {package_command(' '.join(named))}"
     if package == TORCHSERVE and error.name in (TORCHSERVE, f"{TORCHSERVE}.torch_handler"):
         return f"{told}install it with {install_command('torchserve')}"
     if package == TORCHSERVE:

@@ -5,6 +5,7 @@ the answers of the batch to the server that exports them.
 Source: the methods of `ts.metrics` of TorchServe 0.12, by their names and defaults.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -164,14 +165,30 @@ class HandlerMetrics:
         return metric
 
     def get_metric(self, metric_name: str, metric_type: Any = _COUNTER) -> HandlerMetric:
-        """Returns a metric of `add_metric_to_cache`.
+        """Returns a metric of `add_metric_to_cache`, or of the server's `metrics_config`.
 
         Raises:
             KeyError: there is none.
         """
         found = self._metrics.get((metric_name, _kind(metric_type)))
         if found is None:
-            raise KeyError(f"there is no metric '{metric_name}'; add it by add_metric_to_cache")
+            raise KeyError(
+                f"there is no metric '{metric_name}'; add it by add_metric_to_cache, or to "
+                "model_metrics of the file that metrics_config names"
+            )
+        return found
+
+    @property
+    def cache(self) -> dict[Any, dict[str, HandlerMetric]]:
+        """The metrics by kind, an enumeration of TorchServe's if its package is imported, and name.
+
+        A copy: add metrics by `add_metric_to_cache`.
+        """
+        module = sys.modules.get("ts.metrics.metric_type_enum")
+        kind_of = str if module is None else module.MetricTypes
+        found: dict[Any, dict[str, HandlerMetric]] = {}
+        for (name, kind), metric in self._metrics.items():
+            found.setdefault(kind_of(kind), {})[name] = metric
         return found
 
     def record(
@@ -197,6 +214,29 @@ class HandlerMetrics:
     def _check_unit(self, unit: str, known: Sequence[str]) -> None:
         if unit not in known:
             raise ValueError(f"the unit '{unit}' is not one of {', '.join(known)}")
+
+
+class UnreadMetrics(HandlerMetrics):
+    """Metrics that nobody reads: every name is known, and no value is kept."""
+
+    def get_metric(self, metric_name: str, metric_type: Any = _COUNTER) -> HandlerMetric:
+        """Returns a metric of this name."""
+        found = self._metrics.get((metric_name, _kind(metric_type)))
+        return found or UnreadMetric(self, metric_name, "", (), _kind(metric_type))
+
+    def record(
+        self, name: str, kind: str, unit: str, value: float, dimensions: Mapping[str, Any]
+    ) -> None:
+        """Does nothing."""
+
+
+class UnreadMetric(HandlerMetric):
+    """A metric whose dimensions are not known."""
+
+    def add_or_update(
+        self, value: float, dimension_values: Sequence[str] = (), request_id: str = ""
+    ) -> None:
+        """Does nothing."""
 
 
 def _kind(metric_type: Any) -> str:

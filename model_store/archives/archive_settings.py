@@ -7,6 +7,7 @@ from pydantic import Field
 from flambeau.protocol.sequence_spec import MAX_OPEN
 from flambeau.protocol.strict import StrictModel
 from model_store.archives.model_config import MAX_IDLE_MS
+from model_store.archives.model_metrics import ModelMetric
 from model_store.manifest import Artifact
 from model_store.python_models.answers import MAX_TEXT_BYTES
 
@@ -29,6 +30,10 @@ class ArchiveSettings(StrictModel):
     limit_max_image_pixels: bool = True
     decode_input_request: bool = True
     """True if handlers get JSON and text decoded."""
+    metrics: tuple[ModelMetric, ...] = ()
+    """Metrics that the handler finds by `get_metric`."""
+    content_type: str = ""
+    """Content type of the bodies of an imported handler; empty for bytes."""
     max_answer_bytes: Annotated[int, Field(ge=1)] = MAX_TEXT_BYTES
     """Limit of the answers of a batch together."""
 
@@ -49,6 +54,7 @@ class RunSettings(StrictModel):
     """Time without a request after which a sequence ends; 0 if requests are independent."""
     sequence_timeout_ms: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Time from its first request after which a sequence ends; 0 for no such limit."""
+    metrics: tuple[ModelMetric, ...] = ()
     max_sequences: Annotated[int, Field(ge=1, le=MAX_OPEN)] = 1
 
 

@@ -74,6 +74,7 @@ def settings_of(archive: ModelArchive, name: str, run: RunSettings) -> ArchiveSe
         batch_size=run.batch_size,
         limit_max_image_pixels=run.limit_max_image_pixels,
         decode_input_request=run.decode_input_request,
+        metrics=run.metrics,
         max_answer_bytes=MAX_FOLDER_TEXT_BYTES,
     )
 

@@ -7,6 +7,8 @@ Rule: this runs code of packages, and takes them from the package index that pip
 it happens only where the server's operator allows it (`install_py_dep_per_model`).
 """
 
+import importlib.metadata
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +17,15 @@ from tempfile import TemporaryFile
 from model_store.archives.archive_files import PACKAGES
 from model_store.errors import ModelArchiveError
 
+logger = logging.getLogger("flambeau.torchserve")
 INSTALL_S = 1200.0
 """Longest time of an installation."""
 _SHOWN_BYTES = 1000
+IMPORTED = frozenset(
+    ("annotated-types", "msgspec", "numpy", "orjson", "pydantic", "pydantic-core", "pyyaml",
+     "safetensors", "typing-extensions", "typing-inspection")
+)  # fmt: skip
+"""Packages that the process of a handler has imported before it opens the archive."""
 
 
 def install_requirements(folder: Path, file: str) -> None:
@@ -53,3 +61,33 @@ def install_requirements(folder: Path, file: str) -> None:
                 f"the requirements in {file} cannot be installed: {why}: {told or 'no output'}; "
                 "correct the file, or install the packages in the server's environment"
             )
+    for note in unused_packages(folder):
+        logger.warning("a requirement of an archive is not used", extra={"why": note})
+
+
+def unused_packages(folder: Path) -> tuple[str, ...]:
+    """Returns a note for each package of an archive that its handler does not get.
+
+    Its process has imported that package before, in another version.
+
+    Args:
+        folder: folder of the archive's files.
+    """
+    own, path = _versions([str(folder / PACKAGES)]), [one for one in sys.path if one]
+    of_server = _versions([one for one in path if not Path(one).is_relative_to(folder)])
+    return tuple(
+        f"the handler gets {name} {of_server[name]}, which the server itself uses, and not "
+        f"{own[name]} of the archive's requirements; write {name}=={of_server[name]} there, or "
+        "install the other version in the server's environment"
+        for name in sorted(own.keys() & of_server.keys() & IMPORTED)
+        if own[name] != of_server[name]
+    )
+
+
+def _versions(path: list[str]) -> dict[str, str]:
+    """Returns the versions of packages below folders, by their normalized names."""
+    found: dict[str, str] = {}
+    for one in importlib.metadata.distributions(path=path):
+        name = str(one.metadata["Name"]).lower().replace("_", "-")
+        found.setdefault(name, one.version)
+    return found

@@ -15,6 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from model_store.archives.model_config import ModelConfig, config_of
+from model_store.archives.model_metrics import DEFAULT_METRICS, ModelMetric
+from model_store.archives.model_snapshot import OF_ARCHIVE, SnapshotModel, parse_snapshot
 from model_store.archives.properties_text import parse_properties
 from model_store.document import LARGE, parse_document
 from model_store.errors import DocumentError, ServerPropertiesError
@@ -41,8 +43,14 @@ class ServerProperties:
     """Folder of the archives that may be registered by name."""
     load_models: str | None = None
     """Archives to register at the start: `all`, `standalone`, or `NAME=ARCHIVE` by commas."""
+    metrics_config: str | None = None
+    """File with the metrics that handlers find by `get_metric`."""
+    model_metrics: tuple[ModelMetric, ...] = DEFAULT_METRICS
+    """What the file has."""
     models: Mapping[str, Mapping[str, ModelConfig]] = field(default_factory=dict)
-    """Settings by model and version, which go before those of the archive."""
+    """Settings by model and version, which go behind those of the archive."""
+    snapshot: tuple[SnapshotModel, ...] | None = None
+    """Archives to register at the start, in place of `load_models`; None without a snapshot."""
     allowed_urls: tuple[str, ...] = ("file://.*|http(s)?://.*",)
     """Regular expressions of the URLs that archives may be registered from."""
     default_workers_per_model: int = 0
@@ -51,7 +59,6 @@ class ServerProperties:
     default_startup_timeout: int = 120
     job_queue_size: int = 100
     max_request_size: int = 6_553_500
-    max_response_size: int = 6_553_500
     service_envelope: str | None = None
     decode_input_request: bool = True
     limit_max_image_pixels: bool = True
@@ -77,7 +84,13 @@ WITHOUT_MEANING = {
     "cpp_log_config": "there is no C++ backend",
     "cpu_launcher_args": "threads are a setting of the server",
     "cpu_launcher_enable": "threads are a setting of the server",
+    "debug": "log_level is a setting of the server",
     "default_service_handler": "each archive names its handler",
+    **{
+        f"grpc_{api}_max_connection_age{grace}_ms": "connections stay open until the server ends"
+        for api in ("inference", "management")
+        for grace in ("", "_grace")
+    },
     "initial_distribution_port": "workers have no ports",
     "initial_worker_port": "workers have no ports",
     "io_ratio": "there is no Netty",
@@ -86,20 +99,27 @@ WITHOUT_MEANING = {
     "keystore": "give private_key_file and certificate_file",
     "keystore_pass": "give private_key_file and certificate_file",
     "keystore_type": "give private_key_file and certificate_file",
+    "max_response_size": "answers of a batch have at most 64 MiB",
     "metric_time_interval": "the machine's metrics are read for each scrape",
-    "metrics_config": "metrics of handlers are exported as they come",
     "metrics_format": "metrics are Prometheus'",
     "metrics_mode": "metrics are Prometheus'",
     "model_metrics_auto_detect": "metrics of handlers are exported as they come",
     "model_server_home": "handlers run in the folder of their archive",
-    "model_snapshot": "no snapshots are written",
     "netty_client_threads": "there is no Netty",
     "number_of_gpu": "the device is a setting of the server",
     "number_of_netty_threads": "there is no Netty",
     "prefer_direct_buffer": "there is no Netty",
+    "preload_model": "each worker loads its model",
     "system_metrics_cmd": "the machine's metrics are read for each scrape",
+    **{
+        f"ts_header_key_sequence_{name}": f"the header is ts_request_sequence_{name}"
+        for name in ("id", "start", "end")
+    },
+    "ts_open_inference_protocol": "flambeau serve without --torchserve speaks it",
+    "tsConfigFile": "it names the file that a snapshot was made of",
     "unregister_model_timeout": "a model is unregistered once its requests are answered",
     "use_native_io": "there is no Netty",
+    "version": "it is the version of the TorchServe that wrote a snapshot",
     "vmargs": "there is no Java",
     "workflow_store": "workflows are pipelines here (docs/guides/pipelines.md)",
 }
@@ -135,9 +155,9 @@ def parse_server_properties(
     ignored = []
     for key, text in texts.items():
         reader = _READERS.get(key)
-        if reader is not None:
-            found[key] = _read(reader, key, text, where)
-        elif key not in _SWITCHES:
+        if reader is not None and (text or key not in _MAY_BE_EMPTY):
+            found[_FIELDS.get(key, key)] = _read(reader, key, text, where)
+        elif reader is None and key not in _SWITCHES:
             reason = WITHOUT_MEANING.get(key, "it is unknown")
             ignored.append(f"'{key[:_MAX_SHOWN]}': {reason}")
     ignored += [
@@ -146,6 +166,13 @@ def parse_server_properties(
         for version, config in versions.items()
         for reason in config.ignored
     ]
+    if found.get("snapshot") is not None:
+        ignored.append("'model_snapshot': its models are registered, and no snapshots are written")
+        ignored += [
+            f"'model_snapshot', {one.name}: {reason}"
+            for one in found["snapshot"]
+            for reason in one.config.ignored
+        ]
     return ServerProperties(**found, ignored=tuple(ignored))
 
 
@@ -164,6 +191,10 @@ def _true(text: str) -> bool:
 
 def _text(text: str) -> str | None:
     return text or None
+
+
+def _snapshot(text: str) -> tuple[SnapshotModel, ...] | None:
+    return parse_snapshot(text) if text else None
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
@@ -186,6 +217,10 @@ def _minutes(text: str) -> float:
 
 def _address(text: str) -> Address:
     parts = urlsplit(text)
+    if parts.scheme == "unix":
+        raise ValueError(
+            "sockets of Unix are not listened on; write an address such as http://127.0.0.1:8080"
+        )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("write an address such as http://127.0.0.1:8080")
     port = parts.port
@@ -210,22 +245,27 @@ def _models(text: str) -> dict[str, dict[str, ModelConfig]]:
         raise ValueError('write {"MODEL": {"VERSION": {"minWorkers": 1}}}')
     return {
         str(name): {
-            str(version): config_of({k: v for k, v in one.items() if k not in _OF_SNAPSHOTS})
+            str(version): config_of({k: v for k, v in one.items() if k not in OF_ARCHIVE})
             for version, one in versions.items()
         }
         for name, versions in document.items()
     }
 
 
-_OF_SNAPSHOTS = ("defaultVersion", "marName")
-"""Keys of `models` that name the archive, and the default version; for the start only."""
-
+_FIELDS = {"model_snapshot": "snapshot"}
+"""Fields with other names than their keys."""
+_MAY_BE_EMPTY = (
+    "default_workers_per_model", "default_response_timeout", "default_startup_timeout",
+    "job_queue_size", "max_request_size", "grpc_inference_port", "grpc_management_port",
+)  # fmt: skip
+"""Numbers that are TorchServe's defaults where nothing is written."""
 _COUNT = _whole(0, 2**31 - 1)
 _SIZE = _whole(1, 2**31 - 1)
 _READERS: dict[str, Callable[[str], Any]] = {
     "inference_address": _address,
     "management_address": _address,
     "metrics_address": _address,
+    "metrics_config": _text,
     "grpc_inference_address": str,
     "grpc_inference_port": _whole(0, 65_535),
     "grpc_management_address": str,
@@ -233,13 +273,13 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "model_store": _text,
     "load_models": _text,
     "models": _models,
+    "model_snapshot": _snapshot,
     "allowed_urls": _urls,
     "default_workers_per_model": _COUNT,
     "default_response_timeout": _SIZE,
     "default_startup_timeout": _SIZE,
     "job_queue_size": _SIZE,
     "max_request_size": _SIZE,
-    "max_response_size": _SIZE,
     "service_envelope": _text,
     "decode_input_request": _true,
     "limit_max_image_pixels": _true,

@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from bench.peers.environment import Environment
 from tests.conformance_torchserve.archives import NAMES, write_archives
 from tests.conformance_torchserve.clients import Clients
 from tests.conformance_torchserve.descriptors import differences
@@ -27,6 +28,7 @@ from tests.conformance_torchserve.servers import (
     running_ours,
     running_real,
 )
+from tests.conformance_torchserve.token_scripts import TOKENS
 
 STEPS = 25
 """Steps of one order of management."""
@@ -123,6 +125,7 @@ def main() -> int:
         theirs, ours = (
             stack.enter_context(contextlib.closing(Clients(server))) for server in servers
         )
+        _compare_tokens(found, environment, home, given.only)
         for script in (*SINGLE, *INFERENCE, *EXPORTED):
             if given.only in script.name:
                 found.compare_alone(script, theirs, ours)
@@ -135,6 +138,25 @@ def main() -> int:
     print(f"{found.equal} of {total} calls: the same answer as TorchServe's")
     print(f"{len(found.faults)} differ without a reason")
     return 1 if found.faults else 0
+
+
+def _compare_tokens(found: Comparison, environment: Environment, home: Path, only: str) -> None:
+    """Compares calls without the right token, of servers without models that ask for one."""
+    scripts = [script for script in TOKENS if only in script.name]
+    if not scripts:
+        return
+    asks = {"disable_token_authorization": "false"}
+    for name in ("their tokens", "our tokens"):
+        (home / name).mkdir()
+    with contextlib.ExitStack() as stack:
+        real = running_real(environment, home / "store", home / "their tokens", **asks)
+        ours = running_ours(home / "store", home / "our tokens", **asks)
+        first, second = (
+            stack.enter_context(contextlib.closing(Clients(stack.enter_context(server))))
+            for server in (real, ours)
+        )
+        for script in scripts:
+            found.compare_alone(script, first, second)
 
 
 def _order(found: Comparison, seed: int, theirs: Clients, ours: Clients) -> None:

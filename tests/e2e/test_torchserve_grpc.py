@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from services.gateway.torchserve.refusals import NOT_AUTHORIZED
 from tests.conformance_torchserve.archives import write_archives
 from tests.conformance_torchserve.servers import Server, running_ours
 from tests.fixtures.torchserve_messages import TorchServeStub, pb
@@ -339,8 +340,7 @@ def test_calls_need_a_token_and_registrations_a_setting(store: Path, tmp_path: P
                     lambda: next(Sequence(stubs).answers),  # noqa: B023
                 ):
                     code, message = failed(call)
-                    assert code == "CANCELLED"
-                    assert message.startswith("Token Authorization failed.")
+                    assert (code, message) == ("PERMISSION_DENIED", NOT_AUTHORIZED)
 
 
 def test_a_download_ends_when_its_caller_leaves(server: Server) -> None:

@@ -44,6 +44,28 @@ async def test_metrics_are_where_they_were() -> None:
             assert "flambeau_here 3.0" in text
 
 
+class Loose(Collector):
+    """A collector that does not tell its names before a scrape."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields two families."""
+        for name in ("ts_inference_requests_total", "QueueTime"):
+            family = Metric(name, "A metric.", "unknown")
+            family.add_sample(name, {}, 1.0)
+            yield family
+
+
+async def test_metrics_are_selected_by_name() -> None:
+    registry = CollectorRegistry()
+    registry.register(Loose())
+    with metrics_server("127.0.0.1", 0, registry, lambda: "") as port:
+        path = "/metrics?name%5B%5D=ts_inference_requests_total"
+        status, text = await asyncio.to_thread(fetch, port, path)
+        assert status == 200
+        assert "ts_inference_requests_total 1.0" in text
+        assert "QueueTime" not in text
+
+
 async def test_a_blocked_event_loop_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "LOOP_ANSWERS_WITHIN_S", 0.2)
     with metrics_server("127.0.0.1", 0, CollectorRegistry(), lambda: "") as port:

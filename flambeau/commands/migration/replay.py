@@ -45,6 +45,7 @@ def replay(
     with needing("edges"):
         from flambeau.replay.comparison.findings import Rules
         from flambeau.replay.errors import ReplayError
+        from flambeau.replay.records import PREDICTING
         from flambeau.replay.server_connection import CallLimits
         from flambeau.replay.session import NOT_DONE, Session, servers_of
 
@@ -61,7 +62,8 @@ def replay(
                 normalises=not exact_texts,
             ),
             limits=CallLimits(timeout_s=timeout_s, max_answer_bytes=max_answer_mb * MIB),
-            methods=frozenset(methods.upper().split(",")),
+            methods=frozenset(methods.upper().split(","))
+            | ({PREDICTING} if methods == options.METHODS or "PUT" in methods.upper() else set()),
             concurrency=concurrency,
             rate=rate,
             skip_bad=skip_bad,

@@ -8,7 +8,8 @@ import typer
 from flambeau.commands.options.output import writable_folder
 
 METHODS = "GET,HEAD,POST"
-"""Methods that are sent by default: PUT and DELETE change what the old server serves."""
+"""Methods that are sent by default, beside predictions by PUT: other PUT and DELETE change what the
+old server serves."""
 
 NewServer = Annotated[str, typer.Option("--to", metavar="URL", help="The new server.")]
 OldServer = Annotated[
@@ -40,7 +41,9 @@ IgnoredPaths = Annotated[
 ExactTexts = Annotated[
     bool, typer.Option("--exact-texts", help="Compare ids, times and server addresses, too.")
 ]
-Methods = Annotated[str, typer.Option(help="Methods to send; others are left out.")]
+Methods = Annotated[
+    str, typer.Option(help="Methods to send; predictions by PUT go with the default.")
+]
 Concurrency = Annotated[int, typer.Option(min=1, max=1000, help="Requests in flight.")]
 Rate = Annotated[float, typer.Option(min=0, help="Most requests a second; 0 for no limit.")]
 TimeoutS = Annotated[float, typer.Option(min=0.001, max=86_400, help="Seconds for an answer.")]

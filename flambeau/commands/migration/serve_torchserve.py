@@ -54,6 +54,8 @@ def serve_torchserve(
         tempfile.TemporaryDirectory(prefix="flambeau-torchserve-") as folder,
         failing_with({ConfigError: 2, StoreError: 2}),
     ):
+        if options.start:
+            print("--start, --foreground and --no-config-snapshots have no meaning here")
         properties = read_properties(options, os.environ)
         started = start(Path(folder), properties, Path(KEY_FILE))
         print("\n".join(_lines(started, properties)), flush=True)

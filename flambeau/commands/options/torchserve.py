@@ -38,7 +38,7 @@ FirstModels = Annotated[
     typer.Option(
         "--models",
         metavar="NAME=FILE",
-        help="Archive to register at the start, or 'all'; may be repeated.",
+        help="Archive to register at the start, or 'all'; several may follow, as for torchserve.",
         show_default="load_models of the configuration",
         rich_help_panel=_PANEL,
     ),
@@ -56,6 +56,18 @@ EnableModelApi = Annotated[
     ),
 ]
 
+IgnoredOptions = Annotated[
+    bool,
+    typer.Option(
+        "--start",
+        "--foreground",
+        "--ncs",
+        "--no-config-snapshots",
+        help="Words of `torchserve --start`, without a meaning here.",
+        rich_help_panel=_PANEL,
+    ),
+]
+
 
 class TorchserveOptions(NamedTuple):
     """The values of these options."""
@@ -65,6 +77,7 @@ class TorchserveOptions(NamedTuple):
     models: list[str] | None
     disable_token_auth: bool
     enable_model_api: bool
+    start: bool = False
 
     def given(self) -> list[str]:
         """Returns the options that were given, as users write them."""
@@ -74,5 +87,6 @@ class TorchserveOptions(NamedTuple):
             "--models": self.models,
             "--disable-token-auth": self.disable_token_auth,
             "--enable-model-api": self.enable_model_api,
+            "--start": self.start,
         }
         return [option for option, value in named.items() if value]

@@ -36,7 +36,10 @@ def _lines(listening: Listening, called: Callable[[Lane], str] | None) -> list[s
     if found.fault:
         lines.append(f"NOT serving: {found.fault}")
     elif not listening.served and not found.missing:
-        lines.append("nothing to serve yet; models are served once published")
+        what = "models are served once published"
+        if listening.addresses:
+            what = "archives are served once registered, by load_models, --models or POST /models"
+        lines.append(f"nothing to serve yet; {what}")
     lines += [f"warning: {listening.warning}"] if listening.warning else []
     lines += [f"  runs as  {listening.processes}"] if listening.processes else []
     if listening.addresses:

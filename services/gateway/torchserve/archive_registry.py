@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from model_store.archives.archive_version import publish_archive
 from model_store.archives.model_archive import ModelArchive, open_archive
 from model_store.archives.registration_file import RegistrationFile
+from model_store.archives.module_names import check_module_names
 from model_store.archives.registrations import (
     MAX_REGISTERED,
     RegisteredModel,
@@ -38,7 +39,7 @@ from model_store.archives.registrations import (
     alias_of,
     aliases_of,
 )
-from model_store.archives.requirements import install_requirements
+from model_store.archives.requirements import install_requirements, unused_packages
 from model_store.archives.server_properties import ServerProperties
 from model_store.errors import BadNameError, ModelArchiveError, StoreError
 from model_store.manifest import check_name
@@ -218,6 +219,7 @@ class ArchiveRegistry:
         try:
             archive = open_archive(request.archive, folder)
             requirements = archive.manifest.model.requirements_file
+            check_module_names(archive.folder)
             if requirements and self._properties.install_py_dep_per_model:
                 install_requirements(archive.folder, requirements)
         except BaseException:
@@ -392,7 +394,8 @@ class ArchiveRegistry:
             one = self._published(archive, name, one)
             change.put(name, version, one)
             self._point(change.after, name)
-        return Registered(name, version, one.min_workers, archive.ignored), one
+        ignored = (*archive.ignored, *unused_packages(archive.folder))
+        return Registered(name, version, one.min_workers, ignored), one
 
     def _rescale(
         self, name: str, version: str, least: int, most: int
@@ -451,7 +454,8 @@ class ArchiveRegistry:
         """Returns a version that the store has, if it is to have workers."""
         number = None
         if one.min_workers:
-            number = publish_archive(self._store, archive, name, run_of(one)).version
+            run = run_of(one, self._properties.model_metrics)
+            number = publish_archive(self._store, archive, name, run).version
         news = {"number": number, "folder": str(archive.folder), "started_at": time.time()}
         return one.model_copy(update=news)
 

@@ -45,6 +45,8 @@ NO_SUCH_METHOD = "Requested method is not allowed, please refer to API document.
 NOT_AUTHORIZED = (
     "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
 )
+NO_KEY = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"
+"""Words of the token API."""
 WORKER_DIED = "Worker died."
 _LANE = re.compile(r"(\bmodel '[^']*') version \d+")
 """A model with the number of its version in the server's own store, which callers do not know."""

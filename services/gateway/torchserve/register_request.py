@@ -1,8 +1,8 @@
 """What a caller asks for when an archive is registered, and what follows from it. Pure.
 
 In: the request, the archive's own settings, those of the server. Out: the version to register.
-Source: TorchServe 0.12: settings of the archive go before those of the server's file for the model,
-and these before those of the request.
+Source: TorchServe 0.12: settings of a snapshot go before those of the archive, these before those
+of the server's file for the model, and these before those of the request.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from flambeau.protocol.sequence_spec import MAX_OPEN
 from model_store.archives.archive_settings import MAX_BATCH_SIZE, MAX_WORKERS, RunSettings
 from model_store.archives.model_archive import ModelArchive
 from model_store.archives.model_config import ModelConfig
+from model_store.archives.model_metrics import ModelMetric
 from model_store.archives.registrations import RegisteredVersion
 from model_store.archives.server_properties import ServerProperties
 from services.errors import InvalidRequestError
@@ -37,6 +38,8 @@ class RegisterRequest:
     initial_workers: int | None = None
     response_timeout_s: int | None = None
     startup_timeout_s: int | None = None
+    config: ModelConfig | None = None
+    """Settings of a snapshot, which go before those of the archive."""
     at_start: bool = False
 
 
@@ -63,11 +66,9 @@ def version_of(
     of_server = properties.models.get(name, {}).get(archive.manifest.model.version)
 
     def chosen(field: str, asked: int | None, default: int, least: int, most: int) -> int:
-        found: Any = getattr(own, field)
-        if found is None and of_server is not None:
-            found = getattr(of_server, field)
-        for other in (asked, default):
-            found = other if found is None else found
+        settings = (request.config, own, of_server)
+        values = (getattr(one, field) for one in settings if one is not None)
+        found: Any = next((one for one in (*values, asked) if one is not None), default)
         return _within(field, int(found), least, most)
 
     start_s = properties.default_startup_timeout
@@ -103,8 +104,13 @@ def version_of(
     )
 
 
-def run_of(one: RegisteredVersion) -> RunSettings:
-    """Returns how a registered version with workers is run."""
+def run_of(one: RegisteredVersion, metrics: tuple[ModelMetric, ...] = ()) -> RunSettings:
+    """Returns how a registered version with workers is run.
+
+    Args:
+        one: the version.
+        metrics: metrics that its handler finds.
+    """
     return RunSettings(
         batch_size=one.batch_size,
         workers=one.min_workers,
@@ -117,6 +123,7 @@ def run_of(one: RegisteredVersion) -> RunSettings:
         sequence_idle_ms=one.sequence_idle_ms,
         sequence_timeout_ms=one.sequence_timeout_ms,
         max_sequences=most_sequences(one) or 1,
+        metrics=metrics,
     )
 
 

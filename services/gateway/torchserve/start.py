@@ -3,15 +3,18 @@
 In: settings of `config.properties` and of the command. Out: a folder that the server's processes
 share, with the models registered whose archives can be; and what is to be said about it.
 
-Source: TorchServe 0.12: what `load_models` and `models` name, and that a model which cannot be
-loaded does not stop the start.
+Source: TorchServe 0.12: what `load_models`, `models` and `model_snapshot` name, and that a model
+which cannot be loaded does not stop the start.
 """
 
 import asyncio
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from model_store.archives.model_config import ModelConfig
+from model_store.archives.model_metrics import MAX_METRICS_BYTES, parse_model_metrics
 from model_store.archives.server_properties import ServerProperties
 from model_store.errors import StoreError
 from model_store.store import ModelStore
@@ -29,6 +32,16 @@ MAX_AT_START = 1_000
 """Models that one server registers at its start."""
 _SUFFIXES = (".mar", ".model")
 _NAMED = re.compile(r"([A-Za-z0-9_.-]+)=(.+)")
+
+
+class FirstModel(NamedTuple):
+    """A model to register at the start."""
+
+    name: str
+    """Its name; empty for the archive's."""
+    url: str
+    config: ModelConfig | None = None
+    """Settings that go before those of the archive."""
 
 
 @dataclass(slots=True)
@@ -61,7 +74,7 @@ def start(folder: Path, properties: ServerProperties, key_file: Path) -> Start:
     if store is not None and not Path(store).is_dir():
         raise ConfigError(f"model_store is '{store}', which is no folder; make it, or name another")
     found = Start(folder / "store", ignored=list(properties.ignored))
-    properties = _with_metrics_apart(properties, found)
+    properties = _with_model_metrics(_with_metrics_apart(properties, found))
     settings = DoorSettings(properties=properties)
     if not properties.disable_token_authorization:
         path = key_file.absolute()
@@ -97,10 +110,32 @@ def _with_metrics_apart(properties: ServerProperties, start: Start) -> ServerPro
     return properties
 
 
+def _with_model_metrics(properties: ServerProperties) -> ServerProperties:
+    """Returns settings with the metrics of the file that `metrics_config` names.
+
+    Raises:
+        ConfigError: it cannot be read.
+        ServerPropertiesError: it has another form.
+    """
+    path = properties.metrics_config
+    if path is None:
+        return properties
+    try:
+        if not Path(path).is_file():
+            raise ConfigError(f"metrics_config is '{path}', which is no file; name another")
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_METRICS_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"metrics_config is '{path}', which cannot be read: {error.strerror}; name another"
+        ) from error
+    return replace(properties, model_metrics=parse_model_metrics(data, path))
+
+
 async def _register_all(
     registry: ArchiveRegistry, source: ArchiveSource, properties: ServerProperties, start: Start
 ) -> None:
-    for name, url in first_models(properties):
+    for name, url, config in first_models(properties):
         try:
             async with source.found(url) as archive:
                 request = RegisterRequest(
@@ -108,6 +143,7 @@ async def _register_all(
                     url=url,
                     model_name=name or None,
                     initial_workers=properties.default_workers_per_model or 1,
+                    config=config,
                     at_start=True,
                 )
                 done = await asyncio.to_thread(registry.add, request)
@@ -118,25 +154,30 @@ async def _register_all(
             start.ignored += [f"{done.name} {done.version}: {one}" for one in done.ignored]
 
 
-def first_models(properties: ServerProperties) -> list[tuple[str, str]]:
-    """Returns the models to register at the start: name, or empty for the archive's, and URL.
+def first_models(properties: ServerProperties) -> list[FirstModel]:
+    """Returns the models to register at the start: those of a snapshot, or of `load_models`.
 
     Raises:
         ConfigError: there are too many.
     """
+    if properties.snapshot is not None:
+        return [FirstModel(one.name, one.archive, one.config) for one in properties.snapshot]
     text = (properties.load_models or "").strip()
     if text.lower() in NONE:
         return []
     if text.lower() == ALL:
         store = properties.model_store
         inside = Path(store).iterdir() if store else ()
-        found = [("", name) for name in sorted(one.name for one in inside if _is_archive(one))]
+        found = [
+            FirstModel("", name) for name in sorted(one.name for one in inside if _is_archive(one))
+        ]
     else:
         found = []
         for piece in (one.strip() for one in text.split(",")):
             named = _NAMED.fullmatch(piece)
             if piece:
-                found.append((named[1], named[2].strip()) if named else ("", piece))
+                pair = (named[1], named[2].strip()) if named else ("", piece)
+                found.append(FirstModel(*pair))
     if len(found) > MAX_AT_START:
         raise ConfigError(
             f"load_models names {len(found):,} models, and at most {MAX_AT_START:,} are registered "

@@ -350,7 +350,7 @@ class HttpConnection(AnsweringConnection):
         budget.held_bytes += len(body)
         if budget.held_bytes > budget.small_limit_bytes and self._refused_full(exchange):
             return
-        if exchange.head.encoding:
+        if exchange.head.encoding and exchange.decompresses:
             self.port.decompress(exchange, body)
         else:
             exchange.begin(body)

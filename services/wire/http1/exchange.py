@@ -106,6 +106,8 @@ class Exchange:
     is_alone: ClassVar[bool] = False
     """True if no further request of the connection is taken before it is answered: its response may
     last for hours."""
+    decompresses: ClassVar[bool] = True
+    """True if it takes a body without its compression; False for the bytes as they were sent."""
     is_paced: ClassVar[bool] = False
     """True if its work is already paced, as that of inferences is (`request_pacer.py`)."""
 

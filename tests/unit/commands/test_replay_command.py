@@ -125,10 +125,10 @@ def test_methods_that_change_servers_are_left_out(stack: ExitStack, tmp_path: Pa
     path = capture(
         tmp_path, *({"method": m, "path": "/"} for m in ("GET", "DELETE", "PUT", "HEAD"))
     )
-    assert tried.replay(path).exit_code == 0
+    assert tried.replay(path).exit_code == 2
     assert [method for method, _, _ in tried.sent_old] == ["GET", "HEAD"]
     assert "(2 to send, 2 left out)" in tried.report()["requests"]
-    assert tried.replay(path, "--methods=PUT").exit_code == 0
+    assert tried.replay(path, "--methods=PUT").exit_code == 2
     assert [method for method, _, _ in tried.sent_new] == ["GET", "HEAD", "PUT"]
     nothing = tried.replay(path, "--methods=PATCH")
     assert nothing.exit_code == 2
@@ -144,7 +144,7 @@ def test_bad_lines_are_told_before_anything_is_sent(stack: ExitStack, tmp_path: 
     assert "line 5: " in refused.stderr
     assert "and 2 more; correct" in refused.stderr
     assert tried.sent_old == tried.sent_new == []
-    assert tried.replay(path, "--skip-bad").exit_code == 0
+    assert tried.replay(path, "--skip-bad").exit_code == 2
     assert "(1 to send, 7 left out)" in tried.report()["requests"]
 
 
@@ -217,3 +217,36 @@ def test_the_rate_is_kept(stack: ExitStack, tmp_path: Path) -> None:
     started = time.monotonic()
     assert tried.replay(capture(tmp_path, *REQUESTS), "--rate=20").exit_code == 0
     assert time.monotonic() - started >= 4 / 20
+
+
+def test_predictions_by_put_are_sent(stack: ExitStack, tmp_path: Path) -> None:
+    tried = Tried(stack, tmp_path, echo, echo)
+    paths = (
+        "/predictions/m?a=1", "/predictions/m/2.0", "/explanations/m", "/v1/models/m:predict",
+        "/v2/models/m/infer", "/v2/models/m/versions/1/infer",
+    )  # fmt: skip
+    path = capture(tmp_path, *({"method": "PUT", "path": one} for one in paths))
+    assert tried.replay(path).exit_code == 0
+    assert [path for _, path, _ in tried.sent_new] == list(paths)
+    others = ("/models/m?min_worker=2", "/models/m/1.0/set-default", "/v2/models/m/infer/x")
+    path = capture(tmp_path, *({"method": "PUT", "path": one} for one in others))
+    assert tried.replay(path).exit_code == 2
+    assert len(tried.sent_new) == len(paths)
+
+
+@pytest.mark.parametrize(("statuses", "code"), [((400, 400), 2), ((400, 404), 0), ((200, 200), 0)])
+def test_refusals_alone_prove_nothing(
+    stack: ExitStack, tmp_path: Path, statuses: tuple[int, int], code: int
+) -> None:
+    def both(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        return statuses[path == "/p/1"], b"{}"
+
+    tried = Tried(stack, tmp_path, both, both)
+    done = tried.replay(capture(tmp_path, *REQUESTS[:2]))
+    assert done.exit_code == code
+    found = tried.report()["requests_by_statuses"]
+    assert found == ({f"{s}, {s}": 1 for s in statuses} if len({*statuses}) > 1 else {
+        f"{statuses[0]}, {statuses[0]}": 2
+    })  # fmt: skip
+    page = (tried.reports / "report.md").read_text()
+    assert ("every answer of both servers has status 400" in page) == (code == 2)

@@ -1,9 +1,12 @@
 """Options of `flambeau serve` that do not fit each other: the message names the wrong one."""
 
+import importlib
+
 import pytest
 from typer.testing import CliRunner
 
 from flambeau.cli import app
+from flambeau.commands.options.torchserve import TorchserveOptions
 
 
 @pytest.mark.parametrize(
@@ -13,6 +16,7 @@ from flambeau.cli import app
         (["--model-store", "d"], "--model-store", "needs --torchserve"),
         (["--models", "all"], "--models", "needs --torchserve"),
         (["--disable-token-auth"], "--disable-token-auth", "needs --torchserve"),
+        (["--start"], "--start", "needs --torchserve"),
         (["--enable-model-api"], "--enable-model-api", "needs --torchserve"),
         (["--torchserve", "--store", "s"], "--store", "no meaning with --torchserve"),
         (["--torchserve", "--model", "m"], "--model", "no meaning with --torchserve"),
@@ -25,3 +29,14 @@ def test_an_option_in_the_wrong_place_is_named(options: list[str], name: str, wo
     assert found.exit_code == 2
     assert f"Invalid value for {name}:" in output
     assert words in output
+
+
+def test_words_of_torchserves_command_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[TorchserveOptions] = []
+    command = importlib.import_module("flambeau.commands.serve")
+    monkeypatch.setattr(command, "serve_torchserve", lambda options, *_: asked.append(options))
+    words = "--torchserve --start --ncs --foreground --model-store s --models a=a.mar b=b.mar c.mar"
+    found = CliRunner().invoke(app, ["serve", *words.split()])
+    assert found.exit_code == 0, found.output
+    (options,) = asked
+    assert (options.models, options.start) == (["a=a.mar", "b=b.mar", "c.mar"], True)

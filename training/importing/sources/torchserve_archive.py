@@ -25,7 +25,7 @@ from model_store.archives.handler_calls import BODY
 from model_store.archives.model_archive import ModelArchive, open_archive
 from model_store.document import LARGE, parse_document
 from model_store.errors import DocumentError
-from training.errors import DataError, SourceError
+from training.errors import DataError, SourceError, TargetError
 from training.importing.original import Original
 from training.importing.sources import checkpoint, onnx_file
 from training.importing.sources.python_source import MAX_BATCH_SIZE, python_original
@@ -33,6 +33,7 @@ from training.importing.sources.source_options import ONLY_INPUT, SourceOptions
 from training.importing.sources.torch_programs import torchscript_file
 
 LABELS = "index_to_name.json"
+CONTENT_TYPE = "content_type"
 _FILE = "imported_handler.py"
 
 
@@ -149,19 +150,48 @@ def _handler(archive: ModelArchive, path: Path, options: SourceOptions, staging:
         handler=model.handler,
         envelope=model.envelope,
         batch_size=rows,
+        content_type=_content_type(path, options),
     )
-    file = staging / _FILE
+    file, bodies = staging / _FILE, _bodies(path, options)
     file.write_bytes(source_of(IMPORTED_CLASS))
-    return python_original(
-        file,
-        IMPORTED_CLASS,
-        settings.model_dump(mode="json"),
-        {ARCHIVE_FILE: _as_file(path, staging)},
-        {BODY: _bodies(path, options)},
-        staging,
-        max_batch_size=rows,
-        called=f"the handler '{model.handler}' of {path.name}",
-    )
+    try:
+        return python_original(
+            file,
+            IMPORTED_CLASS,
+            settings.model_dump(mode="json"),
+            {ARCHIVE_FILE: _as_file(path, staging)},
+            {BODY: bodies},
+            staging,
+            max_batch_size=rows,
+            called=f"the handler '{model.handler}' of {path.name}",
+        )
+    except TargetError as error:
+        if settings.content_type or not all(map(_seems_json, bodies.tolist())):
+            raise
+        raise TargetError(
+            f"{error}; it got the bodies as bytes: if it expects decoded JSON, give --args "
+            f"'{{{CONTENT_TYPE}: application/json}}'"
+        ) from error
+
+
+def _seems_json(body: bytes) -> bool:
+    return body.lstrip()[:1] in (b"{", b"[")
+
+
+def _content_type(path: Path, options: SourceOptions) -> str:
+    """Returns the content type of the bodies; empty for bytes.
+
+    Raises:
+        SourceError: another argument, or no text.
+    """
+    given = dict(options.args)
+    found = given.pop(CONTENT_TYPE, "")
+    if given or not isinstance(found, str):
+        raise SourceError(
+            f"{path.name} has a handler of its own, which takes no arguments; of --args, only "
+            f"'{{{CONTENT_TYPE}: application/json}}' has a meaning: the handler gets decoded JSON"
+        )
+    return found
 
 
 def _as_file(path: Path, staging: Path) -> Path:

@@ -152,5 +152,5 @@ def _check_open(settings: DoorSettings) -> None:
         raise ConfigError(
             f"management listens on '{host}', enable_model_api is on, and no token is asked for: "
             "every machine that reaches it could run code here. Ask for tokens, or listen on "
-            "127.0.0.1, or set open_to_strangers=true where a proxy in front controls access"
+            "127.0.0.1, or give --set open_to_strangers=true where a proxy in front controls access"
         )

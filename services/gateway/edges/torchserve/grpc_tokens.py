@@ -31,4 +31,4 @@ class GrpcToken:
             StatusError: it is missing, wrong, or has expired.
         """
         if not self._tokens.admits(self._header, self._kind):
-            raise StatusError("CANCELLED", NOT_AUTHORIZED)
+            raise StatusError("PERMISSION_DENIED", NOT_AUTHORIZED)

@@ -17,6 +17,7 @@ from services.gateway.inference import INTERNAL_ERROR
 from services.gateway.torchserve.management import Said
 from services.gateway.torchserve.refusals import (
     INVALID_KEY,
+    NO_KEY,
     NOT_AUTHORIZED,
     Refusal,
     RefusedError,
@@ -36,6 +37,7 @@ NOT_CACHED = (
     b"expires: Thu, 01 Jan 1970 00:00:00 UTC\r\n"
 )
 UNTOLD = RefusedError(Refusal(400, INVALID_KEY, NOT_AUTHORIZED))
+NO_NEW_KEY = RefusedError(Refusal(400, INVALID_KEY, NO_KEY))
 
 
 class Asked(NamedTuple):

@@ -123,6 +123,7 @@ class PredictionRoute:
 class PredictionExchange(HttpInference):
     """One prediction."""
 
+    decompresses = False  # the handler finds the bytes, and the header that names their encoding
     __slots__ = ("_last", "_route")
 
     def __init__(self, route: PredictionRoute, connection: ExchangeConnection, head: Head) -> None:

@@ -22,6 +22,7 @@ from services.errors import ServingError
 from services.gateway.edges.torchserve.api_description import describe_api, describe_model
 from services.gateway.edges.torchserve.request_parts import type_of
 from services.gateway.edges.torchserve.rest_exchange import (
+    NO_NEW_KEY,
     UNTOLD,
     Asked,
     Call,
@@ -119,7 +120,7 @@ class RestRoutes:
     ) -> Exchange:
         """Opens an exchange whose caller has the token for it, now."""
         if not tokens.admits(head.text("authorization") or "", kind):
-            found = self._refused(UNTOLD)
+            found = self._refused(NO_NEW_KEY if kind == "API" else UNTOLD)
         return found(connection, head)
 
     # The table of inference.
@@ -257,7 +258,7 @@ class RestRoutes:
         tokens = self._tokens
         assert tokens is not None, "there is no such route without"
         if kind not in ("management", "inference") or head.method not in ("GET", "POST"):
-            raise UNTOLD
+            raise NO_NEW_KEY
         try:
             tokens.renew("management" if kind == "management" else "inference")
         except OSError as error:

@@ -131,6 +131,6 @@ def test_a_default_handler_names_the_package_that_it_lacks(tmp_path: Path) -> No
     opened = open_archive(path, tmp_path / "files")
     manifest = publish_archive(store, opened, "m", RunSettings())
     with pytest.raises(
-        LoadError, match=r"'image_classifier' needs the package '(torchvision|captum)'"
+        LoadError, match=r"'image_classifier' needs packages .*: captum, torchvision; install"
     ):
         load_version(store, manifest, LoadOptions())

@@ -32,7 +32,9 @@ def properties(place: Path, text: str = "", **environment: str) -> ServerPropert
 
 def test_models_by_name_and_all(place: Path) -> None:
     def named(text: str) -> list[tuple[str, str]]:
-        return first_models(properties(place, f"load_models={text}"))
+        found = first_models(properties(place, f"load_models={text}"))
+        assert all(one.config is None for one in found)
+        return [(one.name, one.url) for one in found]
 
     assert named("") == named("N/A") == named("none") == []
     assert named("a=one.mar, two ,http://x/y.mar") == [
@@ -59,6 +61,57 @@ def test_what_can_be_registered_is(place: Path) -> None:
     assert (door.key_file, (place / "key_file.json").exists()) == (
         str(place / "key_file.json"), True,
     )  # fmt: skip
+
+
+def test_metrics_of_a_file_are_those_of_handlers(place: Path) -> None:
+    file = place / "metrics.yaml"
+    file.write_text("model_metrics: {counter: [{name: c, unit: '', dimensions: []}]}")
+    start(place / "server", properties(place, f"metrics_config={file}"), place / "key_file.json")
+    (one,) = read_door(place / "server").properties.model_metrics
+    assert (one.name, one.kind) == ("c", "counter")
+    with pytest.raises(ConfigError, match="metrics_config is '/dev/zero', which is no file"):
+        start(place, properties(place, "metrics_config=/dev/zero"), place / "key_file.json")
+
+
+def test_a_module_with_the_name_of_a_package_of_ours_is_named_at_once(place: Path) -> None:
+    files = {"services/__init__.py": "", "services/a.py": ""}
+    write_archive(place / "archives", name="taken", files=files)
+    found = start(
+        place / "server", properties(place, "load_models=taken.mar"), place / "key_file.json"
+    )
+    assert found.registered == []
+    assert found.failed[0].startswith("taken.mar: the archive has a module 'services'")
+
+
+def test_a_snapshot_says_which_archives_are_registered_and_how(place: Path) -> None:
+    config = "minWorkers: 1\nbatchSize: 2\nresponseTimeout: 9"
+    for version in ("1.0", "2.0"):
+        made = write_archive(
+            place / "archives", name="m", modelVersion=version, configFile="c.yaml",
+            files={"c.yaml": config},
+        )  # fmt: skip
+        made.rename(made.with_name(f"m-{version}.mar"))
+    own = {"minWorkers": 2, "maxWorkers": 5, "batchSize": 7, "maxBatchDelay": 50}
+    versions = {
+        "1.0": {"defaultVersion": False, "marName": "m-1.0.mar", "minWorkers": 0},
+        "2.0": {"defaultVersion": True, "marName": "m-2.0.mar", "runtimeType": "python", **own},
+        "3.0": {"marName": "none.mar"},
+    }
+    snapshot = {"name": "startup.cfg", "modelCount": 1, "models": {"called": versions}}
+    text = f"load_models=all\nmodel_snapshot={json.dumps(snapshot)}"
+    found = start(place / "server", properties(place, text), place / "key_file.json")
+    assert found.registered == ["called 2.0", "called 1.0"]
+    assert found.failed == ["none.mar: Model not found at: none.mar"]
+    assert found.ignored == [
+        "'model_snapshot': its models are registered, and no snapshots are written"
+    ]
+    registered = json.loads((place / "server" / "registrations.json").read_text())["models"]
+    called = registered.pop("called")
+    assert (registered, called["default"]) == ({}, "2.0")
+    fields = ("min_workers", "max_workers", "batch_size", "max_batch_delay_ms",
+              "response_timeout_s")  # fmt: skip
+    assert [called["versions"]["2.0"][one] for one in fields] == [2, 5, 7, 50, 9]
+    assert [called["versions"]["1.0"][one] for one in fields] == [0, 0, 2, 100, 9]
 
 
 def test_metrics_on_the_port_of_another_api_get_their_own(place: Path) -> None:

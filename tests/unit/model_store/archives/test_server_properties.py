@@ -1,7 +1,10 @@
 """TorchServe's `config.properties` and its variables of the environment."""
 
+import json
+
 import pytest
 
+from model_store.archives.model_snapshot import MAX_SNAPSHOT_MODELS
 from model_store.archives.properties_text import parse_properties
 from model_store.archives.server_properties import ServerProperties, parse_server_properties
 from model_store.errors import ServerPropertiesError
@@ -66,11 +69,14 @@ def test_the_environment_overrides_only_if_the_file_says_so() -> None:
     [
         ("job_queue_size=many", "'job_queue_size' is 'many': write a whole number"),
         ("grpc_inference_port=70000", "from 0 to 65,535"),
-        ("inference_address=unix:/tmp/x", "write an address such as"),
+        ("inference_address=unix:/tmp/x", "sockets of Unix are not listened on"),
         ("models={", "'models' is '{'"),
         ('models={"m": 1}', 'write {"MODEL"'),
         ("token_expiration_min=nan", "above 0"),
         ("allowed_urls=(", "'allowed_urls'"),
+        ("model_snapshot=[]", 'write {"name"'),
+        ('model_snapshot={"models": {"m": []}}', "'m' has no versions"),
+        ('model_snapshot={"models": {"m": {"1": {"minWorkers": 1}}}}', "'m' has no 'marName'"),
     ],
 )
 def test_values_that_cannot_be_read_are_named(line: str, reason: str) -> None:
@@ -85,6 +91,99 @@ def test_allowed_urls_come_from_the_environment_where_that_is_said() -> None:
     assert said.allowed_urls == ("https://a/.*",)
     unsaid = parse_server_properties(b"allowed_urls=https://b/.*", "c", environment)
     assert unsaid.allowed_urls == ("https://b/.*",)
+
+
+def test_a_snapshot_has_no_more_versions_than_a_start_registers() -> None:
+    most = {str(one): {"marName": "m"} for one in range(MAX_SNAPSHOT_MODELS)}
+
+    def parsed(versions: dict[str, dict[str, str]]) -> ServerProperties:
+        text = json.dumps({"models": {"m": versions}})
+        return parse_server_properties(f"model_snapshot={text}".encode(), "c", {})
+
+    snapshot = parsed(most).snapshot
+    assert snapshot is not None
+    assert len(snapshot) == MAX_SNAPSHOT_MODELS
+    with pytest.raises(ServerPropertiesError, match="it has 1,001 versions"):
+        parsed(most | {"x": {"marName": "m"}})
+
+
+def test_numbers_that_are_empty_are_the_defaults() -> None:
+    text = b"default_workers_per_model=\njob_queue_size=\n"
+    assert parse_server_properties(text, "c", {}) == ServerProperties()
+
+
+def test_every_key_of_torchserve_is_followed_or_listed() -> None:
+    text = "".join(f"{key}=\n" for key in KEYS)
+    found = parse_server_properties(text.encode(), "c", {})
+    assert not [one for one in found.ignored if "unknown" in one]
+
+
+KEYS = [
+    "async_logging",
+    "blacklist_env_vars",
+    "cpp_log_config",
+    "cpu_launcher_args",
+    "cpu_launcher_enable",
+    "debug",
+    "default_response_timeout",
+    "default_service_handler",
+    "default_startup_timeout",
+    "default_workers_per_model",
+    "disable_system_metrics",
+    "disable_token_authorization",
+    "enable_envvars_config",
+    "decode_input_request",
+    "enable_grpc_ssl",
+    "enable_metrics_api",
+    "enable_model_api",
+    "grpc_inference_max_connection_age_grace_ms",
+    "grpc_inference_max_connection_age_ms",
+    "grpc_inference_port",
+    "grpc_management_max_connection_age_grace_ms",
+    "grpc_management_max_connection_age_ms",
+    "grpc_management_port",
+    "initial_distribution_port",
+    "initial_worker_port",
+    "install_py_dep_per_model",
+    "io_ratio",
+    "ipex_enable",
+    "ipex_gpu_enable",
+    "job_queue_size",
+    "keystore",
+    "keystore_pass",
+    "keystore_type",
+    "limit_max_image_pixels",
+    "load_models",
+    "max_request_size",
+    "max_response_size",
+    "metric_time_interval",
+    "metrics_config",
+    "metrics_mode",
+    "model_metrics_auto_detect",
+    "model_server_home",
+    "model_snapshot",
+    "model_store",
+    "netty_client_threads",
+    "number_of_gpu",
+    "number_of_netty_threads",
+    "prefer_direct_buffer",
+    "preload_model",
+    "private_key_file",
+    "certificate_file",
+    "service_envelope",
+    "system_metrics_cmd",
+    "ts_header_key_sequence_end",
+    "ts_header_key_sequence_id",
+    "ts_header_key_sequence_start",
+    "ts_open_inference_protocol",
+    "unregister_model_timeout",
+    "use_env_allowed_urls",
+    "use_native_io",
+    "version",
+    "vmargs",
+    "workflow_store",
+]
+"""Keys of the ConfigManager of TorchServe 0.12, but for those that may not be empty."""
 
 
 def test_port_zero_stays_zero() -> None:

@@ -1,5 +1,6 @@
 """Predictions over REST, with answers of handlers that the test gives."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -424,6 +425,14 @@ async def test_a_body_over_the_limit_is_refused_in_torchserves_form(make: Make) 
     code, kind, _ = place.refused()
     assert (code, kind) == (413, "BadRequestException")
     assert place.handler.held == []
+
+
+async def test_a_compressed_body_reaches_the_handler_as_it_was_sent(make: Make) -> None:
+    place = make()
+    body = gzip.compress(b"x" * 100)
+    place.ask(body, content_encoding="gzip")
+    assert bytes(place.handler.asked.parts[0].data) == body
+    assert place.handler.asked.headers["content-encoding"] == "gzip"
 
 
 async def test_tokens_are_checked_for_every_request(make: Make, tmp_path: Path) -> None:

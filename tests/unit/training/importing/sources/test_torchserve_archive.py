@@ -221,6 +221,31 @@ def test_a_handler_needs_bodies(tmp_path: Path, examples: object) -> None:
         original_of(write_archive(tmp_path), tmp_path, examples=examples)
 
 
+DECODED = """
+    class Decoded:
+        def initialize(self, context):
+            self.seen = context.metrics.get_metric("Seen")
+
+        def handle(self, data, context):
+            self.seen.add_or_update(1, ["any"])
+            return [one["body"]["text"].upper() for one in data]
+    """
+
+
+def test_bodies_have_the_content_type_that_is_given(tmp_path: Path) -> None:
+    path, examples = write_archive(tmp_path, DECODED), {"body": np.array([b'{"text": "a"}'])}
+    with pytest.raises(TargetError, match="content_type: application/json"):
+        original_of(path, tmp_path, examples=examples)
+    (tmp_path / "staging").rename(tmp_path / "before")
+    found = original_of(
+        path, tmp_path, examples=examples, args={"content_type": "application/json"}
+    )
+    assert found.kind == "python"
+    (tmp_path / "staging").rename(tmp_path / "again")
+    with pytest.raises(SourceError, match="of --args, only"):
+        original_of(path, tmp_path, examples=examples, args={"width": 3})
+
+
 def test_rows_of_bytes_are_bodies(tmp_path: Path) -> None:
     path = write_archive(tmp_path)
     rows = np.arange(12, dtype=np.uint8).reshape(2, 6)
