@@ -104,6 +104,7 @@ EFFECTS = {
     "forgets entries": """
         event_webhooks.MAX_AGE_S
         draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
+        registry_threads.MAX_UNPACKINGS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES
         link_rates.MAX_BUCKETS

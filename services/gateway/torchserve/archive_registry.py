@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from model_store.archives.archive_version import publish_archive
 from model_store.archives.model_archive import ModelArchive, open_archive
@@ -40,7 +40,7 @@ from model_store.archives.registrations import (
 )
 from model_store.archives.requirements import install_requirements
 from model_store.archives.server_properties import ServerProperties
-from model_store.errors import BadNameError, ModelArchiveError, StoreError
+from model_store.errors import StoreError
 from model_store.manifest import check_name
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore
@@ -48,7 +48,6 @@ from services.errors import (
     BackendError,
     ConflictError,
     ForbiddenError,
-    InvalidRequestError,
     NotFoundError,
     ServingError,
     TooManyInFlightError,
@@ -70,6 +69,7 @@ from services.gateway.torchserve.registered_versions import (
     known,
     reopened,
 )
+from services.gateway.torchserve.registry_threads import ArchiveThreads, in_thread
 from services.queueing.directory import Directory
 from services.queueing.records import Lane, ServedVersion
 
@@ -80,7 +80,6 @@ MAX_PASSES = 20
 
 Act = Callable[[str, str, bool], Awaitable[None]]
 """Has the model process look at a model: `ModelControl.act`, or `ModelLink.act`."""
-T = TypeVar("T")
 
 
 class ArchiveRegistry:
@@ -109,11 +108,12 @@ class ArchiveRegistry:
         self._act = act
         self._properties = properties
         self._tasks: set[asyncio.Task[None]] = set()
-        self._left = LeftFolders()
+        self._threads = ArchiveThreads()
+        self._left = LeftFolders(self._threads)
 
     async def registrations(self) -> Registrations:
         """Returns all registered models."""
-        return await _in_thread(self._file.latest)
+        return await in_thread(self._file.latest)
 
     def latest(self) -> Registrations:
         """Returns all registered models at once: from memory, unless they have changed.
@@ -178,16 +178,17 @@ class ArchiveRegistry:
 
     async def _added(self, request: RegisterRequest) -> tuple[Registered, RegisteredVersion]:
         """Adds an archive once nothing that was registered in its place can answer any more."""
-        opened, seen = await _in_thread(partial(self._open, request)), 0
+        opened = await self._threads.unpack(partial(self._open, request))
+        seen = 0
         try:
             while True:
                 try:
-                    return await _in_thread(partial(self._add, opened, request, seen))
+                    return await in_thread(partial(self._add, opened, request, seen))
                 except UnseenError as error:
                     seen = error.generation
                     await self._look(error.model)
         except BaseException:
-            await _in_thread(partial(_discard, opened, request))
+            await self._threads.remove(partial(_discard, opened, request))
             raise
 
     def add(self, request: RegisterRequest) -> Registered:
@@ -252,7 +253,7 @@ class ArchiveRegistry:
         """
         version = version or (await self.model(name)).default
         least, most = checked_workers(min_workers, max_workers)
-        before, one = await _in_thread(partial(self._rescale, name, version, least, most))
+        before, one = await in_thread(partial(self._rescale, name, version, least, most))
         undo = partial(self._put_back, name, version, one, before)
         work = self._served_or_undone(name, version, one, undo)
         if waits:
@@ -267,7 +268,7 @@ class ArchiveRegistry:
         Raises:
             UnknownModelError, UnknownVersionError: it is not registered.
         """
-        await _in_thread(partial(self._set_default, name, version))
+        await in_thread(partial(self._set_default, name, version))
         await self._look(name)
 
     async def unregister(self, name: str, version: str = "") -> str:
@@ -281,8 +282,8 @@ class ArchiveRegistry:
             ForbiddenError: it is the default version, and there are others.
         """
         version = version or (await self.model(name)).default
-        one = await _in_thread(partial(self._drop, name, version))
-        await self._left.leave(one)
+        one = await in_thread(partial(self._drop, name, version))
+        self._left.leave(one)
         await self._look(name)
         return version
 
@@ -302,11 +303,14 @@ class ArchiveRegistry:
     async def _served_or_undone(
         self, name: str, version: str, one: RegisteredVersion, undo: Callable[[], object]
     ) -> None:
-        """Waits until a version is served; if it is refused, undoes the change."""
+        """Waits until a version is served; if it is refused, undoes the change.
+
+        A task that is cancelled ends at once: the server stops, and its registrations with it.
+        """
         try:
             await self._until_served(name, version, one)
-        except BaseException:
-            await _in_thread(undo)
+        except Exception:
+            await in_thread(undo)
             with contextlib.suppress(ServingError):  # the next pass sees it in any case
                 await self._look(name)
             raise
@@ -478,18 +482,3 @@ def _discard(opened: ModelArchive, request: RegisterRequest) -> None:
     """Removes the files of an archive that was unpacked; a folder is its owner's."""
     if opened.folder != request.archive:
         shutil.rmtree(opened.folder, ignore_errors=True)
-
-
-async def _in_thread(call: Callable[[], T]) -> T:
-    """Runs a change in a thread; its errors are those of a call."""
-    try:
-        return await asyncio.to_thread(call)
-    except (ModelArchiveError, BadNameError) as error:
-        raise InvalidRequestError(str(error)) from error
-    except StoreError as error:
-        raise BackendError(str(error)) from error
-    except OSError as error:
-        raise BackendError(
-            f"the registrations cannot be read or written: {error.strerror or error}; free some "
-            "space"
-        ) from error
