@@ -12,6 +12,8 @@ Headers = tuple[tuple[str, str], ...]
 Kind = Literal["status", "header", "body", "no answer"]
 Outcome = Literal["equal", "equal by the rules", "different", "not compared"]
 
+STATUSES = range(100, 1000)
+"""Status codes of answers that are captured and compared."""
 MAX_BODY_BYTES = 64 * 2**20
 """Largest body of a request that is captured or replayed."""
 

@@ -99,12 +99,11 @@ EFFECTS = {
         event_webhooks.MAX_TELLING event_webhooks.MAX_LATER
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
         grpc_jobs.MAX_WAITING grpc_stream.MAX_IN_FLIGHT job_service.MAX_WAIT_S
-        outbox.MOST_WAITING part_window.MAX_UNREAD
+        outbox.MOST_WAITING part_window.MAX_UNREAD registry_threads.MAX_UNPACKINGS
         """,
     "forgets entries": """
         event_webhooks.MAX_AGE_S
         draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
-        registry_threads.MAX_UNPACKINGS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
         grpc_connection.MAX_KNOWN_BLOCK_BYTES grpc_connection.MAX_KNOWN_BYTES latency.MAX_CURVES
         link_rates.MAX_BUCKETS

@@ -75,6 +75,9 @@ from services.queueing.records import Lane, ServedVersion
 
 logger = logging.getLogger("flambeau.torchserve")
 
+RETRIED_FOR_S = 300
+"""Time after the last start of its workers for which a version that fails is healthy all the same:
+TorchServe's `maxRetryTimeoutInSec`."""
 MAX_PASSES = 20
 """Passes of the reconciler after which a version that is neither served nor refused is given up."""
 
@@ -132,16 +135,23 @@ class ArchiveRegistry:
         return next((it for it in self._directory.of_model(name) if it.lane == lane), None)
 
     def are_served(self) -> bool:
-        """Returns True if the default versions that are to have workers have them.
+        """Returns True unless a default version is without its workers for too long.
+
+        As with TorchServe it is True while they start, and while they are tried again.
 
         Raises:
             BackendError: the registrations cannot be read.
         """
         models = self.latest().models.items()
-        defaults = ((name, model.versions[model.default]) for name, model in models)
-        return all(
-            not one.min_workers or is_ready(self.served(name, one)) for name, one in defaults
-        )
+        return not any(self._is_given_up(n, model.versions[model.default]) for n, model in models)
+
+    def _is_given_up(self, name: str, one: RegisteredVersion) -> bool:
+        served = self.served(name, one)
+        if not one.min_workers or is_ready(served):
+            return False
+        has_failed = served is not None and served.state == "failed"
+        patience_s = RETRIED_FOR_S + (0 if has_failed else one.startup_timeout_s)
+        return time.time() - one.started_at > patience_s
 
     async def model(self, name: str, version: str = "") -> RegisteredModel:
         """Returns a registered model, which has the version if one is named.
@@ -438,10 +448,7 @@ class ArchiveRegistry:
         with self._file.changing() as change:
             model = known(change.before, name, version)
             if version == model.default and len(model.versions) > 1:
-                raise ForbiddenError(
-                    f"Cannot remove default version for model {name}; make another version the "
-                    "default one first"
-                )
+                raise ForbiddenError(f"Cannot remove default version for model {name}")
             change.after = change.before.without(name, version)
             self._point(change.after, name)
         return model.versions[version]

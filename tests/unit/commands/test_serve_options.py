@@ -1,5 +1,8 @@
 """Options of `flambeau serve` that do not fit each other: the message names the wrong one."""
 
+import os
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -25,3 +28,14 @@ def test_an_option_in_the_wrong_place_is_named(options: list[str], name: str, wo
     assert found.exit_code == 2
     assert f"Invalid value for {name}:" in output
     assert words in output
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe", "."])
+def test_a_configuration_that_is_no_regular_file_is_refused_at_once(
+    tmp_path: Path, name: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / name
+    found = CliRunner().invoke(app, ["serve", "--torchserve", "--ts-config", str(path)])
+    assert found.exit_code == 2
+    assert f"{path} is no regular file" in " ".join(found.output.split())

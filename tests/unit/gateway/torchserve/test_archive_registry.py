@@ -102,7 +102,7 @@ async def test_versions_are_served_side_by_side_and_one_is_the_default(start: St
     assert (await running.ask()).startswith("2 of ")
     with pytest.raises(ForbiddenError, match="Cannot remove default version for model m"):
         await running.registry.unregister("m", "2")
-    with pytest.raises(UnknownVersionError, match=r"does not exist for model: m; it has 1.0, 2"):
+    with pytest.raises(UnknownVersionError, match=r"does not exist for model: m$"):
         await running.registry.set_default("m", "3")
     assert await running.registry.unregister("m", "1.0") == "1.0"
     with pytest.raises(ServingError):
