@@ -46,7 +46,8 @@ def read_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = yaml.SafeLoader
     if marks > MAX_MARKS:
         raise YamlError(f"it has up to {marks:,} values, and at most {MAX_MARKS:,} are read")
     try:
-        document = yaml.load(text, _bounded(loader))  # noqa: S506 - it is a SafeLoader
+        kind = _bounded(loader)  # type: ignore[arg-type]  # every class can be hashed
+        document = yaml.load(text, kind)  # noqa: S506 - it is a SafeLoader
         parts, _ = _parts(document, {})
     except YamlError:
         raise
@@ -80,12 +81,12 @@ def _bounded(loader: type[yaml.SafeLoader]) -> type[yaml.SafeLoader]:
         def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
             self._depth += 1
             _check_depth(self._depth - 1)
-            node = super().compose_node(parent, index)
+            node: yaml.Node = super().compose_node(parent, index)
             self._depth -= 1
             return node
 
         def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-            node = super().compose_mapping_node(anchor)
+            node: yaml.MappingNode = super().compose_mapping_node(anchor)
             keys = self._keys[id(node)] = sum(self._count(*pair) for pair in node.value)
             self._merged += keys
             if self._merged > MAX_MERGED:

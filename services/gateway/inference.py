@@ -124,6 +124,13 @@ _NO_SINK = cast(ReplySink, None)
 for the garbage collector."""
 
 
+class Place(Protocol):
+    """A place where a request waits."""
+
+    def cancel(self) -> None:
+        """Leaves it: nobody waits for the request any more."""
+
+
 class WireProtocol(NamedTuple):
     """Names of a protocol in the accounting."""
 
@@ -220,7 +227,7 @@ class Inference:
         accounting = path.accounting
         self._path = path
         self._sink = sink
-        self._entry: Entry | None = None
+        self._entry: Entry | Place | None = None
         self._routed: RoutedCall | None = None
         self.received_at = received_at
         self.model = model
@@ -237,6 +244,10 @@ class Inference:
     def protocol(self) -> WireProtocol:
         """The protocol it came by."""
         return self._path.protocol
+
+    def hold(self, place: Place) -> None:
+        """Notes where it waits before it begins; it leaves once it is refused or cancelled."""
+        self._entry = place
 
     def rename(self, given_id: str) -> None:
         """Takes the id that the decoded request has."""

@@ -48,8 +48,13 @@ class Directory:
         """Number of changes so far: callers that cache what they found look again after one."""
         self.changed: Callable[[], None] = lambda: None
         """Called after every change."""
+        self._watchers: list[Callable[[], None]] = []
         self.missing: Callable[[Lane], None] = lambda _: None
         """Called when a request needs a version that was unloaded."""
+
+    def watch(self, call: Callable[[], None]) -> None:
+        """Has something called after every change, too."""
+        self._watchers.append(call)
 
     def announce(self, served: ServedVersion) -> None:
         """Adds or replaces a version."""
@@ -60,6 +65,8 @@ class Directory:
         self.changes += 1
         self._resolved.clear()
         self.changed()
+        for call in self._watchers:
+            call()
 
     def withdraw(self, lane: Lane) -> None:
         """Removes a version; no further request reaches it."""

@@ -43,7 +43,7 @@ EFFECTS = {
         call_arguments.MAX_PAGE call_arguments.MAX_WHY registry.MAX_WAITING registry.MAX_MOVES_READ
         archive_registry.MAX_PASSES archive_source.MAX_DOWNLOADS running_settings.MAX_TRACE_RATE
         archive_source.MAX_REDIRECTS archive_source.MAX_URL_CHARACTERS
-        request_parts.MAX_BOUNDARY_CHARACTERS request_parts.MAX_PARTS
+        loading_requests.MAX_LOADING request_parts.MAX_BOUNDARY_CHARACTERS request_parts.MAX_PARTS
         request_parts.MAX_PART_HEAD_BYTES request_parts._MAX_NAME_BYTES
         rest_routes.MAX_PARAMETERS start.MAX_AT_START tokens.MAX_KEY_FILE_BYTES
         grpc_predict.MAX_NAMES_BYTES tensor_proto.MAX_SHAPE_BYTES tensor_proto.MAX_REPEATED_BYTES
