@@ -93,7 +93,7 @@ class TorchServeDoor:
                 infers=name == INFERENCE,
                 manages=name == MANAGEMENT or MANAGEMENT not in found,
             )
-            server = http_server(routes.route, parts, is_tls=is_tls)
+            server = http_server(routes.route, parts, is_tls=is_tls, unread=routes.unread)
             host, port = found[name]
 
             def begin_drain(server: PortServer = server) -> None:
