@@ -43,7 +43,7 @@ EFFECTS = {
         call_arguments.MAX_PAGE call_arguments.MAX_WHY registry.MAX_WAITING registry.MAX_MOVES_READ
         archive_registry.MAX_PASSES archive_source.MAX_DOWNLOADS running_settings.MAX_TRACE_RATE
         archive_source.MAX_REDIRECTS archive_source.MAX_URL_CHARACTERS
-        loading_requests.MAX_LOADING request_parts.MAX_BOUNDARY_CHARACTERS request_parts.MAX_PARTS
+        request_parts.MAX_BOUNDARY_CHARACTERS request_parts.MAX_PARTS
         request_parts.MAX_PART_HEAD_BYTES request_parts._MAX_NAME_BYTES
         rest_routes.MAX_PARAMETERS start.MAX_AT_START tokens.MAX_KEY_FILE_BYTES
         grpc_predict.MAX_NAMES_BYTES tensor_proto.MAX_SHAPE_BYTES tensor_proto.MAX_REPEATED_BYTES
@@ -100,6 +100,7 @@ EFFECTS = {
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
         grpc_jobs.MAX_WAITING grpc_stream.MAX_IN_FLIGHT job_service.MAX_WAIT_S
         outbox.MOST_WAITING part_window.MAX_UNREAD registry_threads.MAX_UNPACKINGS
+        loading_requests.MAX_LOADING
         """,
     "forgets entries": """
         event_webhooks.MAX_AGE_S
@@ -112,6 +113,7 @@ EFFECTS = {
         dead_letters.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """
+        logs.MAX_TEXT_CHARACTERS
         comparison_files.MAX_SHADOW_BYTES comparison_files.MAX_SHADOW_FILES
         gateway_counts.MAX_GATEWAYS gateway_counts.MAX_GATEWAY_BYTES gateway_counts.MAX_REDIS_BYTES
         gateway_counts.MAX_COMPLAINTS comparison_files.MAX_TEXT comparison_files.MOST_PAIRS_BYTES

@@ -3,10 +3,7 @@
 import asyncio
 import base64
 import contextlib
-import gc
 import json
-import socket
-import struct
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -302,24 +299,6 @@ async def test_an_answer_with_a_status_that_is_none_is_left_out(
         await captured.asked(POST)
     assert captured.recorder.recorded == recorded
     assert captured.recorder.left_out["no status of HTTP"] == 1 - recorded
-
-
-async def test_a_connection_that_breaks_is_no_error_of_the_event_loop(tmp_path: Path) -> None:
-    told: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-
-    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        line = writer.get_extra_info("socket")
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-
-    async with capturing(tmp_path / "c", reset) as captured:
-        for _ in range(20):
-            with contextlib.suppress(OSError):
-                await captured.asked(POST)
-    gc.collect()
-    assert told == []
 
 
 async def test_an_answer_before_the_end_of_its_request_is_left_out(tmp_path: Path) -> None:
