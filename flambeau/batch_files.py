@@ -138,7 +138,7 @@ def _lines(source: Path) -> Iterator[Item]:
 def _read_line(source: Path, number: int, line: bytes) -> Values:
     try:
         inputs = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{source}, line {number}: not JSON ({error})") from error
     if not isinstance(inputs, dict):
         raise InvalidRequestError(f"{source}, line {number}: give an object of inputs by name")

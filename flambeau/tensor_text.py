@@ -32,7 +32,7 @@ def read_input(name: str, text: str) -> Any:
         value = json.loads(Path(text).read_text() if text.endswith(".json") else text)
     except OSError as error:
         raise InvalidRequestError(f"input '{name}': {text}: {error.strerror}") from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, RecursionError) as error:
         raise InvalidRequestError(
             f"input '{name}': {_short(text)} is not a .npy file, a .json file or JSON ({error})"
         ) from error

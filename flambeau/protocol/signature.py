@@ -11,6 +11,7 @@ Tensors without a batch axis:
 - a model without any batch axis runs one request at a time.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -450,7 +451,8 @@ def _check_values(padding: Padding, inputs: Mapping[str, TensorSpec]) -> None:
             fits = abs(value) <= float(np.finfo(dtype).max)
         else:
             low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            fits = value == int(value) and low <= int(value) <= high
+            is_whole = math.isfinite(value) and value == int(value)
+            fits = is_whole and low <= int(value) <= high
         if not fits:
             raise ValueError(f"input '{name}' is {datatype} and cannot be padded with {value:g}")
 

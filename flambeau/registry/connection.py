@@ -248,7 +248,7 @@ def _context(tls: "Tls | None") -> ssl.SSLContext:
 def _refusal(status: int, data: bytes, url: str) -> RegistryError:
     try:
         message = str(json.loads(data)["error"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         message = f"{url} answered with status {status}, and no reason of a registry"
     kind = {409: RegistryConflictError, 503: RegistryBusyError, 429: RegistryBusyError}
     return kind.get(status, RegistryError)(message, status)

@@ -18,6 +18,8 @@ _PREDICTION = re.compile(
     r"/(predictions|explanations)/[^/]+|/v1/models/[^/:]+:(predict|explain)$"
     r"|/v2/models/[^/]+(/versions/[^/]+)?/(infer|explain)$"
 )
+STATUSES = range(100, 1000)
+"""Status codes of answers that are captured and compared."""
 MAX_BODY_BYTES = 64 * 2**20
 """Largest body of a request that is captured or replayed."""
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from flambeau.protocol.strict import Matching, StrictModel, explain
 from flambeau.replay.errors import RequestFileError
-from flambeau.replay.records import MAX_BODY_BYTES, Answer, Headers, RecordedRequest
+from flambeau.replay.records import MAX_BODY_BYTES, STATUSES, Answer, Headers, RecordedRequest
 
 MAX_NAME = 80
 """Characters of a request's name in a report."""
@@ -76,7 +76,7 @@ class BodyDocument(StrictModel):
 class AnswerDocument(BodyDocument):
     """The answer of the old server."""
 
-    status: int = Field(ge=100, le=999)
+    status: int = Field(ge=STATUSES.start, lt=STATUSES.stop)
     ms: float = Field(default=0, ge=0)
 
     def record(self) -> Answer:

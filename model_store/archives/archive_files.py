@@ -25,7 +25,7 @@ from model_store.errors import ModelArchiveError
 from model_store.safety.archive_sizes import opened_archive
 
 MAX_FILES = 10_000
-"""Files and folders of an archive."""
+"""Files and folders of an archive, those that paths only imply among them."""
 MAX_PATH_CHARACTERS = 512
 MAX_NAME_BYTES = 255
 """Name of one file or folder; file systems of Linux have no longer ones."""
@@ -225,13 +225,21 @@ def _checked(
     name = archive.name
     _check_count(len(members), name)
     found: dict[str, _Member] = {}
+    folders: set[str] = set()
     for member in members:
-        _check_path(member.path.removesuffix("/"), name)
+        path = member.path.removesuffix("/")
+        _check_path(path, name)
         if member.path.endswith("/"):
+            folders.add(path)
             continue
         if member.path in found:
             raise ModelArchiveError(f"{name} has two files '{member.path}'; {_ADVICE}")
         found[member.path] = member
+    parents: set[str] = set()
+    for path in found:
+        parents.update(_parents(path))
+        _check_count(len(found) + len(parents), name)
+    _check_count(len(found) + len(folders | parents), name)
     total = sum(member.size_bytes for member in found.values())
     if total > _limit(size_bytes):
         raise _bomb(archive, size_bytes, f"{total:,}")
@@ -240,7 +248,6 @@ def _checked(
             f"{name} unpacks to {total:,} bytes, and {free:,} are free below {folder}; free some "
             "space, or give another folder"
         )
-    parents = {parent for path in found for parent in _parents(path)}
     if both := parents & found.keys():
         raise ModelArchiveError(f"{name} has a file and a folder '{min(both)}'; {_ADVICE}")
     top = _only_folder(found)
@@ -297,7 +304,9 @@ def _check_path(path: str, name: str) -> None:
 
 def _check_count(count: int, name: str) -> None:
     if count > MAX_FILES:
-        raise ModelArchiveError(f"{name} has more than {MAX_FILES:,} files; {_ADVICE} of fewer")
+        raise ModelArchiveError(
+            f"{name} has more than {MAX_FILES:,} files and folders; {_ADVICE} of fewer"
+        )
 
 
 def _limit(size_bytes: int) -> int:

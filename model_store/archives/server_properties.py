@@ -22,6 +22,8 @@ from model_store.document import LARGE, parse_document
 from model_store.errors import DocumentError, ServerPropertiesError
 
 _VARIABLE = re.compile(r"\$\$([^$]+)\$\$")
+_HOST = re.compile(r"[!-~]+")
+_HEADER = re.compile(r"[\t -~\xa0-\xff]*")
 _MAX_SHOWN = 100
 
 Address = tuple[str, int, bool]
@@ -197,6 +199,24 @@ def _snapshot(text: str) -> tuple[SnapshotModel, ...] | None:
     return parse_snapshot(text) if text else None
 
 
+def _path(text: str) -> str | None:
+    if "\0" in text:
+        raise ValueError("write a path, which has no NUL")
+    return text or None
+
+
+def _host(text: str) -> str:
+    if not _HOST.fullmatch(text):
+        raise ValueError("write a name or an address of this machine, such as 127.0.0.1")
+    return text
+
+
+def _header(text: str) -> str | None:
+    if not _HEADER.fullmatch(text):
+        raise ValueError("write the value of a header: one line, of Latin-1")
+    return text or None
+
+
 def _whole(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and len(text) <= 18):
@@ -226,7 +246,7 @@ def _address(text: str) -> Address:
     port = parts.port
     if port is None:
         port = 443 if parts.scheme == "https" else 80
-    return parts.hostname, port, parts.scheme == "https"
+    return _host(parts.hostname), port, parts.scheme == "https"
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -265,13 +285,13 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "inference_address": _address,
     "management_address": _address,
     "metrics_address": _address,
-    "metrics_config": _text,
-    "grpc_inference_address": str,
+    "metrics_config": _path,
+    "grpc_inference_address": _host,
     "grpc_inference_port": _whole(0, 65_535),
-    "grpc_management_address": str,
+    "grpc_management_address": _host,
     "grpc_management_port": _whole(0, 65_535),
-    "model_store": _text,
-    "load_models": _text,
+    "model_store": _path,
+    "load_models": _path,
     "models": _models,
     "model_snapshot": _snapshot,
     "allowed_urls": _urls,
@@ -289,10 +309,10 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "enable_metrics_api": _true,
     "disable_system_metrics": _true,
     "token_expiration_min": _minutes,
-    "cors_allowed_origin": _text,
-    "cors_allowed_methods": _text,
-    "cors_allowed_headers": _text,
-    "private_key_file": _text,
-    "certificate_file": _text,
+    "cors_allowed_origin": _header,
+    "cors_allowed_methods": _header,
+    "cors_allowed_headers": _header,
+    "private_key_file": _path,
+    "certificate_file": _path,
     "enable_grpc_ssl": _true,
 }

@@ -20,7 +20,7 @@ from services.tls import Certificates
 from services.wire.byte_budget import ByteBudget
 from services.wire.compression import CompressionThread
 from services.wire.http1.connection import HttpConnection
-from services.wire.http1.exchange import Router
+from services.wire.http1.exchange import Exchange, Opener, Router
 from services.wire.http1.port import HttpPort
 from services.wire.loop_turns import LoopTurns
 from services.wire.open_port import PortLimits, PortServer
@@ -92,16 +92,20 @@ class Door(Protocol):
         """
 
 
-def http_server(route: Router, shared: EdgeParts, *, is_tls: bool) -> PortServer:
+def http_server(
+    route: Router, shared: EdgeParts, *, is_tls: bool, unread: Opener = Exchange
+) -> PortServer:
     """Makes the server of an HTTP port.
 
     Args:
         route: finds the handler of a request.
         shared: parts of the front.
         is_tls: True if the port speaks TLS, for which there are certificates.
+        unread: opens an exchange for what is no request.
     """
     port = HttpPort(
-        route, shared.limits, shared.metrics, shared.budget, shared.turns, shared.compression
-    )
+        route, shared.limits, shared.metrics, shared.budget, shared.turns, shared.compression,
+        unread,
+    )  # fmt: skip
     context = shared.certificates.context if is_tls and shared.certificates else None
     return PortServer(port, partial(HttpConnection, port), context)

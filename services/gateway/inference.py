@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from services.errors import ModelReturningError, ServingError, SeveralAnswersError
 from services.gateway.admission import Admission, InferCall, RoutedCall
-from services.gateway.load_waits import LoadWait
 from services.gateway.reply_sink import ReplySink
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.shared_regions.regions import RegionUse, SharedRegions
@@ -76,6 +75,13 @@ class Sampler(Protocol):
 _NO_SINK = cast(ReplySink, None)
 """Sink of a finished inference: sink and inference refer to each other, and the cycle must not wait
 for the garbage collector."""
+
+
+class Place(Protocol):
+    """A place where a request waits."""
+
+    def cancel(self) -> None:
+        """Leaves it: nobody waits for the request any more."""
 
 
 class WireProtocol(NamedTuple):
@@ -175,7 +181,7 @@ class Inference:
         accounting = path.accounting
         self._path = path
         self._sink = sink
-        self._entry: Entry | LoadWait | None = None
+        self._entry: Entry | Place | None = None
         self._routed: RoutedCall | None = None
         self.received_at = received_at
         self.ends_at = math.inf
@@ -193,6 +199,10 @@ class Inference:
     def protocol(self) -> WireProtocol:
         """The protocol it came by."""
         return self._path.protocol
+
+    def hold(self, place: Place) -> None:
+        """Notes where it waits before it begins; it leaves once it is refused or cancelled."""
+        self._entry = place
 
     def rename(self, given_id: str) -> None:
         """Takes the id that the decoded request has."""

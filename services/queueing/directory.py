@@ -60,6 +60,11 @@ class Directory:
         """Called when a version that made room is ready again, refused, or withdrawn."""
         self._returning: set[Lane] = set()
         """Versions that made room."""
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, call: Callable[[], None]) -> None:
+        """Has something called after every change, too."""
+        self._watchers.append(call)
 
     def announce(self, served: ServedVersion) -> None:
         """Adds or replaces a version."""
@@ -79,6 +84,8 @@ class Directory:
         self.changes += 1
         self._resolved.clear()
         self.changed()
+        for call in self._watchers:
+            call()
 
     def withdraw(self, lane: Lane) -> None:
         """Removes a version; no further request reaches it."""

@@ -11,6 +11,9 @@ import orjson
 
 from services.telemetry.log_output import LogHandler, LogOutput, may_wait
 
+MAX_TEXT_CHARACTERS = 64 * 1024
+"""Characters of a text in a line; models and callers write parts of it. The rest is dropped."""
+CUT = " [cut]"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -24,15 +27,23 @@ class JsonFormatter(logging.Formatter):
             "time": moment.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _limited(record.getMessage()),
         }
-        line.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
+        fields = vars(record).items()
+        line.update((key, _limited(value)) for key, value in fields if key not in _STANDARD)
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _limited(self.formatException(record.exc_info))
         try:
             return orjson.dumps(line, default=str).decode()
         except TypeError:  # text with lone surrogates, or an integer of more than 64 bits
             return json.dumps(line, default=str)
+
+
+def _limited(value: Any) -> Any:
+    """Returns a value; a text that is too long is cut."""
+    if isinstance(value, str) and len(value) > MAX_TEXT_CHARACTERS:
+        return value[:MAX_TEXT_CHARACTERS] + CUT
+    return value
 
 
 def configure_logs(level: str) -> None:

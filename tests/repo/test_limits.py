@@ -105,6 +105,7 @@ EFFECTS = {
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
         grpc_jobs.MAX_WAITING grpc_stream.MAX_IN_FLIGHT job_service.MAX_WAIT_S
         outbox.MOST_WAITING part_window.MAX_UNREAD part_window.MAX_UNREAD_SMALL
+        registry_threads.MAX_UNPACKINGS loading_requests.MAX_LOADING
         """,
     "forgets entries": """
         event_webhooks.MAX_AGE_S
@@ -118,6 +119,7 @@ EFFECTS = {
         """,
     "shortens or samples": """
         reconciliation.MAX_REASON registry_rollouts.MAX_ACT_WHY registry_rollouts.MOST_PAGES
+        logs.MAX_TEXT_CHARACTERS
         comparison_files.MAX_SHADOW_BYTES comparison_files.MAX_SHADOW_FILES
         gateway_counts.MAX_GATEWAYS gateway_counts.MAX_GATEWAY_BYTES gateway_counts.MAX_REDIS_BYTES
         gateway_counts.MAX_COMPLAINTS comparison_files.MAX_TEXT comparison_files.MOST_PAIRS_BYTES

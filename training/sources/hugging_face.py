@@ -108,7 +108,7 @@ def _document(file: Path, path: str) -> dict[str, Any]:
         raise DataError(f"{what} is missing or too large")
     try:
         document = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{what} is damaged: {error}") from error
     if not isinstance(document, dict) or (file.name == INFO and "features" not in document):
         raise DataError(f"{what} is damaged")

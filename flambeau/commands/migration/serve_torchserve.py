@@ -78,6 +78,8 @@ def read_properties(
     path = options.config or Path(environment.get(CONFIG_VARIABLE, CONFIG_FILE))
     is_named = options.config is not None or CONFIG_VARIABLE in environment
     try:
+        if is_named and path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no regular file; name the file of the configuration")
         data = path.read_bytes() if is_named or path.is_file() else b""
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name another file") from error

@@ -15,11 +15,13 @@ from flambeau.replay.capturing.recorder import (
     LEFT_OUT_CUT,
     LEFT_OUT_LARGE,
     LEFT_OUT_PATH,
+    LEFT_OUT_STATUS,
     LEFT_OUT_UNREAD,
     Recorder,
 )
 from flambeau.replay.errors import FramingError
 from flambeau.replay.http1_messages import Message, MessageParser
+from flambeau.replay.records import STATUSES
 
 MAX_PIPELINED = 100
 """Requests of a connection that wait for their answers, while it is understood."""
@@ -144,6 +146,8 @@ class ConnectionTap:
         exchange.ms = (asyncio.get_running_loop().time() - exchange.started_s) * 1000
         if not exchange.request.target.startswith(b"/"):
             self._drop(exchange, LEFT_OUT_PATH)
+        elif exchange.answer is not None and exchange.answer.status not in STATUSES:
+            self._drop(exchange, LEFT_OUT_STATUS)
         elif self._waiting or self._requests.is_between:
             self._recorder.take(exchange)
         else:

@@ -6,6 +6,7 @@ connections are read along in turns, one of them for a millisecond in each turn 
 """
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -102,7 +103,7 @@ class CaptureProxy:
                 await self._pass(passing.tap, (reader, writer), server)
                 await _close(writer)
             finally:
-                server[1].transport.abort()
+                await _abort(server[1])
         except UnreachableError as error:
             self.refused[str(error)] += 1
         except (OSError, asyncio.CancelledError):
@@ -110,7 +111,7 @@ class CaptureProxy:
         finally:
             self._open.discard(passing)
             passing.tap.end()
-            writer.transport.abort()
+            await _abort(writer)
 
     async def _pass(self, tap: ConnectionTap, client: Streams, server: Streams) -> None:
         """Passes on until the server has sent its last byte, or a side breaks the connection."""
@@ -165,6 +166,13 @@ class CaptureProxy:
                     take(data[at : at + PIECE_BYTES])
                     at += PIECE_BYTES
                 await asyncio.sleep(0)
+
+
+async def _abort(writer: asyncio.StreamWriter) -> None:
+    """Ends a connection at once, and takes the error that broke it: nobody else asks for it."""
+    writer.transport.abort()
+    with contextlib.suppress(OSError, asyncio.CancelledError):  # `_close` may have given it up
+        await writer.wait_closed()
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

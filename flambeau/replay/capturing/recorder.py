@@ -20,6 +20,7 @@ MAX_HELD_BYTES = 256 * 2**20
 """Exchanges that arrive or wait to be written; those that have no room are left out."""
 LEFT_OUT_LARGE, LEFT_OUT_BUSY, LEFT_OUT_SAMPLE = "too large", "no room", "not sampled"
 LEFT_OUT_UNREAD, LEFT_OUT_CUT, LEFT_OUT_PATH = "not HTTP/1", "cut off", "not a path"
+LEFT_OUT_STATUS = "no status of HTTP"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ def parse_binary(answer: Answer, body: bytes) -> BinaryAnswer | None:
             if end < position or end > len(body) or _item_bytes(datatype, int(size)) == 0:
                 return None
             position = end
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     is_whole = 0 <= length <= len(body) and position == len(body)
     return BinaryAnswer(document, tuple(tensors)) if is_whole else None

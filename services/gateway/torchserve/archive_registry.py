@@ -25,12 +25,12 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from model_store.archives.archive_version import publish_archive
 from model_store.archives.model_archive import ModelArchive, open_archive
-from model_store.archives.registration_file import RegistrationFile
 from model_store.archives.module_names import check_module_names
+from model_store.archives.registration_file import RegistrationFile
 from model_store.archives.registrations import (
     MAX_REGISTERED,
     RegisteredModel,
@@ -41,7 +41,7 @@ from model_store.archives.registrations import (
 )
 from model_store.archives.requirements import install_requirements, unused_packages
 from model_store.archives.server_properties import ServerProperties
-from model_store.errors import BadNameError, ModelArchiveError, StoreError
+from model_store.errors import StoreError
 from model_store.manifest import check_name
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore
@@ -49,7 +49,6 @@ from services.errors import (
     BackendError,
     ConflictError,
     ForbiddenError,
-    InvalidRequestError,
     NotFoundError,
     ServingError,
     TooManyInFlightError,
@@ -73,17 +72,20 @@ from services.gateway.torchserve.registered_versions import (
     known,
     reopened,
 )
+from services.gateway.torchserve.registry_threads import ArchiveThreads, in_thread
 from services.queueing.directory import Directory
 from services.queueing.records import Lane, ServedVersion
 
 logger = logging.getLogger("flambeau.torchserve")
 
+RETRIED_FOR_S = 300
+"""Time after the last start of its workers for which a version that fails is healthy all the same:
+TorchServe's `maxRetryTimeoutInSec`."""
 MAX_PASSES = 20
 """Passes of the reconciler after which a version that is neither served nor refused is given up."""
 
 Act = Callable[[str, str, bool], Awaitable[None]]
 """Has the model process look at a model: `ModelControl.act`, or `ModelLink.act`."""
-T = TypeVar("T")
 
 
 class ArchiveRegistry:
@@ -112,11 +114,12 @@ class ArchiveRegistry:
         self._act = act
         self._properties = properties
         self._tasks: set[asyncio.Task[None]] = set()
-        self._left = LeftFolders()
+        self._threads = ArchiveThreads()
+        self._left = LeftFolders(self._threads)
 
     async def registrations(self, name: str = "") -> Registrations:
         """Returns all registered models; a named one with the default that a rollout gave it."""
-        found = await _in_thread(self._file.latest)
+        found = await in_thread(self._file.latest)
         return followed(found, name, self._directory.live_version(name))
 
     def latest(self) -> Registrations:
@@ -136,16 +139,23 @@ class ArchiveRegistry:
         return next((it for it in self._directory.of_model(name) if it.lane == lane), None)
 
     def are_served(self) -> bool:
-        """Returns True if the default versions that are to have workers have them.
+        """Returns True unless a default version is without its workers for too long.
+
+        As with TorchServe it is True while they start, and while they are tried again.
 
         Raises:
             BackendError: the registrations cannot be read.
         """
         models = self.latest().models.items()
-        defaults = ((name, model.versions[model.default]) for name, model in models)
-        return all(
-            not one.min_workers or is_ready(self.served(name, one)) for name, one in defaults
-        )
+        return not any(self._is_given_up(n, model.versions[model.default]) for n, model in models)
+
+    def _is_given_up(self, name: str, one: RegisteredVersion) -> bool:
+        served = self.served(name, one)
+        if not one.min_workers or is_ready(served):
+            return False
+        has_failed = served is not None and served.state == "failed"
+        patience_s = RETRIED_FOR_S + (0 if has_failed else one.startup_timeout_s)
+        return time.time() - one.started_at > patience_s
 
     async def model(self, name: str, version: str = "") -> RegisteredModel:
         """Returns a registered model, which has the version if one is named.
@@ -182,16 +192,17 @@ class ArchiveRegistry:
 
     async def _added(self, request: RegisterRequest) -> tuple[Registered, RegisteredVersion]:
         """Adds an archive once nothing that was registered in its place can answer any more."""
-        opened, seen = await _in_thread(partial(self._open, request)), 0
+        opened = await self._threads.unpack(partial(self._open, request))
+        seen = 0
         try:
             while True:
                 try:
-                    return await _in_thread(partial(self._add, opened, request, seen))
+                    return await in_thread(partial(self._add, opened, request, seen))
                 except UnseenError as error:
                     seen = error.generation
                     await self._look(error.model)
         except BaseException:
-            await _in_thread(partial(_discard, opened, request))
+            await self._threads.remove(partial(_discard, opened, request))
             raise
 
     def add(self, request: RegisterRequest) -> Registered:
@@ -257,7 +268,7 @@ class ArchiveRegistry:
         """
         version = version or (await self.model(name)).default
         least, most = checked_workers(min_workers, max_workers)
-        before, one = await _in_thread(partial(self._rescale, name, version, least, most))
+        before, one = await in_thread(partial(self._rescale, name, version, least, most))
         undo = partial(self._put_back, name, version, one, before)
         work = self._served_or_undone(name, version, one, undo)
         if waits:
@@ -272,7 +283,7 @@ class ArchiveRegistry:
         Raises:
             UnknownModelError, UnknownVersionError: it is not registered.
         """
-        await _in_thread(partial(self._set_default, name, version))
+        await in_thread(partial(self._set_default, name, version))
         await self._look(name)
 
     async def unregister(self, name: str, version: str = "") -> str:
@@ -286,8 +297,8 @@ class ArchiveRegistry:
             ForbiddenError: it is the default version, and there are others.
         """
         version = version or (await self.model(name)).default
-        one = await _in_thread(partial(self._drop, name, version))
-        await self._left.leave(one)
+        one = await in_thread(partial(self._drop, name, version))
+        self._left.leave(one)
         await self._look(name)
         return version
 
@@ -307,11 +318,14 @@ class ArchiveRegistry:
     async def _served_or_undone(
         self, name: str, version: str, one: RegisteredVersion, undo: Callable[[], object]
     ) -> None:
-        """Waits until a version is served; if it is refused, undoes the change."""
+        """Waits until a version is served; if it is refused, undoes the change.
+
+        A task that is cancelled ends at once: the server stops, and its registrations with it.
+        """
         try:
             await self._until_served(name, version, one)
-        except BaseException:
-            await _in_thread(undo)
+        except Exception:
+            await in_thread(undo)
             with contextlib.suppress(ServingError):  # the next pass sees it in any case
                 await self._look(name)
             raise
@@ -440,10 +454,7 @@ class ArchiveRegistry:
         with changing(self._file, self._store, name) as change:
             model = known(change.before, name, version)
             if version == model.default and len(model.versions) > 1:
-                raise ForbiddenError(
-                    f"Cannot remove default version for model {name}; make another version the "
-                    "default one first"
-                )
+                raise ForbiddenError(f"Cannot remove default version for model {name}")
             change.drop(name, version)
             self._point(change.after, name)
         return model.versions[version]
@@ -485,18 +496,3 @@ def _discard(opened: ModelArchive, request: RegisterRequest) -> None:
     """Removes the files of an archive that was unpacked; a folder is its owner's."""
     if opened.folder != request.archive:
         shutil.rmtree(opened.folder, ignore_errors=True)
-
-
-async def _in_thread(call: Callable[[], T]) -> T:
-    """Runs a change in a thread; its errors are those of a call."""
-    try:
-        return await asyncio.to_thread(call)
-    except (ModelArchiveError, BadNameError) as error:
-        raise InvalidRequestError(str(error)) from error
-    except StoreError as error:
-        raise BackendError(str(error)) from error
-    except OSError as error:
-        raise BackendError(
-            f"the registrations cannot be read or written: {error.strerror or error}; free some "
-            "space"
-        ) from error

@@ -3,8 +3,9 @@
 In: the text by which a caller named an archive. Out: a path, for as long as it is registered.
 
 Rules: names lead nowhere but into the model store; a URL matches the allow-list, and so does every
-one that it redirects to, which never leads to a private address; a download is limited in size and
-time, has a least pace, runs in a thread, and ends when its caller leaves; one too many is refused.
+one that it redirects to, which never leads to a private address; a file is where its links lead,
+and that place matches the allow-list, too; a download is limited in size and time, has a least
+pace, runs in a thread, and ends when its caller leaves; one too many is refused.
 Source: TorchServe 0.12 for what a text names, and for the words.
 """
 
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import http.client
 import ipaddress
+import os
 import re
 import socket
 import ssl
@@ -22,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from model_store.archives.archive_files import MAX_ARCHIVE_BYTES
 from model_store.archives.server_properties import ServerProperties
@@ -51,6 +53,10 @@ _URL = re.compile(r"(file|https?)://.*", re.IGNORECASE | re.DOTALL)
 
 class DownloadError(OSError):
     """A download that is not possible, not allowed or too large; the message is the reason."""
+
+
+class OutsideError(DownloadError):
+    """A file whose path, with its links followed, the allow-list does not have."""
 
 
 class ArchiveSource:
@@ -87,9 +93,9 @@ class ArchiveSource:
         if len(url) > MAX_URL_CHARACTERS:
             raise _not_found(f"the url has {len(url):,} characters; give a shorter one")
         if _URL.fullmatch(url):
-            if not self._allows(url):
-                raise _not_found(f"Given URL {url} does not match any allowed URL(s)")
-            if ".." in url:
+            if not self._matches(url):
+                raise _not_allowed(url)
+            if not _is_direct(url):
                 raise _not_found(f"Relative path is not allowed in url: {url}")
             with tempfile.TemporaryDirectory(prefix="download-", dir=self._folder) as made:
                 yield await self._downloaded(url, Path(made), caller_left or asyncio.Event())
@@ -101,6 +107,9 @@ class ArchiveSource:
         yield await asyncio.to_thread(self._in_store, url)
 
     def _allows(self, url: str) -> bool:
+        return _is_direct(url) and self._matches(url)
+
+    def _matches(self, url: str) -> bool:
         return any(pattern.fullmatch(url) for pattern in self._allowed)
 
     def _in_store(self, url: str) -> Path:
@@ -118,6 +127,8 @@ class ArchiveSource:
             name = unquote(urlsplit(url).path.rpartition("/")[2])
             name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-100:].lstrip(".") or "archive.mar"
             await self._paced(_Download(url, folder / name, self._allows), caller_left)
+        except OutsideError as error:
+            raise _not_allowed(url) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             words = f"Failed to download archive from: {url}"
             reason = f" ({error})" if isinstance(error, DownloadError) else ""
@@ -187,7 +198,8 @@ class _Download:
         """Downloads; it blocks.
 
         Raises:
-            DownloadError: it is not possible, not allowed, or too large.
+            DownloadError: it is not possible, not allowed, or too large; of a file elsewhere, an
+                `OutsideError`.
             OSError, ValueError, HTTPException: the URL or its server is at fault.
         """
         url = self._url
@@ -198,7 +210,7 @@ class _Download:
             if parts.scheme.lower() == "file":
                 if number or parts.netloc not in ("", "localhost"):
                     raise DownloadError("a file of another machine")
-                self._copy_file(Path(unquote(parts.path)))
+                self._copy_file(self._followed(parts.netloc, unquote(parts.path)))
                 return
             target = self._fetch(url, is_redirected=number > 0)
             if target is None:
@@ -242,6 +254,17 @@ class _Download:
                     raise DownloadError(f"it ends {answer.length:,} bytes early")
         return None
 
+    def _followed(self, host: str, path: str) -> Path:
+        """Returns where a path of a file leads, the links in it followed.
+
+        Raises:
+            OutsideError: the allow-list does not have it, whether there is a file or not.
+        """
+        real = os.path.realpath(path)
+        if not any(self._allows(f"file://{host}{form}") for form in (real, quote(real))):
+            raise OutsideError("a file outside the allowed URLs")
+        return Path(real)
+
     def _copy_file(self, source: Path) -> None:
         """Copies a file; a device, a pipe or a kernel's file may have no end, or none for now."""
         if not source.is_file() or not source.stat().st_size:
@@ -266,6 +289,20 @@ def _is_public(line: socket.socket) -> bool:
     address = ipaddress.ip_address(line.getpeername()[0].partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_global
+
+
+def _is_direct(url: str) -> bool:
+    """Returns True if no part of a URL leads up, in whatever way it is written.
+
+    Servers may decode a path more than once; `urlsplit` drops tabs and ends of lines.
+    """
+    while (plain := unquote(url)) != url:
+        url = plain
+    return ".." not in url and not any(one < " " or one == "\x7f" for one in url)
+
+
+def _not_allowed(url: str) -> RefusedError:
+    return _not_found(f"Given URL {url} does not match any allowed URL(s)")
 
 
 def _not_found(words: str) -> RefusedError:

@@ -5,8 +5,10 @@ In: versions that are no longer registered. Out: their folders, removed later; o
 
 import asyncio
 import shutil
+from functools import partial
 
 from model_store.archives.registrations import RegisteredVersion
+from services.gateway.torchserve.registry_threads import ArchiveThreads
 
 MAX_LEFT_FOLDERS = 8
 """Folders of unregistered archives that stay for their last batches; a further one removes the
@@ -14,28 +16,32 @@ oldest: archives may have gigabytes, and batches may run for a day."""
 
 
 class LeftFolders:
-    """The folders that one process has to remove."""
+    """The folders that one process has to remove.
 
-    def __init__(self) -> None:
+    Args:
+        threads: threads that remove them.
+    """
+
+    def __init__(self, threads: ArchiveThreads) -> None:
+        self._threads = threads
         self._timers: dict[str, asyncio.TimerHandle] = {}
         """By folder, the call that removes it."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def leave(self, one: RegisteredVersion) -> None:
-        """Removes the files of a version, if its own, once no batch of it can run any more."""
+    def leave(self, one: RegisteredVersion) -> None:
+        """Has the files of a version removed, if its own, once no batch of it can run any more."""
         if not one.is_own_folder:
             return
         loop = asyncio.get_running_loop()
         self._timers[one.folder] = loop.call_later(one.response_timeout_s, self._due, one.folder)
         if len(self._timers) > MAX_LEFT_FOLDERS:
-            await self._remove(next(iter(self._timers)))
+            self._due(next(iter(self._timers)))
 
     def _due(self, folder: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._remove(folder))
+        if (timer := self._timers.pop(folder, None)) is None:
+            return
+        timer.cancel()
+        work = self._threads.remove(partial(shutil.rmtree, folder, ignore_errors=True))
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _remove(self, folder: str) -> None:
-        if (timer := self._timers.pop(folder, None)) is not None:
-            timer.cancel()
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

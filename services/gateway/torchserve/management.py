@@ -24,7 +24,11 @@ from model_store.archives.registrations import (
 from model_store.archives.server_properties import ServerProperties
 from model_store.errors import ModelArchiveError
 from services.errors import BackendError, ServingError
-from services.gateway.torchserve.archive_registry import ArchiveRegistry, is_ready
+from services.gateway.torchserve.archive_registry import (
+    RETRIED_FOR_S,
+    ArchiveRegistry,
+    is_ready,
+)
 from services.gateway.torchserve.archive_source import ArchiveSource
 from services.gateway.torchserve.predictions import DESCRIBE, Predictions
 from services.gateway.torchserve.refusals import (
@@ -129,7 +133,7 @@ class Management:
             raise RefusedError(Refusal(405, METHOD_NOT_ALLOWED, NO_SUCH_METHOD))
 
     def ping(self) -> Said:
-        """Returns whether all models have their workers."""
+        """Returns whether no model is without its workers for too long."""
         is_healthy = self._registry.are_served() and not self._is_leaving()
         return status("Healthy") if is_healthy else status("Unhealthy", 500)
 
@@ -266,11 +270,13 @@ class Management:
         Raises:
             RefusedError: it is not registered.
         """
-        model = await self._named(name)
-        if version not in model.versions:
+        try:
+            await _worded(self._registry.set_default(name, version))
+        except RefusedError as error:
+            if error.refusal.kind != VERSION_NOT_FOUND:
+                raise
             words = f"Model version {version[:1000]} does not exist for model {name}"
-            raise RefusedError(Refusal(404, VERSION_NOT_FOUND, words))
-        await _worded(self._registry.set_default(name, version))
+            raise RefusedError(Refusal(404, VERSION_NOT_FOUND, words)) from error
         return status(f'Default version successfully updated for model "{name}" to "{version}"')
 
     async def unregister(self, name: str, version: str = "") -> Said:
@@ -332,7 +338,7 @@ class Management:
             "maxBatchDelay": one.max_batch_delay_ms,
             "responseTimeout": one.response_timeout_s,
             "startupTimeout": one.startup_timeout_s,
-            "maxRetryTimeoutInSec": 300,
+            "maxRetryTimeoutInSec": RETRIED_FOR_S,
             "clientTimeoutInMills": one.client_timeout_ms,
             "parallelType": "",
             "parallelLevel": 0,

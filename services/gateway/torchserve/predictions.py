@@ -46,6 +46,7 @@ from services.gateway.inference import Inference, InferencePath, Sampler, WirePr
 from services.gateway.request_accounting import RequestAccounting
 from services.gateway.sequence_parameters import MAX_ID_BYTES
 from services.gateway.torchserve.archive_registry import target
+from services.gateway.torchserve.loading_requests import LoadingRequests
 from services.gateway.torchserve.refusals import (
     INTERNAL,
     Refusal,
@@ -107,6 +108,7 @@ class Predictions:
         self._directory = admission.directory
         self._registered = registered
         self._figures = figures
+        self._loading = LoadingRequests(self._directory, self.registration, self.begin)
         self._series: dict[tuple[str, str], RequestSeries] = {}
         self._timeouts: tuple[int, dict[tuple[str, str], float]] = (-1, {})
         self._at_start: tuple[Registrations | None, str] = None, ""
@@ -132,7 +134,7 @@ class Predictions:
         return name
 
     def begin(self, inference: Inference, body: Body, version: str) -> None:
-        """Starts an inference, unless its model cannot answer.
+        """Starts an inference, at once or when its first workers have; or refuses it.
 
         Args:
             inference: opened for the model and version of `target`.
@@ -141,15 +143,23 @@ class Predictions:
         """
         try:
             self._directory.resolve(inference.model, inference.version)
+        except ModelReturningError:
+            inference.begin(body, None)  # it waits for the model
         except ServingError as error:
-            if isinstance(error, ModelReturningError):
-                inference.begin(body, None)  # it waits for the model
-            else:
+            try:
+                waits = self._loading.take(inference, body, version)
+            except ServingError:  # the registrations cannot be read
+                waits = False
+            if not waits:
                 inference.fail(self.refused(error, inference.model, version))
         else:
             if self._figures is not None:
                 self._series_of(self._figures, inference.model, version).requests.value += 1
             inference.begin(body, None)
+
+    def leave(self) -> None:
+        """Refuses what waits for workers: the server is about to leave."""
+        self._loading.close()
 
     def answered(self, inference: Inference, reply: InferReply, version: str) -> None:
         """Accounts for the answer that is about to be written, the last one.

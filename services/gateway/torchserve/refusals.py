@@ -25,6 +25,7 @@ from services.errors import (
     UnknownVersionError,
     WouldMissDeadlineError,
 )
+from services.wire.errors import HeadTooLargeError, ReceiveTimeoutError
 
 BAD_REQUEST = "BadRequestException"
 MODEL_NOT_FOUND = "ModelNotFoundException"
@@ -158,6 +159,8 @@ def code_of(error: ServingError) -> str:
 
 
 _KINDS: tuple[tuple[type[ServingError], int, str], ...] = (
+    (ReceiveTimeoutError, 408, TIMED_OUT),
+    (HeadTooLargeError, 431, BAD_REQUEST),
     (UnauthenticatedError, 400, INVALID_KEY),
     (UnknownPathError, 404, RESOURCE_NOT_FOUND),
     (UnknownVersionError, 404, VERSION_NOT_FOUND),

@@ -56,12 +56,10 @@ def known(registrations: Registrations, name: str, version: str = "") -> Registe
     """
     model = registrations.models.get(name)
     if model is None:
-        raise UnknownModelError(f"Model not found: {name[:128]}; register it, or name another")
+        raise UnknownModelError(f"Model not found: {name[:1000]}")
     if version and version not in model.versions:
-        raise UnknownVersionError(
-            f"Model version: {version[:128]} does not exist for model: {name}; it has "
-            f"{', '.join(model.versions)[:1000]}"
-        )
+        words = f"Model version: {version[:1000]} does not exist for model: {name}"
+        raise UnknownVersionError(words)
     return model
 
 

@@ -104,7 +104,7 @@ class Tokens:
             if change != self._change:
                 self._keys = _parsed(self._path.read_bytes())
                 self._change = change
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self._keys, self._change = {}, None
 
     def _write(self, keys: Keys) -> None:

@@ -383,7 +383,7 @@ class HttpConnection(AnsweringConnection):
 
     def _refuse(self, error: ServingError) -> None:
         """Answers the request being received, or the connection, with an error; takes no more."""
-        exchange = self._incoming or Exchange(self, NO_HEAD)
+        exchange = self._incoming or self.port.unread(self, NO_HEAD)
         self._forget_input()
         self.settle_unsent()
         exchange.last = self._ended = self._unread = True

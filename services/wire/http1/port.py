@@ -32,6 +32,7 @@ class HttpPort(OpenPort):
         budget: budget of the bytes that the process buffers.
         turns: turns of the event loop, shared with other ports.
         compression: compression of large bodies, shared with other ports.
+        unread: opens an exchange for what is no request, which is refused.
 
     Attributes:
         heads: known heads by their bytes, with the opener of their exchange; none of them announces
@@ -47,12 +48,14 @@ class HttpPort(OpenPort):
         budget: ByteBudget,
         turns: LoopTurns | None = None,
         compression: CompressionThread | None = None,
+        unread: Opener = Exchange,
     ) -> None:
         super().__init__(limits, metrics, budget, turns, compression)
         self.heads: dict[bytes, tuple[Head, Opener]] = {}
         self._known_bytes = 0
         self.date = b""
         self._router = router
+        self.unread = unread
 
     def tick(self) -> None:
         """Renews the clock."""

@@ -1,6 +1,8 @@
 """Options of `flambeau serve` that do not fit each other: the message names the wrong one."""
 
 import importlib
+import os
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -40,3 +42,14 @@ def test_words_of_torchserves_command_are_taken(monkeypatch: pytest.MonkeyPatch)
     assert found.exit_code == 0, found.output
     (options,) = asked
     assert (options.models, options.start) == (["a=a.mar", "b=b.mar", "c.mar"], True)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe", "."])
+def test_a_configuration_that_is_no_regular_file_is_refused_at_once(
+    tmp_path: Path, name: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / name
+    found = CliRunner().invoke(app, ["serve", "--torchserve", "--ts-config", str(path)])
+    assert found.exit_code == 2
+    assert f"{path} is no regular file" in " ".join(found.output.split())

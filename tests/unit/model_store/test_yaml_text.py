@@ -5,14 +5,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store import yaml_text
-from model_store.yaml_text import MAX_MARKS, YamlError, read_yaml
+from model_store.yaml_text import MAX_DEPTH, MAX_MARKS, YamlError, read_yaml
 
 BOMB = "a0: &a0 [1]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30)
 )
 
 
+def chain(link: str, length: int = 4000) -> str:
+    """Returns values of which each has the one before, which the link names by its number."""
+    links = (f"a{n + 1}: &a{n + 1} {link.format(n=n)}\n" for n in range(length))
+    return "a0: &a0 {x: 1}\n" + "".join(links)
+
+
 def test_what_is_right_is_read() -> None:
+    assert read_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    merged = read_yaml("a: &a {x: 1}\nb: {<<: [*a, {y: 2}], z: 3}")
+    assert merged["b"] == {"x": 1, "y": 2, "z": 3}
     assert read_yaml("a: &x [1, two]\nb: *x\n") == {"a": [1, "two"], "b": [1, "two"]}
     assert read_yaml("") is None
 
@@ -43,7 +52,14 @@ def test_values_are_counted_with_aliases_written_out(
         ("a: 1\n- b", "^line 2, column 1: "),
         ("a: 2027-02-30", "ValueError: day is out of range for month"),
         ("a: !!bool maybe", "KeyError"),
-        ("[" * 3000, "RecursionError"),
+        ("[" * (MAX_DEPTH + 1), "over 64 lists and mappings in each other"),
+        ("[" * 50_000, "over 64 lists and mappings in each other"),
+        ("- " * 500_000, "over 64 lists and mappings in each other"),
+        (chain("[*a{n}]"), "over 64 lists and mappings in each other"),
+        (chain("{{<<: *a{n}, k{n}: 1}}"), "what they merge have over 50,000 keys"),
+        (chain("{{<<: [*a{n}, *a{n}]}}", 40), "what they merge have over 50,000 keys"),
+        ("&a {b: 1, <<: *a}", "a merge .<<. takes mappings, and none that it is part of"),
+        ("{<<: 1}", "a merge .<<. takes mappings"),
         (b"\xff\xfe\xff", "unacceptable character"),
         ("a: !!python/object:os.system x", "could not determine a constructor"),
         ("- x\n" * (MAX_MARKS + 1), "up to 50,001 values, and at most 50,000 are read"),

@@ -21,6 +21,7 @@ from services.gateway.torchserve.tokens import Tokens
 from services.queueing.directory import Directory
 from services.settings import ConfigError
 from services.telemetry.torchserve_metrics import TorchServeMetrics
+from services.wire.open_port import PortServer
 
 REST, GRPC = "torchserve", "torchserve-grpc"
 """The APIs in the accounting."""
@@ -92,12 +93,15 @@ class TorchServeDoor:
                 infers=name == INFERENCE,
                 manages=name == MANAGEMENT or MANAGEMENT not in found,
             )
-            server = http_server(routes.route, parts, is_tls=is_tls)
+            server = http_server(routes.route, parts, is_tls=is_tls, unread=routes.unread)
             host, port = found[name]
+
+            def begin_drain(server: PortServer = server) -> None:
+                server.begin_drain()
+                predictions.leave()
+
             ports.append(
-                EdgePort(
-                    name=name, host=host, port=port, server=server, begin_drain=server.begin_drain
-                )
+                EdgePort(name=name, host=host, port=port, server=server, begin_drain=begin_drain)
             )
         return ports
 

@@ -73,7 +73,11 @@ def grpc_ports(
     for name, service in services.items():
         host, number = addresses[name]
         server = _ServiceServer(service, parts, is_tls=is_tls)
-        ports.append(EdgePort(name=name, host=host, port=number, server=server))
+        ports.append(
+            EdgePort(
+                name=name, host=host, port=number, server=server, begin_drain=predictions.leave
+            )
+        )
     return ports
 
 

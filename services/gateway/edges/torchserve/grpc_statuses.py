@@ -23,6 +23,7 @@ from services.gateway.torchserve.refusals import (
     caller_words,
     refusal_of,
 )
+from services.wire.errors import ReceiveTimeoutError
 
 _PACKAGE = "org.pytorch.serve"
 _PACKAGES = {
@@ -47,7 +48,13 @@ _CODES = {
     504: "DEADLINE_EXCEEDED",
 }
 """Codes of gRPC by status of HTTP."""
-_OF_GRPC = (DeadlineExceededError, OverloadedError, PayloadTooLargeError, ShuttingDownError)
+_OF_GRPC = (
+    DeadlineExceededError,
+    OverloadedError,
+    PayloadTooLargeError,
+    ReceiveTimeoutError,
+    ShuttingDownError,
+)
 """Errors that gRPC has codes for, and TorchServe no words."""
 
 

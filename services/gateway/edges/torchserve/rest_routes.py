@@ -29,6 +29,7 @@ from services.gateway.edges.torchserve.rest_exchange import (
     CallExchange,
     Common,
     RefusedExchange,
+    RestExchange,
     common_fields,
 )
 from services.gateway.edges.torchserve.rest_prediction import (
@@ -122,6 +123,10 @@ class RestRoutes:
         if not tokens.admits(head.text("authorization") or "", kind):
             found = self._refused(NO_NEW_KEY if kind == "API" else UNTOLD)
         return found(connection, head)
+
+    def unread(self, connection: ExchangeConnection, head: Head) -> Exchange:
+        """Opens an exchange for what is no request."""
+        return RestExchange(self._common, self._accounting.new_id(), connection, head)
 
     # The table of inference.
 

@@ -290,6 +290,17 @@ async def test_what_is_not_understood_passes_and_is_not_recorded(
     assert captured.recorder.left_out["not HTTP/1"] == 1
 
 
+@pytest.mark.parametrize(("answers", "recorded"), [(True, 0), (False, 1)])
+async def test_an_answer_with_a_status_that_is_none_is_left_out(
+    tmp_path: Path, answers: bool, recorded: int
+) -> None:
+    limits = replace(LIMITS, answers=answers)
+    async with capturing(tmp_path / "c", answering(answer(b"", "000 X")), limits) as captured:
+        await captured.asked(POST)
+    assert captured.recorder.recorded == recorded
+    assert captured.recorder.left_out["no status of HTTP"] == 1 - recorded
+
+
 async def test_an_answer_before_the_end_of_its_request_is_left_out(tmp_path: Path) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -174,7 +174,7 @@ def test_images_are_bytes_even_if_they_look_like_text() -> None:
     assert not Comparer(RULES).compare(answer(b"1.0000"), answer(b"1.0001")).count
 
 
-def binary(values: list[float], *, datatype: str = "FP32", size: int | None = None) -> Answer:
+def binary(values: list[float], *, datatype: str = "FP32", size: float | None = None) -> Answer:
     form = {"FP32": "f", "FP16": "e", "INT32": "i"}[datatype]
     raw = struct.pack(f"<{len(values)}{form}", *values)
     parameters = {"binary_data_size": len(raw) if size is None else size}
@@ -201,8 +201,8 @@ def test_raw_integers_are_equal_or_not() -> None:
     assert [d.place for d in Comparer(RULES).compare(old, new).differences] == ["output y, byte 4"]
 
 
-@pytest.mark.parametrize("size", [-4, 3, 5, 1000, 10**30])
-def test_raw_outputs_that_contradict_themselves_are_bytes(size: int) -> None:
+@pytest.mark.parametrize("size", [-4, 3, 5, 1000, 10**30, math.inf, math.nan])
+def test_raw_outputs_that_contradict_themselves_are_bytes(size: float) -> None:
     old, new = binary([1.0], size=size), binary([1.0001], size=size)
     assert Comparer(RULES).compare(old, new).count >= 1
     assert Comparer(RULES).compare(old, binary([1.0], size=size)).count == 0

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import io
+import queue
 import shutil
+import threading
 import zipfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from model_store.archives.model_archive import ModelArchive, open_archive
 from model_store.archives.model_config import ModelConfig
 from model_store.archives.server_properties import ServerProperties
 from services.errors import (
@@ -24,7 +27,7 @@ from services.errors import (
     UnknownModelError,
     UnknownVersionError,
 )
-from services.gateway.torchserve import left_folders
+from services.gateway.torchserve import archive_registry, left_folders, registry_threads
 from services.gateway.torchserve.archive_registry import ArchiveRegistry, target
 from services.gateway.torchserve.register_request import RegisterRequest
 from tests.fixtures.archive_registries import VERSION, Running
@@ -99,7 +102,7 @@ async def test_versions_are_served_side_by_side_and_one_is_the_default(start: St
     assert (await running.ask()).startswith("2 of ")
     with pytest.raises(ForbiddenError, match="Cannot remove default version for model m"):
         await running.registry.unregister("m", "2")
-    with pytest.raises(UnknownVersionError, match=r"does not exist for model: m; it has 1.0, 2"):
+    with pytest.raises(UnknownVersionError, match=r"does not exist for model: m$"):
         await running.registry.set_default("m", "3")
     assert await running.registry.unregister("m", "1.0") == "1.0"
     with pytest.raises(ServingError):
@@ -398,13 +401,81 @@ async def test_versions_whose_files_are_gone_are_not_scaled(start: Start) -> Non
 async def test_files_of_few_unregistered_archives_stay(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The call that unregisters one more does not wait until the files of another are removed."""
     monkeypatch.setattr(left_folders, "MAX_LEFT_FOLDERS", 1)
     running = await start()
+    removed: queue.Queue[str] = queue.Queue()
+    goes_on = threading.Event()
+    rmtree = shutil.rmtree
+
+    def slowly(folder: str, **how: Any) -> None:
+        goes_on.wait(20)
+        rmtree(folder, **how)
+        removed.put(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+    folders = []
     for _ in range(3):
         await running.register(initial_workers=0, response_timeout_s=86_400)
-        (folder,) = [one.folder for one in await running.versions()]
-        await running.registry.unregister("m")
-    assert running.folders() == [Path(folder).name], "a batch of the last one may still run"
+        folders += [one.folder for one in await running.versions()]
+        await asyncio.wait_for(running.registry.unregister("m"), 10)
+    goes_on.set()
+    assert [await asyncio.to_thread(removed.get, timeout=20) for _ in range(2)] == folders[:2]
+    assert running.folders() == [Path(folders[2]).name], "a batch of the last one may still run"
+
+
+async def test_archives_that_are_long_to_unpack_delay_no_other_call(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start()
+    goes_on, at_once, most = threading.Event(), [], []
+
+    def slowly(path: Path, folder: Path) -> ModelArchive:
+        at_once.append(path)
+        most.append(len(at_once))
+        goes_on.wait(20)
+        at_once.pop()
+        return open_archive(path, folder)
+
+    monkeypatch.setattr(archive_registry, "open_archive", slowly)
+    work = [
+        asyncio.create_task(running.register(model_name=f"m{number}", initial_workers=0))
+        for number in range(40)
+    ]
+    await asyncio.wait_for(running.registry.registrations(), 10)
+    assert not goes_on.is_set()
+    goes_on.set()
+    await asyncio.gather(*work)
+    assert max(most) <= registry_threads.MAX_UNPACKINGS
+    assert len((await running.registry.registrations()).models) == 40
+
+
+@pytest.mark.parametrize("act", ["register", "scale"])
+async def test_a_call_that_waits_for_workers_ends_when_it_is_cancelled(
+    tmp_path: Path, act: str
+) -> None:
+    """The model process looks no more: the server stops."""
+    running = Running(tmp_path, ServerProperties(), 60, 120)
+    waits = asyncio.Event()
+
+    async def forever(*_: Any) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    path = running.archive()
+    request = RegisterRequest(archive=path, url="m", initial_workers=1)
+    registry = ArchiveRegistry(
+        running.store, tmp_path, running.directory, forever, ServerProperties()
+    )
+    if act == "scale":
+        registry.add(RegisterRequest(archive=path, url="m", initial_workers=0))
+        task: asyncio.Task[Any] = asyncio.create_task(registry.scale("m", min_workers=2))
+    else:
+        task = asyncio.create_task(registry.register(request))
+    await waits.wait()
+    task.cancel()
+    await asyncio.wait({task}, timeout=10)
+    assert task.cancelled()
 
 
 @pytest.mark.parametrize("name", ["a/b", "x" * 129, "..", "a\0"])

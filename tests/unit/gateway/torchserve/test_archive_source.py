@@ -33,7 +33,11 @@ class Site(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, _, target = self.path.partition("?to=")
-        if path == "/moved":
+        if path == "/up":
+            self.send_response(302)
+            self.send_header("location", "/a/%2E./m.mar")
+            self.end_headers()
+        elif path == "/moved":
             self.send_response(302)
             self.send_header("location", target)
             self.end_headers()
@@ -176,6 +180,7 @@ async def test_urls_outside_the_allow_list(
         ("/moved?to=/m.mar", "a private address"),
         ("/moved?to=file:///etc/passwd", "not allowed"),
         ("/moved?to=gopher://x/", "not allowed"),
+        ("/up", "not allowed"),
         ("/moved?to=", ""),
     ],
 )
@@ -190,6 +195,31 @@ async def test_downloads_that_fail_or_lead_elsewhere(
     assert message.startswith(f"Failed to download archive from: {url}")
     assert reason in message
     assert list((tmp_path / "downloads").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "%2e%2e/secret.mar",
+        ".%2E/secret.mar",
+        "%252e%252e/secret.mar",
+        ".\t./secret.mar",
+        "..%2Fsecret.mar",
+        "link.mar",
+        "folder/secret.mar",
+        "folder/none.mar",
+    ],
+)
+async def test_no_spelling_and_no_link_leads_out_of_an_allowed_folder(
+    make: Callable[..., ArchiveSource], tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "store" / "link.mar").symlink_to(tmp_path / "secret.mar")
+    (tmp_path / "store" / "folder").symlink_to(tmp_path)
+    source = make((f"file://{tmp_path}/store/.*",))
+    assert await content(source, f"file://{tmp_path}/store/m%2Emar") == ("m.mar", b"kept")
+    with pytest.raises(RefusedError) as caught:
+        await content(source, f"file://{tmp_path}/store/{path}")
+    assert caught.value.refusal[:2] == (404, MODEL_NOT_FOUND)
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/proc/kmsg", "/proc/self", "/nowhere"])

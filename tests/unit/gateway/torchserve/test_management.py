@@ -22,6 +22,7 @@ from model_store.store import ModelStore
 from services.errors import BackendError, ServingError
 from services.gateway.admission import Admission
 from services.gateway.request_accounting import RequestAccounting
+from services.gateway.torchserve import archive_registry
 from services.gateway.torchserve.archive_registry import ArchiveRegistry
 from services.gateway.torchserve.archive_source import ArchiveSource
 from services.gateway.torchserve.management import ACCEPTED, Management, Registering
@@ -207,13 +208,23 @@ async def test_pages_of_the_list(make: Make) -> None:
     assert await listed(100, 2**31 - 1) == (None, [])
 
 
-async def test_a_server_is_healthy_while_its_models_have_their_workers(make: Make) -> None:
+@pytest.mark.parametrize("state", ["failed", "loading", "gone"])
+async def test_a_server_is_unhealthy_once_a_model_is_without_workers_for_too_long(
+    make: Make, monkeypatch: pytest.MonkeyPatch, state: Any
+) -> None:
     place = make()
     assert place.management.ping() == (200, {"status": "Healthy"})
     await place.register(initial_workers=1)
     await place.register("n.mar")
     assert place.management.ping().code == 200
-    place.directory.withdraw(place.directory.of_model("m")[0].lane)
+    lane = place.directory.of_model("m")[0].lane
+    place.directory.withdraw(lane)
+    if state != "gone":
+        place.directory.announce(ServedVersion(lane=lane, state=state))
+    assert place.management.ping() == (200, {"status": "Healthy"})
+    monkeypatch.setattr(archive_registry, "RETRIED_FOR_S", -1)
+    assert place.management.ping().code == (500 if state == "failed" else 200), "120 s to start"
+    monkeypatch.setattr(archive_registry, "RETRIED_FOR_S", -121)
     assert place.management.ping() == (500, {"status": "Unhealthy"})
 
 

@@ -13,6 +13,7 @@ from services.errors import (
 from services.gateway.edges.torchserve.grpc_statuses import of_prediction
 from services.gateway.torchserve.refusals import Refusal, refusal_of
 from services.wire.body import too_large
+from services.wire.errors import too_slow
 
 INTERNAL, BAD = "InternalServerException", "BadRequestException"
 LATE = "request 'r' to model 'mod'%s reached its deadline before its response"
@@ -45,5 +46,6 @@ def test_callers_read_no_version_or_setting_of_the_server(
 def test_nor_do_callers_by_grpc() -> None:
     late = of_prediction(DeadlineExceededError(LATE % " version 12"))
     assert (late.grpc_code, str(late)) == ("DEADLINE_EXCEEDED", LATE % "")
+    assert of_prediction(too_slow(9, "message")).grpc_code == "DEADLINE_EXCEEDED"
     large = of_prediction(PayloadTooLargeError("9 bytes, the limit (max_request_bytes)"))
     assert str(large) == "9 bytes, the limit (max_request_size)"

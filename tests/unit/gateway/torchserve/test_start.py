@@ -1,5 +1,6 @@
 """The models of a configuration are registered at the start; what cannot be is said."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -105,13 +106,12 @@ def test_a_snapshot_says_which_archives_are_registered_and_how(place: Path) -> N
     assert found.ignored == [
         "'model_snapshot': its models are registered, and no snapshots are written"
     ]
-    registered = json.loads((place / "server" / "registrations.json").read_text())["models"]
-    called = registered.pop("called")
-    assert (registered, called["default"]) == ({}, "2.0")
+    (called,) = RegistrationFile(place / "server").latest().models.values()
+    assert called.default == "2.0"
     fields = ("min_workers", "max_workers", "batch_size", "max_batch_delay_ms",
               "response_timeout_s")  # fmt: skip
-    assert [called["versions"]["2.0"][one] for one in fields] == [2, 5, 7, 50, 9]
-    assert [called["versions"]["1.0"][one] for one in fields] == [0, 0, 2, 100, 9]
+    assert [getattr(called.versions["2.0"], one) for one in fields] == [2, 5, 7, 50, 9]
+    assert [getattr(called.versions["1.0"], one) for one in fields] == [0, 0, 2, 100, 9]
 
 
 def test_metrics_on_the_port_of_another_api_get_their_own(place: Path) -> None:

@@ -85,7 +85,7 @@ def test_another_process_renews_a_key(path: Path) -> None:
 LONG = "x" * (MAX_KEY_FILE_BYTES + 1)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"inference": 1}', LONG])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"inference": 1}', LONG, "[" * 50_000])
 def test_a_file_that_cannot_be_read_admits_nobody(path: Path, text: str) -> None:
     made(path)
     header = key_of(path, "inference")

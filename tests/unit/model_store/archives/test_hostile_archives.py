@@ -127,10 +127,21 @@ def test_a_member_of_another_size_than_announced_is_refused(
     assert reason in refused(path, tmp_path)
 
 
-def test_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_files, "MAX_FILES", 10)
-    path = write_archive(tmp_path, files={f"f{number}": "" for number in range(20)})
-    assert "has more than 10 files" in refused(path, tmp_path)
+@pytest.mark.parametrize(
+    "files",
+    [
+        {f"f{number}": "" for number in range(20)},
+        {f"{number}/" * 5 + "f": "" for number in range(2)},
+        {f"{number}/": "" for number in range(6)},
+    ],
+)
+def test_many_files_and_folders_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    monkeypatch.setattr(archive_files, "MAX_FILES", 8)
+    open_archive(write_archive(tmp_path, files={"a/b/c": "", "a/b/d": ""}), tmp_path / "kept")
+    path = write_archive(tmp_path, files=files)
+    assert "has more than 8 files and folders" in refused(path, tmp_path)
 
 
 def test_two_files_of_one_path_are_refused(tmp_path: Path) -> None:

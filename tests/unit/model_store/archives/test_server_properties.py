@@ -77,6 +77,11 @@ def test_the_environment_overrides_only_if_the_file_says_so() -> None:
         ("model_snapshot=[]", 'write {"name"'),
         ('model_snapshot={"models": {"m": []}}', "'m' has no versions"),
         ('model_snapshot={"models": {"m": {"1": {"minWorkers": 1}}}}', "'m' has no 'marName'"),
+        (r"cors_allowed_origin=a\r\nb: c", "one line, of Latin-1"),
+        (r"cors_allowed_methods=\u4e00", "one line, of Latin-1"),
+        (r"grpc_inference_address=\u0000", "a name or an address of this machine"),
+        (r"inference_address=http://a\u0000b:80", "a name or an address of this machine"),
+        (r"model_store=a\u0000b", "a path, which has no NUL"),
     ],
 )
 def test_values_that_cannot_be_read_are_named(line: str, reason: str) -> None:

@@ -129,7 +129,7 @@ class Place:
         routes = RestRoutes(predictions, management, tokens, properties, infers=True, manages=True)
         limits = make_limits(max_request_bytes=LIMIT_BYTES)
         self.budget = make_budget()
-        port = HttpPort(routes.route, limits, self.metrics, self.budget)
+        port = HttpPort(routes.route, limits, self.metrics, self.budget, unread=routes.unread)
         port.tick()
         self.wire = Wire(port)
 
@@ -452,3 +452,28 @@ async def test_tokens_are_checked_for_every_request(make: Make, tmp_path: Path) 
     assert json.loads(second.body)["type"] == "InvalidKeyException"
     assert third.status == 400
     assert place.handler.held == []
+
+
+HEAD = b"POST /predictions/m HTTP/1.1\r\nhost: h\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "kind"),
+    [
+        (b"\x00\x01\r\n\r\n", 400, "BadRequestException"),
+        (HEAD + b"x: " + b"y" * 200_000 + b"\r\n\r\n", 431, "BadRequestException"),
+        (HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n", 501, "InternalServerException"),
+        (HEAD + b"content-length: 999999\r\n\r\n", 413, "BadRequestException"),
+        (HEAD, 408, "RequestTimeoutException"),
+        (HEAD + b"content-length: 9\r\n\r\nslow", 408, "RequestTimeoutException"),
+    ],
+)
+async def test_what_is_no_request_is_refused_in_the_same_form(
+    make: Make, sent: bytes, code: int, kind: str
+) -> None:
+    place = make()
+    place.wire.send(sent)
+    port = place.wire.connection.port
+    port.now += 61
+    place.wire.connection.sweep()
+    assert place.refused()[:2] == (code, kind)
