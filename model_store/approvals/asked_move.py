@@ -36,6 +36,8 @@ class AskedMove(StrictModel):
     """The version that the alias shall name, of the act `promote` alone."""
     allow_breaking: bool = False
     why: str = ""
+    rollout_id: str = ""
+    """The rollout that is promoted, of the act `rollout promote` alone; empty for any."""
     rollout: RolloutRequest | None = None
     shadow: ShadowRequest | None = None
     split: SplitRequest | None = None
@@ -101,4 +103,4 @@ def _traffic_act(store: ModelStore, model: str, move: AskedMove) -> Act:
         return shadow_start(store, model, move.shadow)
     if move.split is not None:
         return split_start(store, model, move.split)
-    return rollout_promotion(store, model, move.why)
+    return rollout_promotion(store, model, move.why, move.rollout_id)

@@ -34,6 +34,13 @@ class Reason(StrictModel):
     why: str = Field(default="", max_length=MAX_WHY)
 
 
+class RolloutReason(Reason):
+    """Why something is done with a rollout, and with which one."""
+
+    rollout_id: str = Field(default="", pattern="^([0-9a-f]{16})?$")
+    """The rollout that is meant: if another one runs, it is left alone. Empty for any."""
+
+
 class RolloutRequest(Reason):
     """A rollout to start."""
 

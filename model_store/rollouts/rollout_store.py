@@ -87,37 +87,71 @@ def rollout_start(
     return begin
 
 
-def pause_rollout(store: ModelStore, model: str, why: str = "", who: str = "") -> Pointers:
-    """Keeps the rollout at its step; see `transitions.paused` for the errors."""
-    return _moved(store, model, who, lambda now, by: transitions.paused(_some(now), "", by, why))
+def pause_rollout(
+    store: ModelStore, model: str, why: str = "", who: str = "", rollout_id: str = ""
+) -> Pointers:
+    """Keeps the rollout at its step.
+
+    Args:
+        store: the store.
+        model: the model's name.
+        why: the reason, for the history.
+        who: who does it, for the history; empty for the user of this process.
+        rollout_id: the rollout that is meant; empty for the one that runs.
+
+    Raises:
+        RolloutError: no rollout runs, or another one, or it is paused.
+        ConflictError: other writers moved the pointers, again and again.
+    """
+
+    def act(current: Pointers | None, by: str) -> Pointers:
+        return transitions.paused(_some(current), rollout_id, by, why)
+
+    return _moved(store, model, who, act)
 
 
-def resume_rollout(store: ModelStore, model: str, why: str = "", who: str = "") -> Pointers:
-    """Lets the paused rollout go on; see `transitions.resumed` for the errors."""
-    return _moved(store, model, who, lambda now, by: transitions.resumed(_some(now), "", by, why))
+def resume_rollout(
+    store: ModelStore, model: str, why: str = "", who: str = "", rollout_id: str = ""
+) -> Pointers:
+    """Lets the paused rollout go on; arguments and errors are as those of `pause_rollout`."""
+
+    def act(current: Pointers | None, by: str) -> Pointers:
+        return transitions.resumed(_some(current), rollout_id, by, why)
+
+    return _moved(store, model, who, act)
 
 
-def abort_rollout(store: ModelStore, model: str, why: str = "", who: str = "") -> Pointers:
-    """Ends the rollout; its baseline answers every request again."""
-    return _moved(store, model, who, lambda now, by: transitions.ended(_some(now), "", by, why))
+def abort_rollout(
+    store: ModelStore, model: str, why: str = "", who: str = "", rollout_id: str = ""
+) -> Pointers:
+    """Ends the rollout, as `pause_rollout` has it; its baseline answers every request again."""
+
+    def act(current: Pointers | None, by: str) -> Pointers:
+        return transitions.ended(_some(current), rollout_id, by, why)
+
+    return _moved(store, model, who, act)
 
 
-def promote_rollout(store: ModelStore, model: str, why: str = "", who: str = "") -> Pointers:
+def promote_rollout(
+    store: ModelStore, model: str, why: str = "", who: str = "", rollout_id: str = ""
+) -> Pointers:
     """Points production at the candidate, whatever the evidence says, and ends the rollout.
+
+    Arguments are those of `pause_rollout`.
 
     Raises:
         VersionDeletedError: the candidate was deleted.
-        RolloutError: no rollout runs.
+        RolloutError: no rollout runs, or another one.
         ConflictError: other writers moved the pointers, again and again.
     """
-    return _moved(store, model, who, rollout_promotion(store, model, why))
+    return _moved(store, model, who, rollout_promotion(store, model, why, rollout_id))
 
 
-def rollout_promotion(store: ModelStore, model: str, why: str = "") -> Act:
+def rollout_promotion(store: ModelStore, model: str, why: str = "", rollout_id: str = "") -> Act:
     """Returns the act of `promote_rollout`."""
 
     def promote(current: Pointers | None, by: str) -> Pointers:
-        rollout = transitions.running(current)
+        rollout = transitions.running(current, rollout_id)
         _version(store, model, rollout.candidate)
         return transitions.promoted(_some(current), rollout.id, by, why)
 

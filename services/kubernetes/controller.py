@@ -3,8 +3,9 @@
 In: the API of Kubernetes, and a registry. Out: rollouts, and the status of the objects.
 
 Rules:
-- an object is due when the watch tells of it, when its last look asked for another, and after each
-  list; so a lost event costs time and nothing else;
+- an object is due when the watch tells of a new generation of it or of its deletion, when its last
+  look asked for another, and after each list; so a lost event costs time and nothing else;
+- the controller's own writes of a status make no object due: its failures would have no pauses;
 - failures are tried again, each object's and the watch's after pauses that double to `PAUSE_S`;
 - several controllers may run at once: `reconciliation` makes that harmless, not cheap;
 - calls block, so they run in threads, `AT_ONCE` at a time.
@@ -44,6 +45,8 @@ class ModelRolloutController:
         self._due: dict[str, float] = {}
         """Times of the next looks, by name, on the clock of the event loop."""
         self._failures: dict[str, int] = {}
+        self._seen: dict[str, tuple[str, int]] = {}
+        """Uid and generation of each object as the last list or event had it."""
         self._woken = asyncio.Event()
         self._stop = WatchStop()
         self.why_not_ready = "the ModelRollouts are not listed yet"
@@ -82,7 +85,8 @@ class ModelRolloutController:
         names = {one["metadata"]["name"] for one in found}
         for name in self._failures.keys() - names:
             del self._failures[name]
-        self._due = dict.fromkeys(names, 0.0)
+        self._seen = {one["metadata"]["name"]: _generation(one["metadata"]) for one in found}
+        self._due = dict.fromkeys(names | self._due.keys(), 0.0)  # a start of one may be open
         self.why_not_ready = ""
         self._woken.set()
 
@@ -100,12 +104,19 @@ class ModelRolloutController:
                 metadata = event["object"].get("metadata", {})
                 newest = str(metadata.get("resourceVersion", newest))
                 if event["type"] != "BOOKMARK":
-                    loop.call_soon_threadsafe(self._changed, str(metadata.get("name", "")))
+                    loop.call_soon_threadsafe(self._changed, event["type"], metadata)
             return newest
 
         return await asyncio.to_thread(watch)
 
-    def _changed(self, name: str) -> None:
+    def _changed(self, kind: str, metadata: Object) -> None:
+        name, seen = str(metadata.get("name", "")), _generation(metadata)
+        if kind == "DELETED":
+            self._seen.pop(name, None)
+        elif self._seen.get(name) == seen and "deletionTimestamp" not in metadata:
+            return
+        else:
+            self._seen[name] = seen
         self._due[name] = 0.0
         self._woken.set()
 
@@ -140,6 +151,10 @@ class ModelRolloutController:
     async def _tell(self, name: str, trouble: str) -> None:
         with contextlib.suppress(KubernetesError):  # the next look tells it
             await asyncio.to_thread(self._reconciliation.tell, name, trouble)
+
+
+def _generation(metadata: Object) -> tuple[str, int]:
+    return str(metadata.get("uid", "")), int(metadata.get("generation", 0))
 
 
 def pause_s(failures: int) -> float:

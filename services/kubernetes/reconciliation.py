@@ -9,8 +9,9 @@ Rules:
   controller, finds what was done. A run is written into the status before its rollout is started,
   and the start is recognised at the registry by the run's mark;
 - writes to the object fail if another writer was faster, and are then decided again;
-- a rollout that another run or a person has started is never touched;
-- a run that is over is not begun again, whatever production names later.
+- a rollout that another run or a person has started is never touched: acts name its id;
+- a run that is over is not begun again, whatever production or a wrong `spec` says later;
+- a rollout whose run has left its object meanwhile is aborted; see `open_starts`.
 """
 
 import logging
@@ -30,7 +31,8 @@ from services.kubernetes.model_rollout import (
     spec_of,
     status_of,
 )
-from services.kubernetes.object_api import Object, ObjectApi
+from services.kubernetes.object_api import KubernetesError, Object, ObjectApi
+from services.kubernetes.open_starts import OpenStarts
 from services.kubernetes.registry_rollouts import RegistryRollouts, Running, Shown, Verdict
 
 logger = logging.getLogger("flambeau.model_rollouts")
@@ -57,6 +59,10 @@ class _Run:
     status: Status
 
     @property
+    def name(self) -> str:
+        return str(self.found["metadata"]["name"])
+
+    @property
     def mark(self) -> str:
         return mark_of(self.found, self.status.run_generation)
 
@@ -68,10 +74,20 @@ class Reconciliation:
         objects: the API of the objects.
         registry: the registry.
         every_s: seconds between two looks at a rollout that runs.
+        starts: its starts of rollouts; None for new ones.
     """
 
-    def __init__(self, objects: ObjectApi, registry: RegistryRollouts, every_s: float) -> None:
+    def __init__(
+        self,
+        objects: ObjectApi,
+        registry: RegistryRollouts,
+        every_s: float,
+        starts: OpenStarts | None = None,
+    ) -> None:
         self._objects, self._registry, self._every_s = objects, registry, every_s
+        self._starts = starts or OpenStarts(registry)
+        self._others: dict[str, tuple[str, str]] = {}
+        """By name, the mark of a run and a rollout that it has not started."""
 
     def look(self, name: str) -> float | None:
         """Looks at an object; returns the seconds until the next look, None for no more.
@@ -81,14 +97,22 @@ class Reconciliation:
             RegistryError: the registry is away or overloaded.
         """
         found = self._objects.read(name)
+        if wait_s := self._starts.abort_lost(name, _mark_in(found)):
+            return wait_s
         if found is None:
+            self._others.pop(name, None)
             return None
         if "deletionTimestamp" in found["metadata"]:
             return self._finish(found)
         try:
             spec = spec_of(found)
         except InvalidSpecError as error:
-            self._write(found, status_of(found), "Refused", f"spec: {error}")
+            status = status_of(found)
+            is_over = status.phase in OVER
+            phase, reason = (
+                (status.phase, status.reason) if is_over else ("Refused", f"spec: {error}")
+            )
+            self._write(found, status, phase, reason)
             return None
         if FINALIZER not in (finalizers := found["metadata"].get("finalizers", [])):
             found = self._objects.set_finalizers(found, [*finalizers, FINALIZER])
@@ -105,13 +129,15 @@ class Reconciliation:
         finalizers = list(found["metadata"].get("finalizers", []))
         if FINALIZER not in finalizers:
             return None
-        self._abort_own(found, "its ModelRollout was deleted")
+        if wait_s := self._abort_own(found, "its ModelRollout was deleted"):
+            return wait_s
         self._objects.set_finalizers(found, [one for one in finalizers if one != FINALIZER])
         return None
 
     def _begin(self, run: _Run) -> float:
         """Writes a new run into the status; one that runs until now is aborted before."""
-        self._abort_own(run.found, "its ModelRollout asks for another rollout")
+        if wait_s := self._abort_own(run.found, "its ModelRollout asks for another rollout"):
+            return wait_s
         begun = Status(
             spec_digest=run.spec.digest,
             run_generation=run.found["metadata"]["generation"],
@@ -120,22 +146,31 @@ class Reconciliation:
         self._write(run.found, begun, "Pending", "about to start")
         return AT_ONCE_S
 
-    def _abort_own(self, found: Object, why: str) -> None:
-        """Aborts the rollout that an object's run has started, if it runs."""
+    def _abort_own(self, found: Object, why: str) -> float:
+        """Aborts the rollout that an object's run has started, if it runs.
+
+        Returns:
+            Seconds after which to look again: its start may still be carried out. 0 for no need.
+        """
         status = status_of(found)
         if not status.spec_digest or status.phase in OVER:
-            return
-        model, mark = self._model_of_run(found), mark_of(found, status.run_generation)
+            return 0.0
+        name, model = found["metadata"]["name"], self._model_of_run(found)
+        mark = mark_of(found, status.run_generation)
         try:
             running = self._registry.show(model).rollout
             own = status.rollout_id or (running and self._registry.started_by(model, mark))
             if running and running.id == own:
-                self._registry.act(model, "abort", f"{why} {mark}")
+                self._registry.act(model, "abort", f"{why} {mark}", own)
+            elif wait_s := self._starts.wait_s(name):
+                return wait_s
         except RegistryConflictError:
-            return  # it has just ended
+            pass  # it has just ended
         except RegistryError as error:
             if error.status not in (400, 404):
                 raise  # a model that the registry does not know has no rollout
+        self._starts.close(name)
+        return 0.0
 
     @staticmethod
     def _model_of_run(found: Object) -> str:
@@ -160,7 +195,7 @@ class Reconciliation:
     def _start(self, run: _Run, shown: Shown) -> float | None:
         """Starts the rollout of a run, unless it was started before."""
         model, running = run.spec.model, shown.rollout
-        rollout_id = self._registry.started_by(model, run.mark)
+        rollout_id = self._started(run, running)
         if not rollout_id:
             if run.spec.state == "Aborted":
                 self._write(run.found, run.status, "Aborted", "spec.state is Aborted")
@@ -175,11 +210,29 @@ class Reconciliation:
                 self._write(run.found, changed, "Promoted", said)
                 return None
             why = f"{run.spec.why} {run.mark}".strip()
-            rollout_id = self._registry.start(model, run.spec.request(why))
+            rollout_id = self._starts.start(run.name, model, run.mark, run.spec.request(why))
             logger.info("rollout started", extra={"model": model, "rollout": rollout_id})
         changed = run.status.model_copy(update={"rollout_id": rollout_id})
-        self._write(run.found, changed, "Running", "started")
+        try:
+            self._write(run.found, changed, "Running", "started")
+        except KubernetesError:
+            self._starts.abort_lost(run.name, _mark_in(self._objects.read(run.name)))
+            raise
+        self._starts.close(run.name)
         return AT_ONCE_S
+
+    def _started(self, run: _Run, running: Running | None) -> str:
+        """Returns the id of the rollout that a run has started; empty for none.
+
+        The history is read once for each rollout of others that runs meanwhile.
+        """
+        beside = (run.mark, running.id) if running else None
+        if beside and self._others.get(run.name) == beside:
+            return ""
+        rollout_id = self._registry.started_by(run.spec.model, run.mark)
+        if beside and not rollout_id:
+            self._others[run.name] = beside
+        return rollout_id
 
     def _steer(self, run: _Run, shown: Shown, running: Running) -> float:
         """Does what `state` asks of a rollout that runs, and tells its state."""
@@ -192,7 +245,7 @@ class Reconciliation:
             act = "resume"
         if act:
             why = f"spec.state is {run.spec.state} {run.mark}"
-            self._registry.act(run.spec.model, act, why)
+            self._registry.act(run.spec.model, act, why, running.id)
             return AT_ONCE_S
         verdict = shown.verdict or Verdict(reason=shown.note)
         said = verdict.next_why or verdict.reason
@@ -257,3 +310,8 @@ class Reconciliation:
         document = with_conditions(changed).document()
         if document != found.get("status"):
             self._objects.set_status(found, document)
+
+
+def _mark_in(found: Object | None) -> str:
+    """Returns the mark of the run that an object has; empty without an object."""
+    return mark_of(found, status_of(found).run_generation) if found else ""

@@ -123,9 +123,15 @@ class RegistryRollouts:
         except (KeyError, TypeError) as error:
             raise RegistryError(f"{self.url} started a rollout and named none") from error
 
-    def act(self, model: str, act: str, why: str) -> None:
-        """Pauses, resumes or aborts the rollout; errors are those of `show`."""
-        self._call("POST", model, "rollout", act, document={"why": why[:MAX_ACT_WHY]})
+    def act(self, model: str, act: str, why: str, rollout_id: str) -> None:
+        """Pauses, resumes or aborts the rollout of an id.
+
+        Raises:
+            RegistryConflictError: none runs, or another one.
+            RegistryError: as `show`.
+        """
+        document = {"why": why[:MAX_ACT_WHY], "rollout_id": rollout_id}
+        self._call("POST", model, "rollout", act, document=document)
 
     def started_by(self, model: str, mark: str) -> str:
         """Returns the id of the rollout that a run has started; empty if it has started none.

@@ -2,7 +2,7 @@
 
 GET    rollout                                the rollout, its verdict, or how the last one ended
 POST   rollout                                starts one; see `model_store.rollouts.requests`
-POST   rollout/{pause,resume,abort,promote}   {"why": "..."}
+POST   rollout/{pause,resume,abort,promote}   {"why": "...", "rollout_id": "..."}
 GET    shadow                                 the shadow, and its figures
 POST   shadow                                 starts one
 POST   shadow/stop                            {"why": "..."}
@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from model_store.rollouts.requests import Reason
 from services.access.caller import Principal
 from services.registry.alias_routes import moved
 from services.registry.bodies import document, parsed
@@ -55,7 +54,7 @@ def _start(kind: str) -> Call:
 def _act(act: str) -> Call:
     async def do(registry: Registry, request: Request, principal: Principal) -> Response:
         rollouts, model = RolloutRegistry(registry), request.path_params["model"]
-        wanted = await parsed(Reason, request)
-        return moved(await rollouts.act(principal, model, act, wanted.why))
+        wanted = await parsed(ACTS[act], request)
+        return moved(await rollouts.act(principal, model, act, wanted))
 
     return do

@@ -11,13 +11,14 @@ from typing import Any
 
 from model_store.approvals.asked_move import AskedMove, started
 from model_store.pointers import PRODUCTION, Pointers
+from model_store.rollouts.requests import Reason, RolloutReason
 from model_store.store import ModelStore
 from services.access.audit import audited
 from services.access.caller import Principal
 from services.registry.alias_moves import AliasMoves
 from services.registry.encoding import encoded
 from services.registry.registry import Registry
-from services.rollouts.calls import ACTS, STATUS, TrafficRequest, start, without_values
+from services.rollouts.calls import STATUS, TrafficRequest, act_on, start, without_values
 
 
 class RolloutRegistry:
@@ -48,15 +49,18 @@ class RolloutRegistry:
             principal, model, started(wanted), lambda store, who: start(store, model, wanted, who)
         )
 
-    async def act(self, principal: Principal, model: str, act: str, why: str) -> dict[str, Any]:
+    async def act(
+        self, principal: Principal, model: str, act: str, wanted: Reason
+    ) -> dict[str, Any]:
         """Does one of `ACTS`; returns the new generation of the pointers."""
 
         def work(store: ModelStore, who: str) -> Pointers:
-            return ACTS[act](store, model, why, who)
+            return act_on(store, model, act, wanted, who)
 
         if act == "rollout promote":
-            move = AskedMove(act="rollout promote", why=why)
+            assert isinstance(wanted, RolloutReason), "it is an act on a rollout"
+            move = AskedMove(act="rollout promote", why=wanted.why, rollout_id=wanted.rollout_id)
             return await AliasMoves(self._registry).move(principal, model, move, work)
-        with audited(act, model, principal.name, principal.peer, why):
+        with audited(act, model, principal.name, principal.peer, wanted.why):
             pointers = await self._registry.on_store(principal, "promote", model, PRODUCTION, work)
         return pointers.model_dump(mode="json")

@@ -13,7 +13,13 @@ from flambeau.protocol.strict import explain
 from model_store.errors import InvalidRolloutError
 from model_store.pointers import Pointers
 from model_store.rollouts import rollout_store, status
-from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
+from model_store.rollouts.requests import (
+    Reason,
+    RolloutReason,
+    RolloutRequest,
+    ShadowRequest,
+    SplitRequest,
+)
 from model_store.store import ModelStore
 
 
@@ -41,15 +47,21 @@ STATUS: Mapping[str, Callable[[ModelStore, str], dict[str, Any]]] = {
     "split": _split,
 }
 """Documents of each kind."""
-ACTS: Mapping[str, Callable[[ModelStore, str, str, str], Pointers]] = {
+_ROLLOUT_ACTS: Mapping[str, Callable[[ModelStore, str, str, str, str], Pointers]] = {
     "rollout pause": rollout_store.pause_rollout,
     "rollout resume": rollout_store.resume_rollout,
     "rollout abort": rollout_store.abort_rollout,
     "rollout promote": rollout_store.promote_rollout,
+}
+_OTHER_ACTS: Mapping[str, Callable[[ModelStore, str, str, str], Pointers]] = {
     "shadow stop": rollout_store.stop_shadow,
     "split end": rollout_store.end_split,
 }
-"""Acts on what runs; each takes store, model, why and who."""
+ACTS: Mapping[str, type[Reason]] = {
+    **dict.fromkeys(_ROLLOUT_ACTS, RolloutReason),
+    **dict.fromkeys(_OTHER_ACTS, Reason),
+}
+"""Requests of the acts on what runs."""
 
 
 def without_values(document: dict[str, Any]) -> dict[str, Any]:
@@ -91,3 +103,10 @@ def start(store: ModelStore, model: str, wanted: TrafficRequest, who: str = "") 
             return rollout_store.start_shadow(store, model, wanted, who)
         case SplitRequest():
             return rollout_store.start_split(store, model, wanted, who)
+
+
+def act_on(store: ModelStore, model: str, act: str, wanted: Reason, who: str = "") -> Pointers:
+    """Does one of `ACTS`; see `rollout_store` for the errors."""
+    if isinstance(wanted, RolloutReason):
+        return _ROLLOUT_ACTS[act](store, model, wanted.why, who, wanted.rollout_id)
+    return _OTHER_ACTS[act](store, model, wanted.why, who)

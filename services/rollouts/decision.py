@@ -6,7 +6,7 @@ promotion, needs the verdict `promote`.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from model_store.rollouts.traffic import Rollout
@@ -44,9 +44,9 @@ def decide(rollout: Rollout, verdict: Verdict, evidence: Evidence, now: datetime
     following = rollout.step + 1
     if following >= len(rollout.steps):
         return Decision(None, "at its last step; promote or abort it")
-    left_s = rollout.every_s - (now - rollout.step_began).total_seconds()
-    if left_s > 0:
-        return Decision(None, f"the step lasts another {left_s:,.0f} s")
+    ends = rollout.step_began + timedelta(seconds=rollout.every_s)
+    if now < ends:
+        return Decision(None, f"the step lasts until {ends.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC")
     requests = requests_at(evidence, rollout.share)
     if requests < LEAST_REQUESTS:
         return Decision(

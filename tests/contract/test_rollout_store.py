@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flambeau.protocol.signature import Signature
+from model_store.approvals.asked_move import AskedMove, planned
 from model_store.errors import (
     BreakingVersionError,
     ConflictError,
@@ -25,13 +26,19 @@ from model_store.records.deletion import delete_version
 from model_store.records.moves import moves_page
 from model_store.retention.stored_versions import VersionsReader
 from model_store.rollouts import rollout_store
-from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
+from model_store.rollouts.requests import (
+    RolloutReason,
+    RolloutRequest,
+    ShadowRequest,
+    SplitRequest,
+)
 from model_store.rollouts.status import rollout_status
 from model_store.rollouts.traffic import Arm, Rollout
 from model_store.rollouts.transitions import ended, promoted
 from model_store.rollouts.verdict_file import verdict_path
 from model_store.semver.breaking import broken_callers_of_production, promote_fitting
 from model_store.store import ModelStore
+from services.rollouts.calls import ACTS, act_on
 from tests.fixtures.signatures import one_to_one
 from tests.fixtures.store_versions import draft_in, entry_in, publish_in
 
@@ -61,6 +68,24 @@ def publish_breaking(store: ModelStore, folder: Path, signature: Signature = OTH
     draft = draft_in(folder, signature=signature)
     golden = Golden(file=entry_in(folder, "golden.safetensors", rows.to_bytes()), rows=8)
     return store.publish(draft.model_copy(update={"golden": golden}), folder).version
+
+
+@pytest.mark.parametrize("act", [name for name in ACTS if name.startswith("rollout ")])
+def test_an_act_on_one_rollout_leaves_another_one_alone(store: ModelStore, act: str) -> None:
+    first = rolling(store).traffic.rollout
+    assert first is not None
+    rollout_store.abort_rollout(store, "digits")
+    runs = rolling(store, 3)
+    asked = {"why": "mine", "rollout_id": first.id}
+    with pytest.raises(RolloutError, match=f"the rollout {first.id} has ended; version 3 is"):
+        act_on(store, "digits", act, ACTS[act].model_validate(asked))
+    assert store.pointers("digits") == runs
+    promotion = AskedMove(act="rollout promote", rollout_id=first.id)
+    with pytest.raises(RolloutError, match="has ended"):
+        planned(store, "digits", promotion, runs, "ada")
+    assert runs.traffic.rollout is not None
+    wanted = RolloutReason(rollout_id=runs.traffic.rollout.id)
+    assert act_on(store, "digits", "rollout abort", wanted).traffic.rollout is None
 
 
 def test_a_rollout_goes_from_start_to_promotion(store: ModelStore) -> None:

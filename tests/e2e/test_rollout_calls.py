@@ -110,8 +110,11 @@ def test_a_rollout_from_start_to_end(
     assert at(server, key, "POST", "linear/split", STARTS["split"]).status == 409
     shown = at(server, key, "GET", "linear/rollout").json()
     assert (shown["production"], shown["rollout"]["share"]) == (1, 0.01)
+    own, other = shown["rollout"]["id"], "0" * 16
     for act in ("pause", "resume", "abort"):
-        reply = at(server, key, "POST", f"linear/rollout/{act}", {"why": act})
+        wrong = at(server, key, "POST", f"linear/rollout/{act}", {"rollout_id": other})
+        assert (wrong.status, other in wrong.json()["error"]) == (409, True), wrong.body
+        reply = at(server, key, "POST", f"linear/rollout/{act}", {"why": act, "rollout_id": own})
         assert reply.status == 200, reply.body
     last = at(server, key, "GET", "linear/rollout").json()["last"]
     assert (last["outcome"], last["why"]) == ("aborted", "abort")

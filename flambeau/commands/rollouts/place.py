@@ -69,9 +69,9 @@ class _AtStore:
 
     def act(self, model: str, act: str, why: str) -> dict[str, Any]:
         """Does an act."""
-        from services.rollouts.calls import ACTS
+        from services.rollouts.calls import ACTS, act_on
 
-        return ACTS[act](self._store, model, why, "").model_dump(mode="json")
+        return act_on(self._store, model, act, ACTS[act](why=why)).model_dump(mode="json")
 
 
 class _AtServer:

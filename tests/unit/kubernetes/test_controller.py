@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Looks:
         later_s: seconds that each look asks for.
         faults: errors of the next looks.
         troubles: what was told in objects.
+        tells: writes the status of an object.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class Looks:
         self.later_s: float | None = None
         self.faults: list[Exception] = []
         self.troubles: list[tuple[str, str]] = []
+        self.tells: Callable[[], object] = lambda: None
         self._loop = asyncio.get_running_loop()
 
     def look(self, name: str) -> float | None:
@@ -68,6 +70,7 @@ class Looks:
 
     def tell(self, name: str, trouble: str) -> None:
         self.troubles.append((name, trouble))
+        self.tells()
 
     async def names(self, count: int) -> set[str]:
         """Returns the names of the next looks."""
@@ -103,6 +106,35 @@ async def test_objects_are_looked_at_when_they_are_listed_made_and_changed(
         assert await looks.names(1) == {"one"}
         server.delete("two")
         assert await looks.names(1) == {"two"}
+
+
+async def test_a_status_that_is_written_makes_no_object_due(
+    server: ObjectApiServer, objects: ObjectApi
+) -> None:
+    server.apply("one", model="a", version=1)
+    looks = Looks()
+    async with controlling(objects, looks):
+        await looks.names(1)
+        found = objects.set_finalizers(server.apply("one"), ["flambeau.dev/rollout"])
+        objects.set_status(found, {"phase": "Running"})
+        server.apply("two", model="b", version=1)
+        assert await looks.names(1) == {"two"}
+        server.delete("one")
+        assert await looks.names(1) == {"one"}
+    assert looks.looked.empty()
+
+
+async def test_a_look_that_failed_is_repeated_after_pauses_that_its_status_does_not_shorten(
+    server: ObjectApiServer, objects: ObjectApi
+) -> None:
+    server.apply("one", model="a", version=1)
+    looks = Looks()
+    looks.faults = [RegistryAwayError("away"), RegistryAwayError("away")]
+    looks.tells = lambda: objects.set_status(server.apply("one"), {"phase": "Pending"})
+    began = asyncio.get_running_loop().time()
+    async with controlling(objects, looks):
+        await looks.names(1)
+    assert asyncio.get_running_loop().time() - began >= pause_s(0) + pause_s(1)
 
 
 async def test_a_look_that_asks_for_another_gets_it(

@@ -359,6 +359,26 @@ def test_an_answer_that_is_no_registry_s_is_an_error_in_words(
     assert status(api)["phase"] == "Pending"
 
 
+@pytest.mark.parametrize("phase", ["Promoted", "Aborted"])
+def test_a_run_that_is_over_stays_so_while_its_spec_is_wrong(
+    api: ObjectApiServer, store: ModelStore, looks: Reconciliation, phase: str
+) -> None:
+    if phase == "Promoted":
+        store.promote(MODEL, 2)
+    state = "Aborted" if phase == "Aborted" else "Running"
+    api.apply(NAME, model=MODEL, version=2, state=state)
+    settle(looks)
+    reason = status(api)["reason"]
+    store.promote(MODEL, 1)
+    with api.without_schema():
+        api.apply(NAME, evry="5m")
+        assert settle(looks) is None
+    assert (status(api)["phase"], status(api)["reason"]) == (phase, reason)
+    api.apply(NAME, state="Running")
+    assert settle(looks) is None, "over is over"
+    assert acts(store) == []
+
+
 class KilledError(Exception):
     """The controller ends here."""
 

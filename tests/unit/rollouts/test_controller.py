@@ -445,6 +445,6 @@ def test_step_lasts_its_time(store: ModelStore) -> None:
         rollout = start(store, every_s=60, step_began=began)
         server.count(rollout, 2_000)
         await server.look()
-        assert verdict_of(store, rollout)["next_why"].startswith("the step lasts another ")
+        assert verdict_of(store, rollout)["next_why"].startswith("the step lasts until ")
 
     run(work())

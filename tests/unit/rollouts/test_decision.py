@@ -11,6 +11,7 @@ from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.evidence.verdict import Decision, Verdict
 
 BEGAN = datetime(2026, 11, 28, 12, tzinfo=UTC)
+ENDS = "2026-11-28 12:01:00 UTC"
 STEPS = (0.01, 0.5, 1.0)
 
 
@@ -35,8 +36,8 @@ def evidence_of(requests: int, share: float) -> Evidence:
     [
         (0, "undecided", 60, LEAST_REQUESTS, "advanced", "50 % of the requests"),
         (0, "promote", 60, LEAST_REQUESTS, "advanced", "50 % of the requests"),
-        (0, "undecided", 59, LEAST_REQUESTS, None, "the step lasts another 1 s"),
-        (0, "promote", 59, LEAST_REQUESTS, None, "the step lasts another 1 s"),
+        (0, "undecided", 59, LEAST_REQUESTS, None, f"the step lasts until {ENDS}"),
+        (0, "promote", 59, LEAST_REQUESTS, None, f"the step lasts until {ENDS}"),
         (0, "undecided", 1e6, LEAST_REQUESTS - 1, None, "too little traffic: the candidate has"),
         (0, "roll_back", 0, 0, "rolled_back", "it is roll_back"),
         (1, "promote", 60, LEAST_REQUESTS, "promoted", "it is promote"),

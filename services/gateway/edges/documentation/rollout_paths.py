@@ -61,7 +61,8 @@ def rollout_paths(base: str) -> dict[str, Any]:
         }
     for path, (name, summary) in _ACTS.items():
         moved = moved_responses(_ACT)
-        done = operation(name, summary, moved, requestBody=json_body("RegistryReason"))
+        kind = "RegistryRolloutReason" if path.startswith("rollout/") else "RegistryReason"
+        done = operation(name, summary, moved, requestBody=json_body(kind))
         paths[path] = {"parameters": [MODEL], "post": done}
     return {f"{base}{{model}}/{path}": item for path, item in paths.items()}
 
@@ -86,6 +87,15 @@ def rollout_schemas() -> dict[str, Any]:
             split=some,
             arms={"type": "array", "items": {"type": "object"}},
             last=some,
+        ),
+        "RegistryRolloutReason": object_of(
+            [],
+            why=reason["why"],
+            rollout_id={
+                **_TEXT,
+                "pattern": "^([0-9a-f]{16})?$",
+                "description": "The rollout that is meant; 409 if another one runs",
+            },
         ),
         "RegistryRolloutRequest": object_of(
             ["version"],
