@@ -6,11 +6,12 @@ connection, or after the end of this process; files that the registry has by dig
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from flambeau.registry.connection import FINISH_TIMEOUT_S, RegistryConnection, path_of
-from flambeau.registry.errors import RegistryError
+from flambeau.registry.errors import RegistryConflictError, RegistryError
 from flambeau.registry.sources import VersionSource, read_whole
 from model_store.manifest import MANIFEST, SIGNATURE
 
@@ -81,12 +82,24 @@ def push_version(
         except RegistryError as error:  # 404: its answer was lost, and it is over
             restarts += 1
             if error.status not in (404, 409) or restarts > MAX_RESTARTS:
+                _give_up(connection, state["id"], error)
                 raise
-            state = connection.call("POST", "uploads", declaration)
+            try:
+                state = connection.call("POST", "uploads", declaration)
+            except RegistryError as again:
+                _give_up(connection, state["id"], again)
+                raise
     skipped = len(files) - len(sending.files)
     return PushReport(
         manifest.model, manifest.version, len(sending.files), skipped, sending.bytes_sent, breaks
     )
+
+
+def _give_up(connection: RegistryConnection, upload_id: str, error: RegistryError) -> None:
+    """Abandons an upload that conflicts with the store: it would keep its place and disk."""
+    if isinstance(error, RegistryConflictError):
+        with suppress(RegistryError):
+            connection.call("DELETE", path_of("uploads", upload_id))
 
 
 class _Sending:

@@ -1,0 +1,68 @@
+"""Publication at a registry whose answers are scripted: numbers, lost answers, conflicts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flambeau.registry.connection import RegistryConnection
+from flambeau.registry.errors import RegistryConflictError, RegistryError
+from flambeau.registry.push import PushReport, push_version
+from flambeau.registry.sources import StoredVersion
+from model_store.store import ModelStore
+from tests.fixtures.store_versions import publish_in
+
+Answer = Callable[[str, str, Any], Any]
+
+
+class Scripted(RegistryConnection):
+    """A connection whose calls a function answers.
+
+    Args:
+        answer: gets method, path and document, and returns JSON or raises.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self._answer_to = answer
+        self.heard: list[str] = []
+
+    def call(self, method: str, path: str, document: Any = None, **_: Any) -> Any:
+        """Answers a call."""
+        self.heard.append(f"{method} {path}")
+        return self._answer_to(method, path, document)
+
+
+def state_of(document: dict[str, Any], *, is_published: bool = False) -> dict[str, Any]:
+    """Returns the state of an upload that has all bytes."""
+    files = [{**one, "received": one["size_bytes"]} for one in document["files"]]
+    return {"id": "u1", "is_published": is_published, "files": files}
+
+
+def pushed(connection: RegistryConnection, tmp_path: Path) -> PushReport:
+    store = ModelStore(str(tmp_path / "store"))
+    publish_in(store, tmp_path / "draft")
+    return push_version(connection, StoredVersion(store, "digits", 1), lambda *_: None)
+
+
+def test_an_upload_that_conflicts_with_the_store_is_abandoned(tmp_path: Path) -> None:
+    begun: list[Any] = []
+
+    def answer(method: str, path: str, document: Any) -> Any:
+        if path == "uploads":
+            begun.append(document)
+            if len(begun) > 1:
+                raise RegistryConflictError("version 1 is taken by another publisher", 409)
+            return state_of(document)
+        if path.endswith("finish"):
+            raise RegistryConflictError("version 1 was published meanwhile", 409)
+        if method == "DELETE":
+            raise RegistryError("no such upload", 404)
+        raise AssertionError(path)
+
+    connection = Scripted(answer)
+    with pytest.raises(RegistryConflictError, match="taken by another publisher"):
+        pushed(connection, tmp_path)
+    assert connection.heard == ["POST uploads", "POST uploads/u1/finish", "POST uploads",
+                                "DELETE uploads/u1"]  # fmt: skip
