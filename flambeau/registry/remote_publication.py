@@ -113,7 +113,11 @@ def _free_number(registry: RegistryConnection, model: str, number: int) -> int:
             upload = registry.call("POST", "uploads", wanted)
         except RegistryConflictError:  # of a version that was deleted
             continue
-        registry.call("DELETE", path_of("uploads", upload["id"]))
+        try:
+            registry.call("DELETE", path_of("uploads", upload["id"]))
+        except RegistryError as error:
+            if error.status != 404:  # another publication of the same caller has abandoned it
+                raise
         return free
     raise RegistryError(
         f"numbers {number} to {number + MAX_SKIPPED - 1} of '{model}' are taken at {registry.url}; "

@@ -9,6 +9,7 @@ import pytest
 from flambeau.registry.connection import RegistryConnection
 from flambeau.registry.errors import RegistryConflictError, RegistryError
 from flambeau.registry.push import PushReport, push_version
+from flambeau.registry.remote_publication import prepare
 from flambeau.registry.sources import StoredVersion
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in
@@ -66,3 +67,15 @@ def test_an_upload_that_conflicts_with_the_store_is_abandoned(tmp_path: Path) ->
         pushed(connection, tmp_path)
     assert connection.heard == ["POST uploads", "POST uploads/u1/finish", "POST uploads",
                                 "DELETE uploads/u1"]  # fmt: skip
+
+
+def test_a_number_that_another_publication_probes_at_the_same_time_is_free(tmp_path: Path) -> None:
+    """Probes of one caller are the same upload: the second one finds it abandoned."""
+
+    def answer(method: str, path: str, document: Any) -> Any:
+        if path == "uploads":
+            return state_of(document)
+        raise RegistryError(f"none: {method} {path}", 404)
+
+    store = ModelStore(str(tmp_path / "empty"))
+    assert prepare(Scripted(answer), store, "digits") == {"number": 1}
