@@ -1,7 +1,7 @@
 """`python -m flambeau.registry.remote_publication JSON`: the registry's part of `flambeau.publish`.
 
 In: a task. Out: one JSON object a line: `{"step": text}`, then `{"done": {...}}` or
-`{"error": text}`.
+`{"error": text}`, with `"is_unknown": true` if the version may be published.
 
 `prepare` gives an empty store what it needs to number the next version as the registry would;
 `push` sends a version of that store, and moves an alias. Both run in a process of our own, since
@@ -17,7 +17,11 @@ from typing import Any, Literal
 from flambeau.channel import Tls
 from flambeau.protocol.strict import StrictModel
 from flambeau.registry.connection import RegistryConnection, path_of
-from flambeau.registry.errors import RegistryConflictError, RegistryError
+from flambeau.registry.errors import (
+    RegistryConflictError,
+    RegistryError,
+    RegistryUnknownError,
+)
 from flambeau.registry.push import push_version
 from flambeau.registry.sources import StoredVersion
 from model_store.document import LARGE
@@ -61,7 +65,8 @@ def main(text: str) -> int:
         hint = ""
         if isinstance(error, RegistryError) and error.status == 401:
             hint = "; give the file of a key with token_file"
-        _tell({"error": f"{error}{hint}"})
+        is_unknown = isinstance(error, RegistryUnknownError)
+        _tell({"error": f"{error}{hint}", "is_unknown": is_unknown})
         return 1
     _tell({"done": done})
     return 0

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from flambeau.registry.connection import RegistryConnection
-from flambeau.registry.errors import RegistryConflictError, RegistryError
+from flambeau.registry.errors import (
+    RegistryAwayError,
+    RegistryConflictError,
+    RegistryError,
+    RegistryUnknownError,
+)
 from flambeau.registry.push import PushReport, push_version
 from flambeau.registry.remote_publication import prepare
 from flambeau.registry.sources import StoredVersion
@@ -79,3 +84,50 @@ def test_a_number_that_another_publication_probes_at_the_same_time_is_free(tmp_p
 
     store = ModelStore(str(tmp_path / "empty"))
     assert prepare(Scripted(answer), store, "digits") == {"number": 1}
+
+
+PROXY = RegistryError("the proxy answered with status 504", 504)
+AWAY = RegistryAwayError("no answer")
+
+
+class Losing:
+    """Answers a push, and loses the answer to its end.
+
+    Args:
+        lost: the error in place of the answer to `finish`.
+        after: `is_published` of the upload afterwards, or the error of asking for it.
+    """
+
+    def __init__(self, lost: RegistryError, after: bool | RegistryError) -> None:
+        self._lost, self._after, self._begun = lost, after, 0
+
+    def __call__(self, _: str, path: str, document: Any) -> Any:
+        """Answers a call."""
+        if path != "uploads":
+            raise self._lost
+        self._begun += 1
+        if self._begun == 1:
+            return state_of(document)
+        if isinstance(self._after, RegistryError):
+            raise self._after
+        return state_of(document, is_published=self._after)
+
+
+@pytest.mark.parametrize("lost", [PROXY, AWAY])
+def test_a_version_whose_last_answer_was_lost_is_found_at_the_registry(
+    tmp_path: Path, lost: RegistryError
+) -> None:
+    connection = Scripted(Losing(lost, after=True))
+    assert pushed(connection, tmp_path).version == 1
+    assert connection.heard == ["POST uploads", "POST uploads/u1/finish", "POST uploads"]
+
+
+def test_a_lost_answer_of_an_end_that_did_not_happen_is_the_error(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match="504") as caught:
+        pushed(Scripted(Losing(PROXY, after=False)), tmp_path)
+    assert caught.value is PROXY
+
+
+def test_a_registry_that_stays_away_leaves_it_unknown(tmp_path: Path) -> None:
+    with pytest.raises(RegistryUnknownError, match="not known whether digits 1 is published"):
+        pushed(Scripted(Losing(PROXY, after=AWAY)), tmp_path)
