@@ -1,5 +1,6 @@
 """Publication at a registry whose answers are scripted: numbers, lost answers, conflicts."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from flambeau.registry.push import PushReport, push_version
 from flambeau.registry.remote_publication import prepare
 from flambeau.registry.sources import StoredVersion
 from model_store.store import ModelStore
-from tests.fixtures.store_versions import publish_in
+from tests.fixtures.store_versions import draft_in, entry_in, publish_in
 
 Answer = Callable[[str, str, Any], Any]
 
@@ -38,6 +39,10 @@ class Scripted(RegistryConnection):
         """Answers a call."""
         self.heard.append(f"{method} {path}")
         return self._answer_to(method, path, document)
+
+    def get_part(self, path: str, start: int, sink: Callable[[bytes], None]) -> None:
+        """Answers with a file."""
+        sink(self._answer_to("GET", path, None))
 
 
 def state_of(document: dict[str, Any], *, is_published: bool = False) -> dict[str, Any]:
@@ -131,3 +136,49 @@ def test_a_lost_answer_of_an_end_that_did_not_happen_is_the_error(tmp_path: Path
 def test_a_registry_that_stays_away_leaves_it_unknown(tmp_path: Path) -> None:
     with pytest.raises(RegistryUnknownError, match="not known whether digits 1 is published"):
         pushed(Scripted(Losing(PROXY, after=AWAY)), tmp_path)
+
+
+def published(store: ModelStore, tmp_path: Path) -> int:
+    """Publishes the same weights, whose next version is a patch."""
+    folder = tmp_path / "draft"
+    files = (entry_in(folder, "checkpoint.safetensors", b"weights"),)
+    return store.publish(draft_in(folder, files=files), folder).version
+
+
+def test_a_damaged_newest_version_does_not_prevent_the_next_one(tmp_path: Path) -> None:
+    """The number follows the newest version, and its contents the newest readable one."""
+    there = ModelStore(str(tmp_path / "there"))
+    published(there, tmp_path)
+    lines = [{"version": 2, "error": "damaged"}, {"version": 1, "semver": "1.0.0"}]
+
+    def answer(method: str, path: str, document: Any) -> Any:
+        if path == "models/digits":
+            return {"versions": lines}
+        if match := re.fullmatch("models/digits/versions/1/files/(.+)", path):
+            return there.storage.get(f"digits/1/{match[1]}", 2**20)
+        return state_of(document) if path == "uploads" else None
+
+    store = ModelStore(str(tmp_path / "empty"))
+    assert prepare(Scripted(answer), store, "digits") == {"number": 3}
+    assert published(store, tmp_path) == 3
+    assert store.manifest("digits", 1).semver == "1.0.0"
+    assert store.manifest("digits", 3).semver == "1.0.1"
+
+
+def test_golden_rows_that_cannot_be_read_count_as_changed(tmp_path: Path) -> None:
+    there = ModelStore(str(tmp_path / "there"))
+    published(there, tmp_path)
+
+    def answer(method: str, path: str, document: Any) -> Any:
+        if path == "models/digits":
+            return {"versions": [{"version": 1, "semver": "1.0.0"}]}
+        if path.endswith("manifest.json"):
+            return there.storage.get("digits/1/manifest.json", 2**20)
+        if "/files/" in path:
+            raise RegistryError("the store cannot be read", 503)
+        return state_of(document) if path == "uploads" else None
+
+    store = ModelStore(str(tmp_path / "empty"))
+    prepare(Scripted(answer), store, "digits")
+    published(store, tmp_path)
+    assert store.manifest("digits", 2).semver == "1.1.0"
