@@ -88,7 +88,8 @@ def ask(
     check_name(model)
     for _ in range(MOST_ATTEMPTS):
         current = store.pointers(model)
-        planned(store, model, move, current, who)
+        following = planned(store, model, move, current, who)
+        target = None if move.starts else following.aliases[move.alias]
         numbers = _numbers(store, model)
         generation = current.generation if current else 0
         undecided = [*_swept(store, model, numbers, generation)]
@@ -100,7 +101,7 @@ def ask(
         number = numbers.all[-1] + 1 if numbers.all else 1
         request = MoveRequest(
             number=number, model=model, move=move, who=who, when=now, until=now + lives,
-            generation=generation,
+            generation=generation, target=target,
         )  # fmt: skip
         data, path = request.to_json(), request_path(model, number)
         parse_as(MoveRequest, data, path, SMALL)  # it will be readable

@@ -32,6 +32,7 @@ from model_store.errors import (
 from model_store.pointers import Pointers
 from model_store.records.deletion import delete_version
 from model_store.rollouts.requests import RolloutRequest
+from model_store.rollouts.rollout_store import start_rollout
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in
 
@@ -156,6 +157,20 @@ def test_a_move_that_is_not_possible_is_not_recorded(store: ModelStore) -> None:
         with pytest.raises(UnknownRequestError):
             approve(store, "digits", number, BEN)
     assert states(store) == []
+
+
+def test_a_request_records_the_version_that_the_alias_will_name(
+    store: ModelStore, folder: Path
+) -> None:
+    store.promote("digits", 2)
+    rollback = AskedMove(act="rollback", alias="production")
+    assert asked(store, rollback).target == 1
+    publish_in(store, folder)
+    assert asked(store, promotion(3)).target == 3
+    wanted = RolloutRequest(version=3, steps=(0.1, 1), every_s=60)
+    assert asked(store, started(wanted), BEN).target is None
+    start_rollout(store, "digits", wanted)
+    assert asked(store, AskedMove(act="rollout promote")).target == 3
 
 
 def test_rollouts_are_asked_for_too(store: ModelStore) -> None:
