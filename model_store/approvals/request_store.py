@@ -329,9 +329,12 @@ def _decided(request: MoveRequest, decision: Decision | None) -> DecidedRequestE
 
 
 def _outdated(request: MoveRequest) -> OutdatedRequestError:
+    what_to_do = "look at the history, and ask again"
+    if request.move.act == "rollout promote":
+        what_to_do = "each step of a rollout moves them: pause it first, then ask again"
     return OutdatedRequestError(
         f"request {request.number} of {request.who} was for generation {request.generation} of "
-        f"'{request.model}', and its pointers have moved since; look at the history, and ask again"
+        f"'{request.model}', and its pointers have moved since; {what_to_do}"
     )
 
 

@@ -31,8 +31,9 @@ from model_store.errors import (
 )
 from model_store.pointers import Pointers
 from model_store.records.deletion import delete_version
+from model_store.rollouts import transitions
 from model_store.rollouts.requests import RolloutRequest
-from model_store.rollouts.rollout_store import start_rollout
+from model_store.rollouts.rollout_store import pause_rollout, start_rollout
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in
 
@@ -171,6 +172,20 @@ def test_a_request_records_the_version_that_the_alias_will_name(
     assert asked(store, started(wanted), BEN).target is None
     start_rollout(store, "digits", wanted)
     assert asked(store, AskedMove(act="rollout promote")).target == 3
+
+
+def test_a_promotion_of_a_rollout_is_asked_for_while_it_is_paused(store: ModelStore) -> None:
+    """Each step is a generation, which outdates the request."""
+    begun = start_rollout(store, "digits", RolloutRequest(version=2, steps=(0.1, 0.5, 1)))
+    assert begun.traffic.rollout is not None
+    promoting = AskedMove(act="rollout promote")
+    late = asked(store, promoting)
+    store.point("digits", transitions.advanced(begun, begun.traffic.rollout.id, "it", "in time"))
+    with pytest.raises(OutdatedRequestError, match="pause it first, then ask again"):
+        approve(store, "digits", late.number, BEN)
+    pause_rollout(store, "digits", "to promote it")
+    approve(store, "digits", asked(store, promoting).number, BEN)
+    assert live(store)[0] == 2
 
 
 def test_rollouts_are_asked_for_too(store: ModelStore) -> None:
