@@ -176,6 +176,8 @@ def refuse(store: ModelStore, model: str, number: int, who: str, why: str = "") 
     request = request_of(store.storage, check_name(model), number)
     decision = decision_of(store.storage, model, number)
     if decision is not None:
+        if _state(store, request, decision) == "approved":
+            raise _cut_off(request, decision)
         raise _decided(request, decision)
     _decide(store, request, "withdrawn" if who == request.who else "refused", who, why)
     return request
@@ -325,6 +327,14 @@ def _decided(request: MoveRequest, decision: Decision | None) -> DecidedRequestE
     return DecidedRequestError(
         f"request {request.number} of {request.who} was {decision.outcome}{by} at "
         f"{decision.when:%Y-%m-%d %H:%M} UTC{why}; ask again for what you need"
+    )
+
+
+def _cut_off(request: MoveRequest, decision: Decision) -> DecidedRequestError:
+    return DecidedRequestError(
+        f"request {request.number} of {request.who} was approved by {decision.who}, and its move "
+        "was cut off before it was made: approve it again to make it; any other move of the model "
+        "outdates it, and it expires"
     )
 
 

@@ -305,7 +305,7 @@ def test_an_approval_that_was_cut_off_is_completed(
         with pytest.raises(KeyboardInterrupt):
             approve(store, "digits", number, BEN)
     assert (live(store), states(store)) == ((1, 1), ["approved"])
-    with pytest.raises(DecidedRequestError):
+    with pytest.raises(DecidedRequestError, match="any other move of the model outdates it"):
         refuse(store, "digits", number, ANN)
     with pytest.raises(OwnRequestError):
         approve(store, "digits", number, ANN)
