@@ -13,7 +13,6 @@ they are read.
 """
 
 import contextlib
-import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -39,7 +38,6 @@ from model_store.errors import (
 from model_store.host.this_user import this_user
 from model_store.listing import ModelListing, list_models
 from model_store.manifest import (
-    CLAIM,
     MANIFEST,
     SIGNATURE,
     Draft,
@@ -50,6 +48,7 @@ from model_store.manifest import (
 )
 from model_store.pipelines.parts import check_parts, naming_pipelines
 from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, previous_target
+from model_store.records.claim import claim_of, claim_path, refuse_claimed
 from model_store.records.tombstone import refuse_deleted
 from model_store.semver import semver_index
 from model_store.semver.compatibility import identity_of
@@ -311,17 +310,10 @@ class ModelStore:
         Raises:
             ConflictError: another owner has claimed it.
         """
-        path = f"{model}/{version}/{CLAIM}"
-        claim = json.dumps({"owner": owner}).encode()
         try:
-            self.storage.create(path, claim)
+            self.storage.create(claim_path(model, version), claim_of(owner))
         except ConflictError:
-            holder = self.storage.get(path, SMALL.max_bytes)
-            if holder != claim:
-                raise ConflictError(
-                    f"version {version} of '{model}' in {self.url} is taken by another publisher, "
-                    f"who wrote {holder.decode(errors='replace')}; publish under another number"
-                ) from None
+            refuse_claimed(self.storage, model, version, owner)
 
     def pointers(self, model: str) -> Pointers | None:
         """Reads the newest generation; None if no pointer was ever moved."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from model_store.errors import ConflictError, DigestMismatchError, VersionNotFoundError
 from model_store.manifest import FileEntry, Manifest
 from model_store.pipelines.parts import check_parts, missing_parts
+from model_store.records.claim import owner_of_copy
 from model_store.records.tombstone import refuse_deleted
 from model_store.semver import semver_index
 from model_store.semver.compatibility import identity_of, needed_bump
@@ -110,7 +111,7 @@ def _copy_one(
 ) -> CopyReport:
     """Copies the files of a version, and its manifest last."""
     model, version = manifest.model, manifest.version
-    target.claim(model, version, f"copy of the manifest with sha256 {_digest(sealed)}")
+    target.claim(model, version, owner_of_copy(_digest(sealed)))
     sizes = target.storage.list(f"{model}/{version}/")
     copied = []
     for entry in manifest.all_files():

@@ -65,13 +65,12 @@ class RemoteStore:
         """Pushes a version of the store, and moves an alias at the server.
 
         Raises:
-            RefusedError: the server refused the version.
+            RefusedError: the server refused the version, or it is not known whether it has it.
             NotPromotedError: it has the version, and refused to move the alias.
         """
         say(f"pushing {version.model} {version.version} to {self._url}")
-        done = self._do(
-            "nothing was published", say, act="push", version=version.version, alias=alias
-        )
+        lost = f"it is not known whether {version.model} {version.version} is at {self._url}"
+        done = self._do(lost, say, act="push", version=version.version, alias=alias)
         notes = [*version.notes, done["breaks"], done["note"]]
         there = replace(
             version,
@@ -87,17 +86,19 @@ class RemoteStore:
             )
         return there
 
-    def _do(self, failed: str, say: Callable[[str], None], **task: Any) -> dict[str, Any]:
+    def _do(self, lost: str, say: Callable[[str], None], **task: Any) -> dict[str, Any]:
+        """Does a task; `lost` says what is known if its process ends without a result."""
         try:
             with OwnProcess(_MODULE, json.dumps({**self._task, **task})) as process:
                 for event in process.events():
                     if "step" in event:
                         say(event["step"])
                     elif "error" in event:
-                        raise RefusedError(f"{failed}: {event['error']}")
+                        known = "" if event["is_unknown"] else "nothing was published: "
+                        raise RefusedError(f"{known}{event['error']}")
                     elif "done" in event:
                         found: dict[str, Any] = event["done"]
                         return found
         except OwnProcessError as error:
-            raise RefusedError(f"{failed}: {error}") from None
-        raise RefusedError(f"{failed}: our process ended without a result")
+            raise RefusedError(f"{lost}: {error}") from None
+        raise RefusedError(f"{lost}: our process ended without a result")

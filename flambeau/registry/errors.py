@@ -3,7 +3,8 @@
 RegistryError                 the registry refused the call; the message is its own
 ├── RegistryConflictError     409: another version, another offset, or a use that forbids it
 ├── RegistryBusyError         503: it is overloaded or draining; tried again first
-└── RegistryAwayError         no answer: no server, or the connection broke again and again
+├── RegistryAwayError         no answer: no server, or the connection broke again and again
+└── RegistryUnknownError      the answer was lost, and it is not known whether the call took effect
 """
 
 
@@ -30,3 +31,7 @@ class RegistryBusyError(RegistryError):
 
 class RegistryAwayError(RegistryError):
     """The registry does not answer."""
+
+
+class RegistryUnknownError(RegistryError):
+    """The call may have taken effect, or not."""

@@ -1,16 +1,22 @@
 """Pushes a version to a registry: declares its files, sends those that are missing, finishes.
 
 Rules: the registry says how many bytes of each file it has, so the same push goes on after a broken
-connection, or after the end of this process; files that the registry has by digest are not sent.
+connection, or after the end of this process; files that the registry has by digest are not sent;
+if the answer to `finish` is lost, the registry is asked whether it has the version.
 """
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from flambeau.registry.connection import FINISH_TIMEOUT_S, RegistryConnection, path_of
-from flambeau.registry.errors import RegistryError
+from flambeau.registry.errors import (
+    RegistryConflictError,
+    RegistryError,
+    RegistryUnknownError,
+)
 from flambeau.registry.sources import VersionSource, read_whole
 from model_store.manifest import MANIFEST, SIGNATURE
 
@@ -18,6 +24,8 @@ CHUNK_BYTES = 8 * 2**20
 """Bytes of one call: the registry's limit."""
 MAX_RESTARTS = 5
 """Times that a push asks for the state anew because the registry had other bytes than expected."""
+_LOST = (0, 500, 502, 503, 504)
+"""Statuses of `finish`, some by a proxy, after which the version may be published; 0: no answer."""
 
 Sent = Callable[[str, int, bool], None]
 """Hears of bytes that the registry has: file, their number, and True once the file is complete."""
@@ -50,6 +58,7 @@ def push_version(
 
     Raises:
         RegistryConflictError: another version has this number there, or it was deleted.
+        RegistryUnknownError: it is not known whether the version is published.
         RegistryError: the registry refused it; the same push can be tried again.
         StoreError: a file cannot be read here, or differs from the manifest.
     """
@@ -71,22 +80,64 @@ def push_version(
     restarts = 0
     breaks = ""
     while not state["is_published"]:
+        finishing = False
         try:
             for one in state["files"]:
                 sending.send(state["id"], one)
+            finishing = True
             finish = path_of("uploads", state["id"], "finish")
             done = connection.call("POST", finish, {"why": why}, timeout_s=FINISH_TIMEOUT_S)
             breaks = str(done.get("breaks", ""))
             break
         except RegistryError as error:  # 404: its answer was lost, and it is over
             restarts += 1
-            if error.status not in (404, 409) or restarts > MAX_RESTARTS:
+            is_lost = finishing and error.status in _LOST
+            if not is_lost and (error.status not in (404, 409) or restarts > MAX_RESTARTS):
+                _give_up(connection, state["id"], error)
                 raise
-            state = connection.call("POST", "uploads", declaration)
+            state = _begun_again(connection, declaration, state["id"], error, is_lost=is_lost)
     skipped = len(files) - len(sending.files)
     return PushReport(
         manifest.model, manifest.version, len(sending.files), skipped, sending.bytes_sent, breaks
     )
+
+
+def _begun_again(
+    connection: RegistryConnection,
+    declaration: dict[str, Any],
+    upload_id: str,
+    error: RegistryError,
+    *,
+    is_lost: bool,
+) -> Any:
+    """Returns the state of the same upload after an error.
+
+    Raises:
+        RegistryUnknownError: the answer to `finish` was lost, and this call failed, too.
+        RegistryError: this call failed; or the answer was lost, and the version is not published.
+    """
+    try:
+        state = connection.call("POST", "uploads", declaration)
+    except RegistryError as again:
+        _give_up(connection, upload_id, again)
+        if is_lost and not isinstance(again, RegistryConflictError):
+            raise RegistryUnknownError(
+                f"it is not known whether {declaration['model']} {declaration['version']} is "
+                f"published at {connection.url}: {error}; look there, or push the same version "
+                f"again ({again})",
+                error.status,
+            ) from again
+        raise
+    if is_lost and not state["is_published"]:
+        raise error
+    return state
+
+
+def _give_up(connection: RegistryConnection, upload_id: str, error: RegistryError) -> None:
+    """Abandons an upload that conflicts with the store: it would keep its place and disk."""
+    if isinstance(error, RegistryConflictError):
+        with suppress(RegistryError):
+            connection.call("DELETE", path_of("uploads", upload_id))
 
 
 class _Sending:

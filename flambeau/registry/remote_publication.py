@@ -1,7 +1,7 @@
 """`python -m flambeau.registry.remote_publication JSON`: the registry's part of `flambeau.publish`.
 
 In: a task. Out: one JSON object a line: `{"step": text}`, then `{"done": {...}}` or
-`{"error": text}`.
+`{"error": text}`, with `"is_unknown": true` if the version may be published.
 
 `prepare` gives an empty store what it needs to number the next version as the registry would;
 `push` sends a version of that store, and moves an alias. Both run in a process of our own, since
@@ -17,7 +17,11 @@ from typing import Any, Literal
 from flambeau.channel import Tls
 from flambeau.protocol.strict import StrictModel
 from flambeau.registry.connection import RegistryConnection, path_of
-from flambeau.registry.errors import RegistryConflictError, RegistryError
+from flambeau.registry.errors import (
+    RegistryConflictError,
+    RegistryError,
+    RegistryUnknownError,
+)
 from flambeau.registry.push import push_version
 from flambeau.registry.sources import StoredVersion
 from model_store.document import LARGE
@@ -27,6 +31,9 @@ from model_store.store import ModelStore, manifest_path
 
 MAX_SKIPPED = 64
 """Numbers after the newest that may belong to deleted versions."""
+LINES_READ = 20
+"""Newest versions among which the one is that the next version is compared with: the newest that
+is readable and has a semantic version."""
 MAX_GOLDEN_BYTES = 64 * 2**20
 """Limit of the golden rows that are fetched, to see if the answers have changed."""
 _PROBE = b"{}"
@@ -61,7 +68,8 @@ def main(text: str) -> int:
         hint = ""
         if isinstance(error, RegistryError) and error.status == 401:
             hint = "; give the file of a key with token_file"
-        _tell({"error": f"{error}{hint}"})
+        is_unknown = isinstance(error, RegistryUnknownError)
+        _tell({"error": f"{error}{hint}", "is_unknown": is_unknown})
         return 1
     _tell({"done": done})
     return 0
@@ -78,26 +86,39 @@ def prepare(registry: RegistryConnection, store: ModelStore, model: str) -> dict
 
     Raises:
         RegistryError: there is no answer, or the caller may not push or read.
-        StoreError: the store cannot be written to, or the registry has a damaged manifest.
+        StoreError: the store cannot be written to, or a manifest was damaged on the way.
     """
-    newest = 0
+    lines: list[dict[str, Any]] = []
     try:
-        page = registry.call("GET", path_of("models", model), query={"limit": "1"})
-        newest = int(page["versions"][0]["version"])
+        page = registry.call("GET", path_of("models", model), query={"limit": f"{LINES_READ}"})
+        lines = page["versions"]
     except RegistryError as error:
         if error.status != 404:  # a new model, or one that the caller may not push
             raise
-    number = _free_number(registry, model, newest + 1)
+    number = _free_number(registry, model, int(lines[0]["version"]) + 1 if lines else 1)
     if number > 1:
         store.claim(model, number - 1, registry.url)
-    if newest:
-        sealed = _fetched(registry, model, newest, MANIFEST, LARGE.max_bytes)
-        golden = parse_manifest(sealed, f"{MANIFEST} of {registry.url}").golden.file
-        if golden.size_bytes <= MAX_GOLDEN_BYTES:
-            data = _fetched(registry, model, newest, golden.file, MAX_GOLDEN_BYTES)
-            store.storage.replace(f"{model}/{newest}/{golden.file}", data)
-        store.storage.replace(manifest_path(model, newest), sealed)
+    before = next((int(line["version"]) for line in lines if line.get("semver")), 0)
+    if before:
+        _copy_compared(registry, store, model, before)
     return {"number": number}
+
+
+def _copy_compared(
+    registry: RegistryConnection, store: ModelStore, model: str, version: int
+) -> None:
+    """Copies manifest and golden rows; without these, answers count as changed."""
+    sealed = _fetched(registry, model, version, MANIFEST, LARGE.max_bytes)
+    golden = parse_manifest(sealed, f"{MANIFEST} of {registry.url}").golden.file
+    if golden.size_bytes <= MAX_GOLDEN_BYTES:
+        try:
+            data = _fetched(registry, model, version, golden.file, MAX_GOLDEN_BYTES)
+        except RegistryError as error:
+            if error.status == 0:  # no answer, and none of a registry
+                raise
+        else:
+            store.storage.replace(f"{model}/{version}/{golden.file}", data)
+    store.storage.replace(manifest_path(model, version), sealed)
 
 
 def _free_number(registry: RegistryConnection, model: str, number: int) -> int:
@@ -113,7 +134,11 @@ def _free_number(registry: RegistryConnection, model: str, number: int) -> int:
             upload = registry.call("POST", "uploads", wanted)
         except RegistryConflictError:  # of a version that was deleted
             continue
-        registry.call("DELETE", path_of("uploads", upload["id"]))
+        try:
+            registry.call("DELETE", path_of("uploads", upload["id"]))
+        except RegistryError as error:
+            if error.status != 404:  # another publication of the same caller has abandoned it
+                raise
         return free
     raise RegistryError(
         f"numbers {number} to {number + MAX_SKIPPED - 1} of '{model}' are taken at {registry.url}; "

@@ -43,6 +43,11 @@ class AskedMove(StrictModel):
     split: SplitRequest | None = None
 
     @property
+    def starts(self) -> bool:
+        """True for the start of a rollout, a shadow or a split, which moves no alias."""
+        return bool(self.rollout or self.shadow or self.split)
+
+    @property
     def target(self) -> str:
         """What moves where, as the audit log has it behind the model's name."""
         if self.act == "promote":

@@ -88,7 +88,8 @@ def ask(
     check_name(model)
     for _ in range(MOST_ATTEMPTS):
         current = store.pointers(model)
-        planned(store, model, move, current, who)
+        following = planned(store, model, move, current, who)
+        target = None if move.starts else following.aliases[move.alias]
         numbers = _numbers(store, model)
         generation = current.generation if current else 0
         undecided = [*_swept(store, model, numbers, generation)]
@@ -100,7 +101,7 @@ def ask(
         number = numbers.all[-1] + 1 if numbers.all else 1
         request = MoveRequest(
             number=number, model=model, move=move, who=who, when=now, until=now + lives,
-            generation=generation,
+            generation=generation, target=target,
         )  # fmt: skip
         data, path = request.to_json(), request_path(model, number)
         parse_as(MoveRequest, data, path, SMALL)  # it will be readable
@@ -175,6 +176,8 @@ def refuse(store: ModelStore, model: str, number: int, who: str, why: str = "") 
     request = request_of(store.storage, check_name(model), number)
     decision = decision_of(store.storage, model, number)
     if decision is not None:
+        if _state(store, request, decision) == "approved":
+            raise _cut_off(request, decision)
         raise _decided(request, decision)
     _decide(store, request, "withdrawn" if who == request.who else "refused", who, why)
     return request
@@ -327,10 +330,21 @@ def _decided(request: MoveRequest, decision: Decision | None) -> DecidedRequestE
     )
 
 
+def _cut_off(request: MoveRequest, decision: Decision) -> DecidedRequestError:
+    return DecidedRequestError(
+        f"request {request.number} of {request.who} was approved by {decision.who}, and its move "
+        "was cut off before it was made: approve it again to make it; any other move of the model "
+        "outdates it, and it expires"
+    )
+
+
 def _outdated(request: MoveRequest) -> OutdatedRequestError:
+    what_to_do = "look at the history, and ask again"
+    if request.move.act == "rollout promote":
+        what_to_do = "each step of a rollout moves them: pause it first, then ask again"
     return OutdatedRequestError(
         f"request {request.number} of {request.who} was for generation {request.generation} of "
-        f"'{request.model}', and its pointers have moved since; look at the history, and ask again"
+        f"'{request.model}', and its pointers have moved since; {what_to_do}"
     )
 
 

@@ -4,10 +4,10 @@
 
 In: the identity of a new version. Out: its semantic version; also the newest version in a range.
 
-Rules: an entry is created once and never changed, so no two versions get the same semantic version,
-even if published concurrently; the manifest is authoritative, so an entry whose version is missing
-or has another semantic version is ignored; a version with too small a bump is refused before any of
-its files is written.
+Rules: an entry is created once, so no two versions get the same semantic version, even if published
+concurrently; only a copied version replaces an entry, whose version is not there; the manifest is
+authoritative, so an entry whose version is missing or has another semantic version is ignored; a
+version with too small a bump is refused before any of its files is written.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from flambeau.protocol.strict import StrictModel
-from model_store.document import SMALL, parse_as
+from model_store.document import LARGE, SMALL, parse_as
 from model_store.errors import (
     BumpTooSmallError,
     ConflictError,
@@ -28,7 +28,7 @@ from model_store.errors import (
     TooLargeError,
     VersionNotFoundError,
 )
-from model_store.manifest import Manifest
+from model_store.manifest import MANIFEST, Manifest, parse_manifest
 from model_store.semver.compatibility import (
     Identity,
     Need,
@@ -44,7 +44,7 @@ from model_store.semver.semver import (
     bump_at_least,
     parse_semver,
 )
-from model_store.storage.storage import Storage
+from model_store.storage.storage import MissingFileError, Storage
 from model_store.version_reader import VersionReader
 
 if TYPE_CHECKING:
@@ -184,14 +184,33 @@ def fitting(store: VersionReader, model: str, wanted: SemverRange, text: str) ->
 
 
 def note(storage: Storage, manifest: Manifest) -> None:
-    """Adds the entry of a version copied from another store, unless one exists already."""
+    """Adds the entry of a version copied from another store.
+
+    An entry of a version that has no manifest, or one with another semantic version, is replaced:
+    that version was deleted, or its publisher failed.
+    """
     if manifest.semver is None:
         return
+    entry, path = (
+        _Entry(version=manifest.version).to_bytes(),
+        _path(manifest.model, manifest.semver),
+    )
     try:
-        entry = _Entry(version=manifest.version).to_bytes()
-        storage.create(_path(manifest.model, manifest.semver), entry)
+        storage.create(path, entry)
     except ConflictError:
-        return
+        if not _is_in_force(storage, manifest.model, manifest.semver):
+            storage.replace(path, entry)
+
+
+def _is_in_force(storage: Storage, model: str, semver: str) -> bool:
+    """Returns True if the version that an entry names has this semantic version."""
+    path = _path(model, semver)
+    try:
+        version = parse_as(_Entry, storage.get(path, SMALL.max_bytes), path, SMALL).version
+        where = f"{model}/{version}/{MANIFEST}"
+        return parse_manifest(storage.get(where, LARGE.max_bytes), where).semver == semver
+    except (DocumentError, ManifestError, MissingFileError, TooLargeError):
+        return False
 
 
 def discard(storage: Storage, manifest: Manifest) -> None:

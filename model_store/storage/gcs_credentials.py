@@ -1,8 +1,9 @@
 """Checks for credentials of Google Cloud Storage before the first request to a bucket.
 
 obstore reads them from the environment: the key of a service account, or a file of application
-default credentials (of `gcloud auth application-default login`, or of workload identity
-federation); otherwise from the metadata server of Compute Engine and GKE.
+default credentials of `gcloud auth application-default login` (`authorized_user`); otherwise from
+the metadata server of Compute Engine and GKE. It refuses a file of workload identity federation
+(`external_account`): `unknown variant`, of obstore 0.12 with object_store 0.14.
 
 Source: https://docs.rs/object_store, `GoogleCloudStorageBuilder::from_env`.
 """

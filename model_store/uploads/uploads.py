@@ -38,6 +38,7 @@ from model_store.errors import (
     UploadRefusedError,
 )
 from model_store.manifest import MANIFEST, FileEntry, Manifest, parse_manifest
+from model_store.records.claim import owner_of_copy, refuse_claimed
 from model_store.records.tombstone import refuse_deleted
 from model_store.storage.storage import FULL, MissingFileError, Storage, append_whole
 from model_store.store import ModelStore, manifest_path
@@ -118,7 +119,8 @@ class Uploads:
         """Begins an upload, or resumes the same owner's upload of the same contents.
 
         Raises:
-            ConflictError: the store has another version under this number.
+            ConflictError: the store has another version under this number, or another publisher
+                has claimed it.
             UploadRefusedError: the number is far above the newest.
             VersionDeletedError: it had this one, and it was deleted.
             TooManyUploadsError: `MAX_OPEN` are open, or those that one owner may have.
@@ -131,6 +133,7 @@ class Uploads:
             sizes = {one.file: one.size_bytes for one in declaration.files}
             return UploadState(upload_id, declaration, sizes, is_published=True)
         self._check_number(declaration)
+        self._check_claim(declaration)
         with self._disk_failures():
             self.collect()
             place = self._shares.take_place(upload_id, owner)
@@ -307,6 +310,11 @@ class Uploads:
                 f"version {declaration.version} is far above the newest, {newest}; give a number "
                 f"up to {newest + MAX_SKIPPED}"
             )
+
+    def _check_claim(self, declaration: Declaration) -> None:
+        """Refuses a number that another publisher has claimed: `finish` would refuse it."""
+        owner = owner_of_copy(declaration.manifest_sha256)
+        refuse_claimed(self._store.storage, declaration.model, declaration.version, owner)
 
     def _is_recorded(self, place: Path, declaration: Declaration) -> bool:
         """Returns True for a known upload; forgets the files and the record of another one."""

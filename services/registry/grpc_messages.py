@@ -96,7 +96,7 @@ def request_message(document: dict[str, Any]) -> pb.MoveRequest:
         model=document["model"],
         act=move["act"],
         alias=move["alias"],
-        version=move.get("version"),
+        version=document.get("target"),
         move_json=_json(move),
         who=document["who"],
         when=_moment(document["when"]),

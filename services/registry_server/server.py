@@ -27,11 +27,11 @@ from services.queueing.fleet import FleetView
 from services.queueing.fleet_directory import FleetDirectory
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.redis_streams.clients import RedisClients
-from services.queueing.redis_streams.outage import unreachable
 from services.queueing.redis_streams.registry import FleetWatch
 from services.readiness import Look
 from services.registry_server.config import RegistryConfig
-from services.registry_server.opening import holds, open_registry
+from services.registry_server.opening import open_registry
+from services.registry_server.worker_versions import WorkerVersions
 from services.settings import ConfigError
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
@@ -83,6 +83,7 @@ class _NoWorker:
 class _Process:
     def __init__(self, config: RegistryConfig, store: ModelStore, clients: RedisClients) -> None:
         self._store, self._outage = store, clients.outage
+        self._versions = WorkerVersions(clients.outage)
         metrics = Metrics(installed_version("flambeau"))
         clients.report_certificates(metrics.tls)
         self._directory = directory = Directory()
@@ -94,9 +95,9 @@ class _Process:
         self._front = Front(
             config.of_ports(), installed_version("flambeau"), metrics, directory, queue,
             lambda _: None, rates=rates, figures=figures.of,
-            registry=open_registry(config, store, self._is_held),
+            registry=open_registry(config, store, self._versions.holds),
         )  # fmt: skip
-        self._has_read_store = self._has_seen_fleet = False
+        self._has_read_store = False
 
     async def run(self) -> None:
         """Serves until a signal, and drains."""
@@ -117,19 +118,9 @@ class _Process:
                     chore.cancel()
         logger.info("stopped")
 
-    def _is_held(self, model: str, version: int) -> bool:
-        """Returns True if a worker holds a version.
-
-        Raises:
-            QueueUnavailableError: that is not known while Redis is out of reach.
-        """
-        if self._outage.why or not self._has_seen_fleet:
-            raise unreachable(self._outage.why or "the workers' versions have not been read yet")
-        return holds(self._directory, model, version)
-
     def _follow(self, view: FleetView) -> None:
         self._fleet.apply(view)
-        self._has_seen_fleet = True
+        self._versions.follow(view)
         self._look()
 
     async def _read_store(self) -> None:
@@ -148,7 +139,7 @@ class _Process:
     def _look(self, fault: str = "") -> None:
         directory = self._directory
         live = {served.lane.model for served in directory.all_versions()}
-        started = self._has_read_store and self._has_seen_fleet
+        started = self._has_read_store and self._versions.has_seen_workers
         self._front.look(Look(started=started, served=len(live), fault=fault))
         # Without it an index of what is served would count as whole while workers start.
         directory.complete = self._fleet.started

@@ -31,7 +31,9 @@ from model_store.errors import (
 )
 from model_store.pointers import Pointers
 from model_store.records.deletion import delete_version
+from model_store.rollouts import transitions
 from model_store.rollouts.requests import RolloutRequest
+from model_store.rollouts.rollout_store import pause_rollout, start_rollout
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in
 
@@ -158,6 +160,34 @@ def test_a_move_that_is_not_possible_is_not_recorded(store: ModelStore) -> None:
     assert states(store) == []
 
 
+def test_a_request_records_the_version_that_the_alias_will_name(
+    store: ModelStore, folder: Path
+) -> None:
+    store.promote("digits", 2)
+    rollback = AskedMove(act="rollback", alias="production")
+    assert asked(store, rollback).target == 1
+    publish_in(store, folder)
+    assert asked(store, promotion(3)).target == 3
+    wanted = RolloutRequest(version=3, steps=(0.1, 1), every_s=60)
+    assert asked(store, started(wanted), BEN).target is None
+    start_rollout(store, "digits", wanted)
+    assert asked(store, AskedMove(act="rollout promote")).target == 3
+
+
+def test_a_promotion_of_a_rollout_is_asked_for_while_it_is_paused(store: ModelStore) -> None:
+    """Each step is a generation, which outdates the request."""
+    begun = start_rollout(store, "digits", RolloutRequest(version=2, steps=(0.1, 0.5, 1)))
+    assert begun.traffic.rollout is not None
+    promoting = AskedMove(act="rollout promote")
+    late = asked(store, promoting)
+    store.point("digits", transitions.advanced(begun, begun.traffic.rollout.id, "it", "in time"))
+    with pytest.raises(OutdatedRequestError, match="pause it first, then ask again"):
+        approve(store, "digits", late.number, BEN)
+    pause_rollout(store, "digits", "to promote it")
+    approve(store, "digits", asked(store, promoting).number, BEN)
+    assert live(store)[0] == 2
+
+
 def test_rollouts_are_asked_for_too(store: ModelStore) -> None:
     wanted = RolloutRequest(version=2, steps=(0.1, 1), every_s=60, why="try it")
     moved = approve(store, "digits", asked(store, started(wanted)).number, BEN)
@@ -275,7 +305,7 @@ def test_an_approval_that_was_cut_off_is_completed(
         with pytest.raises(KeyboardInterrupt):
             approve(store, "digits", number, BEN)
     assert (live(store), states(store)) == ((1, 1), ["approved"])
-    with pytest.raises(DecidedRequestError):
+    with pytest.raises(DecidedRequestError, match="any other move of the model outdates it"):
         refuse(store, "digits", number, ANN)
     with pytest.raises(OwnRequestError):
         approve(store, "digits", number, ANN)

@@ -15,6 +15,7 @@ from model_store.errors import (
 )
 from model_store.golden import GoldenRows
 from model_store.manifest import Golden, Manifest
+from model_store.records.deletion import delete_version
 from model_store.semver.semver import Bump, parse_range
 from model_store.semver.semver_index import fitting
 from model_store.store import ModelStore
@@ -149,3 +150,35 @@ def test_a_copy_is_found_too(store: ModelStore, folder: Path, tmp_path: Path) ->
     copy_version(store, target, "digits", 1)
     assert found(target, "^1") == "1.0.0"
     assert publish(target, folder).semver == "1.0.1"
+
+
+def test_a_copy_takes_the_entry_of_a_deleted_version(
+    store: ModelStore, folder: Path, tmp_path: Path
+) -> None:
+    """A remote publisher numbers by the versions that are there."""
+    publish(store, folder)
+    publish(store, folder)
+    other = ModelStore(str(tmp_path / "other"))
+    copy_version(store, other, "digits", 1)
+    other.claim("digits", 2, "the number of a deleted version")
+    delete_version(store, "digits", 2, "ops")
+    assert publish(other, folder).semver == "1.0.1"
+    copy_version(other, store, "digits", 3)
+    wanted = parse_range("1.0.1")
+    assert wanted is not None
+    assert fitting(store, "digits", wanted, "1.0.1").version == 3
+
+
+def test_a_copy_leaves_the_entry_of_a_version_that_is_there(
+    store: ModelStore, folder: Path, tmp_path: Path
+) -> None:
+    publish(store, folder)
+    publish(store, folder)
+    other = ModelStore(str(tmp_path / "other"))
+    copy_version(store, other, "digits", 1)
+    other.claim("digits", 2, "another publisher")
+    assert publish(other, folder).semver == "1.0.1"
+    copy_version(other, store, "digits", 3)
+    wanted = parse_range("1.0.1")
+    assert wanted is not None
+    assert fitting(store, "digits", wanted, "1.0.1").version == 2

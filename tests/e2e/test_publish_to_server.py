@@ -96,6 +96,10 @@ def test_versions_arrive_under_the_numbers_of_the_server(
     assert pointers is not None
     assert pointers.aliases == {"production": 1, "canary": 3}
     assert store.versions("mine") == [1, 3, 4]
+    store.claim("mine", 5, "a publisher that failed")
+    (Path(store.url) / "mine/4/manifest.json").write_text("damaged")
+    last, _ = publish(server, place / "ci", alias=None)
+    assert (last.version, last.semver) == (6, "1.2.0")
 
 
 def test_a_version_waits_for_the_second_person_or_for_the_scope(

@@ -8,7 +8,7 @@ from typing import Any
 
 from flambeau.commands.text.moves import printable, time_text
 from flambeau.commands.text.tables import columns
-from model_store.rollouts.amounts import share_text
+from model_store.rollouts.amounts import duration_text, share_text
 
 
 def request_lines(requests: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -27,7 +27,7 @@ def request_lines(requests: Sequence[Mapping[str, Any]]) -> list[str]:
         cells = (
             one["number"],
             one["state"],
-            move_text(one["move"]),
+            move_text(one),
             one["who"],
             time_text(one["until"]),
             decision.get("who", ""),
@@ -45,7 +45,7 @@ def waiting_line(request: Mapping[str, Any], url: str) -> str:
     """
     model, number = printable(request["model"]), request["number"]
     return (
-        f"{model} {printable(move_text(request['move']))} waits for a second person until "
+        f"{model} {printable(move_text(request))} waits for a second person until "
         f"{time_text(request['until'])}: flambeau models approve {model} {number} --at {url}"
     )
 
@@ -65,23 +65,39 @@ def approved_line(model: str, moved: Mapping[str, Any]) -> str:
     )
 
 
-def move_text(move: Mapping[str, Any]) -> str:
-    """Describes a move, with all that an approver has to know of it.
+def move_text(request: Mapping[str, Any]) -> str:
+    """Describes the move of a request, with all that an approver has to know of it.
 
     Raises:
-        KeyError, TypeError: the document is none of a move.
+        KeyError, TypeError: the document is none of a request.
     """
-    act, alias = move["act"], move["alias"]
+    move = request["move"]
+    act, alias, target = move["act"], move["alias"], request.get("target")
     text = f"{act} {alias}"
     if act == "promote":
         text = f"{alias} → {move['version']}"
     elif rollout := move.get("rollout"):
-        text = f"{act} of {rollout['version']}: {', '.join(map(share_text, rollout['steps']))}"
+        text = f"{act} of {rollout['version']}: {_rollout_text(rollout)}"
     elif shadow := move.get("shadow"):
         text = f"{act} of {shadow['version']}: {share_text(shadow['sample'])}"
     elif split := move.get("split"):
         arms = ", ".join(f"{arm['version']}={share_text(arm['share'])}" for arm in split["arms"])
         text = f"{act} '{split['name']}': {arms}"
+    elif target is not None:
+        text = f"{text} → {target}"
     started = move.get("rollout") or move.get("shadow") or move.get("split") or {}
     breaking = move.get("allow_breaking") or started.get("allow_breaking")
     return f"{text}, breaking allowed" if breaking else text
+
+
+def _rollout_text(rollout: Mapping[str, Any]) -> str:
+    """Describes steps, their duration, the risk, and the guards that are not the default ones."""
+    parts = [
+        *map(share_text, rollout["steps"]),
+        f"every {duration_text(rollout['every_s'])}",
+        f"risk {share_text(rollout['risk'])}",
+    ]
+    for name, limits in sorted(rollout["guards"].items()):
+        fields = [] if limits is None else [f"{key} {value}" for key, value in limits.items()]
+        parts.append(f"{name}: {' '.join(fields)}" if limits is not None else f"no {name}")
+    return ", ".join(parts)

@@ -112,6 +112,7 @@ def alias_schemas() -> dict[str, Any]:
             when=_TIME,
             until=_TIME,
             generation={"type": "integer", "minimum": 0},
+            target=_NUMBER,
             state={**_TEXT, "enum": [*_STATES]},
             decision={"type": ["object", "null"]},
             error=_TEXT,
