@@ -108,6 +108,7 @@ EFFECTS = {
         registry_threads.MAX_UNPACKINGS loading_requests.MAX_LOADING
         """,
     "forgets entries": """
+        recent_callers.MAX_CALLERS recent_callers.MAX_KINDS recent_callers.MAX_MODELS
         event_webhooks.MAX_AGE_S
         draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
@@ -118,6 +119,7 @@ EFFECTS = {
         dead_letters.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """
+        broken_callers.MOST_CHARACTERS broken_callers.MOST_OF_NAME broken_callers.MOST_TOLD
         reconciliation.MAX_REASON registry_rollouts.MAX_ACT_WHY registry_rollouts.MOST_PAGES
         logs.MAX_TEXT_CHARACTERS
         comparison_files.MAX_SHADOW_BYTES comparison_files.MAX_SHADOW_FILES
