@@ -38,11 +38,14 @@ def proxy(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]
 
 
 @contextmanager
-def served(store: str, **environment: str | None) -> Iterator[ServerProcess]:
+def served(
+    store: str, cache: Path | str = "", *arguments: str, **environment: str | None
+) -> Iterator[ServerProcess]:
     """Runs a server with other variables, None for not set; it must exit with 0."""
     variables = {**os.environ, **environment}
+    settings = {"newest_versions": 0, "store_cache": str(cache)}
     process = subprocess.Popen(
-        [COMMAND, *serving(store, *FREE_PORTS, newest_versions=0)],
+        [COMMAND, *serving(store, *FREE_PORTS, *arguments, **settings)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={name: value for name, value in variables.items() if value is not None},
     )  # fmt: skip
@@ -125,7 +128,7 @@ def test_credentials_that_are_renewed_by_the_pod_s_agent_are_taken(
             "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token),
             "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{agent}/v1/credentials",
         }  # fmt: skip
-        with served(store.url, **identity) as server:
+        with served(store.url, "", **identity) as server:
             assert version(server) == 1
             proxy.key = "second"
             store.promote("linear", 2)
