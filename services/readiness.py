@@ -42,6 +42,8 @@ class Look:
     """Models that are read, verified or loaded for the first time."""
     unloaded: tuple[str, ...] = ()
     """Models of the store that should not be served, in order."""
+    notice: str = ""
+    """Reason why what is served may be out of date, although all of it is served; empty if not."""
 
     def store_fault(self) -> str:
         """Returns the reasons why the store lacks models; empty if none, or not yet scanned."""
@@ -94,7 +96,7 @@ class Readiness:
         said = [_short(f"model '{name}': {why}") for name, why in sorted(models.items())]
         if len(said) > MAX_REASONS:
             said = [*said[:MAX_REASONS], f"and {len(said) - MAX_REASONS} more models"]
-        return "; ".join([*([_short(look.fault)] if look.fault else []), *said])
+        return "; ".join([*filter(None, (_short(look.fault), look.notice)), *said])
 
     def summary(self) -> str:
         """Returns a summary without names and reasons, for callers not allowed to see them."""
@@ -103,7 +105,7 @@ class Readiness:
             return STARTING
         count = len({**look.missing, **look.refused})
         if not count and not look.fault:
-            return ""
+            return look.notice
         what = "the store" if look.fault else f"{count} model{'s' if count > 1 else ''}"
         return f"{what} cannot be served; see the log and the metrics port"
 
@@ -120,6 +122,8 @@ class Readiness:
             logger.error("not ready", extra={**about, "reason": reason})
         elif not reason:
             logger.info("ready", extra=dict(about))
+        elif reason == self.look.notice:
+            logger.warning("ready, from the cache", extra={**about, "reason": reason})
         else:
             logger.warning("ready, but not for every model", extra={**about, "reason": reason})
 

@@ -13,7 +13,6 @@ from model_store.storage.metadata_service import answers
 
 METADATA_URL = "http://169.254.169.254"
 SOURCES = (
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
@@ -27,6 +26,16 @@ def missing_credentials() -> str:
     key, secret = (os.environ.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
     if key and secret:
         return ""
+    token, role = (
+        os.environ.get(f"AWS_{name}") for name in ("WEB_IDENTITY_TOKEN_FILE", "ROLE_ARN")
+    )
+    if token and role:
+        return ""
+    if token:
+        return (
+            "AWS_WEB_IDENTITY_TOKEN_FILE is set without AWS_ROLE_ARN, the role that the token's "
+            "owner takes; set both"
+        )
     if key or secret:
         there, lacks = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY") if key else (
             "SECRET_ACCESS_KEY", "ACCESS_KEY_ID"
@@ -37,8 +46,8 @@ def missing_credentials() -> str:
     return (
         "there are no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
         "AWS_SKIP_SIGNATURE=true for a public bucket; in Kubernetes give the pod a workload "
-        "identity (AWS_WEB_IDENTITY_TOKEN_FILE); profiles in ~/.aws are not read, and no EC2 "
-        "instance metadata service answers here"
+        "identity (AWS_WEB_IDENTITY_TOKEN_FILE, AWS_ROLE_ARN); profiles in ~/.aws are not read, "
+        "and no EC2 instance metadata service answers here"
     )
 
 

@@ -68,6 +68,13 @@ class InferenceSettings(ProcessSettings, TrustSettings):
     store: str = "./var/model_store"
     """URL of the model store: a folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or
     `az://container/prefix` when several machines serve it."""
+    store_cache: str = "~/.cache/flambeau/store"
+    """Folder of the files of a bucket that were loaded here, for this user alone, from which a
+    start works while the bucket is away; change it if the home folder is read-only or small, empty
+    it to read everything from the bucket. A store that is a folder has no cache."""
+    store_cache_mib: int = Field(10_240, ge=1)
+    """Size of the files in `store_cache`, above which those used longest ago are evicted; set it to
+    the size of all versions that are served here, and of those that are next."""
     model_control: ControlMode = "poll"
     """Choice of the models to serve: `poll` follows the store; `none` serves what it has at the
     start and follows no change; `explicit` serves those of `models` at first, and then those that

@@ -24,6 +24,7 @@ from services.inference.loading.configured_policy import serving_policy
 from services.inference.loading.reconciler import Reconciler
 from services.inference.model_control import ModelControl
 from services.inference.start_checks import check_machine
+from services.inference.store_view import serving_store
 from services.ports import metrics_server
 from services.process import freeze_garbage, process_name, stop_on_signals
 from services.queueing.directory import Directory
@@ -95,7 +96,7 @@ class _Process:
         self._tracer = open_tracer(config, "inference", self._metrics)
         self._settings = FleetSettings(clients, lambda change: apply_change(change, self._tracer))
         self._reconciler = Reconciler(
-            store,
+            serving_store(config, self._metrics),
             self._receiver,
             self._directory,
             self._metrics,

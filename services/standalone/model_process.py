@@ -24,6 +24,7 @@ from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.reconciler import Reconciler
 from services.inference.model_control import ModelControl
 from services.inference.start_checks import check_machine
+from services.inference.store_view import serving_store
 from services.process import (
     STOPPING,
     end_past_held_threads,
@@ -60,7 +61,7 @@ class ModelProcess:
         self._metrics.link_bytes.set_function(lambda: self._links.used_bytes)
         self._tracer = open_tracer(config, "inference", self._metrics)
         self._reconciler = Reconciler(
-            store, self._links, directory, self._metrics, policy,
+            serving_store(config, self._metrics), self._links, directory, self._metrics, policy,
             tracer=self._tracer, control=control,
         )  # fmt: skip
         self._rollouts = RolloutController(

@@ -23,6 +23,7 @@ from services.inference.loading.policy import ServingPolicy
 from services.inference.loading.reconciler import Reconciler
 from services.inference.model_control import ModelControl
 from services.inference.start_checks import check_machine
+from services.inference.store_view import serving_store
 from services.process import process_name, raise_descriptor_limit, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
@@ -106,8 +107,9 @@ async def _serve(
         door=door, registry=registry,
     )  # fmt: skip
     reconciler = Reconciler(
-        store, queue, directory, metrics, policy, tracer=tracer, control=control
-    )
+        serving_store(config, metrics), queue, directory, metrics, policy, tracer=tracer,
+        control=control,
+    )  # fmt: skip
     rollouts = RolloutController(
         store, directory, metrics.rollouts, process_name("server"), front.traffic.counts
     )

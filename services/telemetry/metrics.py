@@ -210,6 +210,18 @@ class Metrics:
             buckets=LOAD_SECONDS,
             registry=registry,
         )
+        self.served_from_cache = Gauge(
+            "flambeau_served_from_cache",
+            "1 while a process that started without its store serves what its cache knows, else 0.",
+            registry=registry,
+        )
+        self.store_cache_reads = Counter(
+            "flambeau_store_cache_reads",
+            "Files of versions that were looked for in the cache of a bucket, by outcome: hit, "
+            "miss (read from the bucket), or damaged (removed, and read from the bucket).",
+            ("outcome",),
+            registry=registry,
+        )
 
     def _make_export_metrics(self, registry: CollectorRegistry) -> None:
         """Makes the metrics of spans and samples; threads update them, beside the event loop."""

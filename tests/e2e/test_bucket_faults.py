@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from model_store.store import ModelStore
+from services.atomic_file import write_atomically
 from tests.e2e.rest_calls import call, infer, linear_input
+from tests.fixtures.certificates import Authority
 from tests.fixtures.faulty_proxy import Fault, FaultyProxy, faulty_proxy
 from tests.fixtures.http_listener import QuietHandler, http_listener
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.redis_servers import until_true
 from tests.fixtures.s3_server import s3_server
+from tests.fixtures.security_token_service import ROLE, security_token_service
 from tests.fixtures.servers import COMMAND, FREE_PORTS, ServerProcess, serving
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -38,11 +41,14 @@ def proxy(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]
 
 
 @contextmanager
-def served(store: str, **environment: str | None) -> Iterator[ServerProcess]:
+def served(
+    store: str, cache: Path | str = "", *arguments: str, **environment: str | None
+) -> Iterator[ServerProcess]:
     """Runs a server with other variables, None for not set; it must exit with 0."""
     variables = {**os.environ, **environment}
+    settings = {"newest_versions": 0, "store_cache": str(cache)}
     process = subprocess.Popen(
-        [COMMAND, *serving(store, *FREE_PORTS, newest_versions=0)],
+        [COMMAND, *serving(store, *FREE_PORTS, *arguments, **settings)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={name: value for name, value in variables.items() if value is not None},
     )  # fmt: skip
@@ -97,6 +103,34 @@ def test_a_bucket_in_trouble_costs_no_request_and_is_followed_again(
         until_true(lambda: version(server) == 2, RECOVERED_S)
 
 
+def test_a_web_identity_whose_token_is_rotated_is_taken(
+    bucket: str, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    """The kubelet replaces the token in its file; STS and the bucket refuse what has expired."""
+    store = store_of(bucket, "web-identity")
+    token = tmp_path / "token"
+    token.write_text("first")
+    authority = Authority(tmp_path)
+    proxy.key = "first"
+    with security_token_service(authority.issue("sts")) as service:
+        identity = {
+            "AWS_ENDPOINT_URL": proxy.url,
+            "AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None,
+            "AWS_ROLE_ARN": ROLE, "AWS_WEB_IDENTITY_TOKEN_FILE": str(token),
+            "AWS_ENDPOINT_URL_STS": service.url, "SSL_CERT_FILE": str(authority.file),
+        }  # fmt: skip
+        with served(store.url, "", **identity) as server:
+            assert version(server) == 1
+            service.token = service.key = proxy.key = "second"
+            store.promote("linear", 2)
+            refused = service.refused
+            until_true(lambda: service.refused > refused)
+            assert version(server) == 1
+            write_atomically(token, "second")
+            until_true(lambda: version(server) == 2, RECOVERED_S)
+    assert list(dict.fromkeys(service.accepted)) == ["first", "second"]
+
+
 def test_credentials_that_are_renewed_by_the_pod_s_agent_are_taken(
     bucket: str, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
@@ -125,7 +159,7 @@ def test_credentials_that_are_renewed_by_the_pod_s_agent_are_taken(
             "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token),
             "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{agent}/v1/credentials",
         }  # fmt: skip
-        with served(store.url, **identity) as server:
+        with served(store.url, "", **identity) as server:
             assert version(server) == 1
             proxy.key = "second"
             store.promote("linear", 2)

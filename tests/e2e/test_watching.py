@@ -67,6 +67,8 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_access_source_stale": ("gauge", {"source"}),
     "flambeau_rollout_step": ("gauge", LANE),
     "flambeau_rollout_moves": ("counter", {"model", "result"}),
+    "flambeau_served_from_cache": ("gauge", set()),
+    "flambeau_store_cache_reads": ("counter", {"outcome"}),
     "flambeau_build_info": ("gauge", {"version", "python"}),
 }
 """Type and labels of every metric of ours."""

@@ -54,7 +54,10 @@ LAST_REPLIES_S = 5
 MARGIN_S = 5
 OWN_BYTES = 100 * 2**20
 """Memory of a serving process beyond request data and models."""
-WRITTEN = ("choice_file", "needs_file", "engine_cache", "store", "runs_dir", "upload_folder")
+WRITTEN = (
+    "choice_file", "needs_file", "engine_cache", "store_cache", "store", "runs_dir",
+    "upload_folder",
+)  # fmt: skip
 READ = (
     "api_keys_file",
     "tls_certificate_file",

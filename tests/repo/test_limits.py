@@ -22,7 +22,7 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 130, 393
+SETTINGS, RECIPE_KEYS = 132, 393
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
 `processes` cannot be found out: how many cores the models need is the operator's to say. Nor can
@@ -34,6 +34,8 @@ dashboards there are; or `compat`: whether a client compares the words of anothe
 For which aliases one person is too few (`registry_two_person`), and if an outage waits for the
 second one (`registry_two_person_rollback`), nobody but the operator knows.
 `torchserve` names the folder that its own option makes, for all processes of a server.
+Where a disk has room for copies of a bucket's files (`store_cache`), and how much
+(`store_cache_mib`), cannot be found out: a pod's limit of its disk is not shown to it.
 Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
 """
 

@@ -49,6 +49,20 @@ def test_what_is_ready_by_each_rule(rule: ReadinessRule, looks: list[Look], read
 
 
 @pytest.mark.parametrize("rule", ["all_models_once", "all_models", "any_model"])
+def test_a_process_that_serves_from_the_cache_is_ready_and_says_so(
+    rule: ReadinessRule, caplog: pytest.LogCaptureFixture
+) -> None:
+    readiness = Readiness(rule)
+    caplog.set_level(logging.INFO)
+    readiness.see(Look(served=1, notice="serving from the cache"))
+    assert readiness.is_ready
+    assert readiness.why() == readiness.summary() == "serving from the cache"
+    readiness.see(Look(served=1))
+    assert readiness.why() == ""
+    assert [record.message for record in caplog.records] == ["ready, from the cache", "ready"]
+
+
+@pytest.mark.parametrize("rule", ["all_models_once", "all_models", "any_model"])
 def test_nothing_is_ready_before_it_has_started_and_the_store_s_fault_is_told(
     rule: ReadinessRule,
 ) -> None:

@@ -45,6 +45,7 @@ from services.inference.loading.pipelines import Pipelines
 from services.inference.loading.policy import ServingPolicy, load_niceness
 from services.inference.loading.unserved_models import foreign_layout, missing_models, refusal
 from services.inference.model_control import ModelControl
+from services.inference.store_view import StoreView
 from services.queueing.directory import Directory
 from services.queueing.lane_queue import LaneQueue
 from services.queueing.records import Lane, ServedVersion
@@ -91,6 +92,7 @@ class Reconciler:
         control: ModelControl | None = None,
     ) -> None:
         self._store = store
+        self._view = StoreView(store, metrics.served_from_cache)
         self._control = control or ModelControl(policy.control, policy.models)
         self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
         self._pipelines = Pipelines(store, queue, directory, metrics, policy, self._lanes.worker_of)
@@ -139,9 +141,9 @@ class Reconciler:
                 self._control.end_pass(self._settled)
                 self._choose(workers)
                 await self._control.pause(stop, self._policy.poll_interval_s)
-            for task in (*self._converging.values(), self._choosing, self._keeping):
-                if task is not None:
-                    task.cancel()
+            single = (self._choosing, self._keeping, self._view.asked)
+            for task in (*self._converging.values(), *filter(None, single)):
+                task.cancel()
             for lane in self._served():
                 self._unload(lane)
 
@@ -159,9 +161,9 @@ class Reconciler:
         Returns:
             Why the store could not be followed; empty if it was.
         """
-        is_fixed = self._policy.control == "none" and self.converged_once
+        is_fixed = self._policy.control == "none" and self.converged_once and not self._view.notice
         try:
-            listings = self._listings if is_fixed else await in_thread(self._store.listing)
+            listings = self._listings if is_fixed else await self._view.listings(tasks)
         except Exception as error:
             self._complaints.failed("store", "is unreachable; serving the loaded versions", error)
             if not self.converged_once:
@@ -175,9 +177,9 @@ class Reconciler:
             return f"the store {self._store.url} is empty or deleted"
         self._complaints.settle("store")
         self._listings = listings
-        for name in self._control.take_anew():
-            if name in self._models:
-                self._models[name].failures.at.clear()
+        anew = self._models if self._view.take_return() else self._control.take_anew()
+        for name in self._models.keys() & anew:
+            self._models[name].failures.at.clear()
         self._log_unknown(listings)
         self._begun.clear()
         await self._converge_all(tasks)
@@ -308,6 +310,7 @@ class Reconciler:
             missing=missing_models(self._named(), listings, self._store.url),
             refused=refused,
             fault="" if published else await foreign_layout(self._store),
+            notice=self._view.notice,
             loading=() if self.converged_once else tuple(sorted(self._converging)),
             unloaded=self._unloaded(),
         )

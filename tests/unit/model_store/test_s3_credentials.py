@@ -11,7 +11,7 @@ from model_store.storage.s3_credentials import missing_credentials
 from model_store.storage.storage import Storage
 
 NAMES = (
-    "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SKIP_SIGNATURE", "WEB_IDENTITY_TOKEN_FILE",
+    "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SKIP_SIGNATURE", "WEB_IDENTITY_TOKEN_FILE", "ROLE_ARN",
     "CONTAINER_CREDENTIALS_RELATIVE_URI", "CONTAINER_CREDENTIALS_FULL_URI", "METADATA_ENDPOINT",
 )  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_half_a_pair_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     "given",
     [
         {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret"},
-        {"AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token"},
+        {"AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/x"},
         {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.23/v1/credentials"},
         {"AWS_SKIP_SIGNATURE": "true"},
     ],
@@ -75,6 +75,12 @@ def test_every_source_of_credentials_is_taken(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert missing_credentials() == ""
+
+
+def test_a_web_identity_without_a_role_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore would not use it, and look for another source of credentials."""
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/token")
+    assert "without AWS_ROLE_ARN" in missing_credentials()
 
 
 def test_the_metadata_service_counts_only_where_it_gives_a_token(metadata_answer: bytes) -> None:
