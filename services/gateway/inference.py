@@ -249,7 +249,10 @@ class Inference:
             return
         except ServingError:
             pass  # the decoder may find another fault first
-        admission.work.begin(slices, self._admit, self._fail_decoding, self._is_over, size)
+        try:
+            admission.work.begin(slices, self._admit, self._fail_decoding, self._is_over, size)
+        except Exception as error:
+            self._fail_decoding(error)
 
     def _wait(self, error: ModelReturningError, deadline: float, again: Callable[[], None]) -> None:
         """Waits for a version that is loaded again; fails with the error if there is no time."""

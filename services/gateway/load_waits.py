@@ -145,12 +145,14 @@ class LoadWaits:
 
     def _turn(self) -> None:
         begun = 0
-        while self._back and begun < BEGUN_A_TURN:
-            wait = self._back.popleft()
-            begun += not wait.is_over
-            wait.begin()
-        if self._back:
-            asyncio.get_running_loop().call_soon(self._turn)
+        try:
+            while self._back and begun < BEGUN_A_TURN:
+                wait = self._back.popleft()
+                begun += not wait.is_over
+                wait.begin()
+        finally:  # a request that raises must not keep the others waiting
+            if self._back:
+                asyncio.get_running_loop().call_soon(self._turn)
 
     def _ask(self) -> None:
         """Asks for the versions that requests still wait for."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,21 @@ async def test_cancelled_request_never_begins_and_leaves_its_place() -> None:
     second.cancel()  # between the announcement and its turn
     await until(lambda: waiting.begun == [3])
     assert waiting.waits.count == 0
+
+
+async def test_request_that_raises_keeps_no_other_waiting() -> None:
+    def broken() -> None:
+        raise ValueError("broken")
+
+    waiting, raised = Waiting(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+    waiting.waits.add(LANE, time.monotonic() + 60, broken, broken)
+    numbers = list(range(2 * BEGUN_A_TURN))
+    for number in numbers:
+        waiting.add(number)
+    waiting.directory.announce(READY)
+    await until(lambda: waiting.begun == numbers)
+    assert [str(context["exception"]) for context in raised] == ["broken"]
 
 
 async def test_version_is_asked_for_again_while_requests_wait() -> None:
