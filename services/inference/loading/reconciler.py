@@ -114,8 +114,8 @@ class Reconciler:
         self._fault = ""
         """Why the last pass could not follow the store; empty if it did."""
         self.converged_once = False
-        """True if one pass has finished, including further artifacts: a request that asks for one
-        of them must find it. Before that the server is not ready, unless any model suffices."""
+        """True if one pass has finished, and loaded further artifacts, which requests may name.
+        Before that the server is not ready, unless any model suffices."""
         self.look = Look(started=False)
         """Models that should be served and are not, as of the last pass."""
         self._listings: dict[str, ModelListing] = {}
@@ -458,7 +458,7 @@ class Reconciler:
 
     def _put_off(self, model: _Model, lane: Lane, error: OutOfMemoryError) -> None:
         """Tries a requested version again soon: those that would make room are at work."""
-        model.failures.put_off(lane.version, self._policy.retry_failed_s)
+        self._control.look_in(model.failures.put_off(lane.version, self._policy.retry_failed_s))
         self._directory.announce(
             ServedVersion(lane=lane, state="unloaded", reason=reason_of(error), comes_back=True)
         )
