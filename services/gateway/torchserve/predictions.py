@@ -141,15 +141,14 @@ class Predictions:
         """
         try:
             self._directory.resolve(inference.model, inference.version)
+        except ModelReturningError:
+            pass  # it waits for the model
         except ServingError as error:
-            if isinstance(error, ModelReturningError):
-                inference.begin(body, None)  # it waits for the model
-            else:
-                inference.fail(self.refused(error, inference.model, version))
-        else:
-            if self._figures is not None:
-                self._series_of(self._figures, inference.model, version).requests.value += 1
-            inference.begin(body, None)
+            inference.fail(self.refused(error, inference.model, version))
+            return
+        if self._figures is not None:
+            self._series_of(self._figures, inference.model, version).requests.value += 1
+        inference.begin(body, None)
 
     def answered(self, inference: Inference, reply: InferReply, version: str) -> None:
         """Accounts for the answer that is about to be written, the last one.
