@@ -32,12 +32,12 @@ class Waiting:
         self.begun: list[int] = []
         self.late: list[int] = []
 
-    def add(self, number: int, left_s: float = 60.0) -> LoadWait | None:
+    def add(self, number: int, left_s: float = 60.0, holder: object = None) -> LoadWait | None:
         def keep(found: list[int]) -> Callable[[], None]:
             return lambda: found.append(number)
 
         deadline = time.monotonic() + left_s
-        return self.waits.add(LANE, deadline, keep(self.begun), keep(self.late))
+        return self.waits.add(LANE, deadline, keep(self.begun), keep(self.late), holder)
 
 
 async def test_requests_begin_in_order_and_in_turns_once_their_version_is_back() -> None:
@@ -97,6 +97,22 @@ async def test_cancelled_request_never_begins_and_leaves_its_place() -> None:
     second.cancel()  # between the announcement and its turn
     await until(lambda: waiting.begun == [3])
     assert waiting.waits.count == 0
+
+
+async def test_caller_has_an_equal_share_of_the_places_once_half_are_taken() -> None:
+    waiting = Waiting(most=8)
+    greedy = [waiting.add(number, holder="greedy") for number in range(6)]
+    assert all(greedy), "a single caller may take all places"
+    assert waiting.add(6, holder="other") is not None
+    assert waiting.add(7, holder="greedy") is None
+    assert waiting.add(8, holder="other") is not None
+    for wait in greedy[:3]:
+        assert wait is not None
+        wait.cancel()
+    assert waiting.add(9, holder="greedy") is not None
+    waiting.directory.announce(READY)
+    await until(lambda: not waiting.waits.count)
+    assert waiting.begun == [3, 4, 5, 6, 8, 9]
 
 
 async def test_request_that_raises_keeps_no_other_waiting() -> None:

@@ -1,12 +1,18 @@
 """Inferences whose model made room for others: they wait, and each gets one outcome."""
 
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
+from services.access.authenticator import CachedAuthorization
 from services.access.caller import Caller
-from services.errors import TooManyInFlightError
+from services.access.grants import Grant
+from services.access.tenants import Tenants
+from services.errors import RateLimitedError, TooManyInFlightError
 from services.gateway import sliced_work
 from services.gateway.admission import Admission, InferCall, InputTensor
 from services.gateway.edges.rest_infer import REST
@@ -17,6 +23,7 @@ from services.gateway.sliced_work import Slices
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import Lane, ServedVersion
+from services.telemetry.access_metrics import AccessMetrics
 from services.telemetry.metrics import Metrics
 from services.wire.body import Body
 from tests.fixtures.inferences import KeepingSink
@@ -55,10 +62,18 @@ class Place:
         accounting = RequestAccounting(metrics, self.directory, access_log=False)
         self.path = InferencePath(REST, self.admission, accounting)
 
-    def begin(self) -> LargeSink:
+    def begin(self, authorization: CachedAuthorization | None = None) -> LargeSink:
         sink = LargeSink()
-        self.path.open(sink, time.monotonic(), "r", "m").begin(b"", None)
+        self.path.open(sink, time.monotonic(), "r", "m").begin(b"", authorization)
         return sink
+
+
+def authorized(requests_per_s: float) -> CachedAuthorization:
+    """Returns the authorization of a caller with a rate."""
+    metrics = AccessMetrics(CollectorRegistry())
+    tenant = Tenants(metrics).find("me", requests_per_s, 0)
+    caller = Caller("key:me", [Grant("infer", "*")], time.time() + 60, tenant, metrics)
+    return cast(CachedAuthorization, SimpleNamespace(caller=lambda _model: caller))
 
 
 async def test_large_requests_wait_and_are_admitted_once_their_model_is_back() -> None:
@@ -80,3 +95,13 @@ async def test_large_requests_that_cannot_be_decoded_after_a_wait_are_refused(
     await until(lambda: all(sink.errors for sink in sinks))
     assert {type(error) for sink in sinks for error in sink.errors} == {TooManyInFlightError}
     assert place.admission.load_waits.count == 0
+
+
+async def test_request_that_waits_counts_once_against_its_callers_rate() -> None:
+    place = Place()
+    caller = authorized(0.001)  # a single one is free at first
+    waiting, refused = place.begin(caller), place.begin(caller)
+    assert isinstance(refused.errors[0], RateLimitedError)
+    place.directory.announce(READY)
+    await until(lambda: place.shelf.waiting == 1)
+    assert not waiting.errors
