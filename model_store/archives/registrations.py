@@ -70,6 +70,8 @@ class Step(StrictModel):
     version: str
     one: RegisteredVersion | None = None
     """The version from then on, of `put` alone."""
+    has_next: bool = False
+    """True if the next step belongs to the same change, and neither counts without the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +80,16 @@ class Registrations:
 
     models: Mapping[str, RegisteredModel] = field(default_factory=dict)
 
-    def after(self, step: Step) -> "Registrations":
-        """Returns the registrations as a step leaves them.
+    def after(self, *steps: Step) -> "Registrations":
+        """Returns the registrations as steps leave them.
 
         Raises:
-            DocumentError: the version of the step is not registered.
+            DocumentError: the version of a step is not registered.
         """
-        if step.act == "put" and step.one is not None:
-            return self._with_version(step.model, step.version, step.one)
-        model = self.models.get(step.model)
-        if model is None or step.version not in model.versions or step.act == "put":
-            raise DocumentError(
-                f"the registrations have no version '{step.version:.100}' of '{step.model:.100}' "
-                f"to {step.act}; the file was changed by hand"
-            )
-        if step.act == "default":
-            return self._with(step.model, model.model_copy(update={"default": step.version}))
-        return self._without(step.model, step.version)
+        models = dict(self.models)  # once for all steps: it may have a thousand models
+        for step in steps:
+            _apply(step, models)
+        return Registrations(models)
 
     def steps(self) -> Iterator[Step]:
         """Yields the steps that lead to these registrations from none."""
@@ -104,21 +99,36 @@ class Registrations:
             if model.default != next(iter(model.versions)):
                 yield Step(act="default", model=name, version=model.default)
 
-    def _with_version(self, name: str, version: str, one: RegisteredVersion) -> "Registrations":
-        model = self.models.get(name) or RegisteredModel(default=version, versions={version: one})
-        versions = {**model.versions, version: one}
-        return self._with(name, model.model_copy(update={"versions": versions}))
 
-    def _without(self, name: str, version: str) -> "Registrations":
-        model = self.models[name]
-        left = {key: one for key, one in model.versions.items() if key != version}
-        if left:
-            default = next(iter(left)) if model.default == version else model.default
-            return self._with(name, RegisteredModel(default=default, versions=left))
-        return Registrations({key: one for key, one in self.models.items() if key != name})
+def _apply(step: Step, models: dict[str, RegisteredModel]) -> None:
+    """Changes models as a step says.
 
-    def _with(self, name: str, model: RegisteredModel) -> "Registrations":
-        return Registrations({**self.models, name: model})
+    Raises:
+        DocumentError: the version of the step is not registered.
+    """
+    name, version = step.model, step.version
+    model = models.get(name)
+    if step.act == "put" and step.one is not None:
+        if model is None:
+            models[name] = RegisteredModel(default=version, versions={version: step.one})
+        else:
+            versions = {**model.versions, version: step.one}
+            models[name] = model.model_copy(update={"versions": versions})
+        return
+    if model is None or version not in model.versions or step.act == "put":
+        raise DocumentError(
+            f"the registrations have no version '{version:.100}' of '{name:.100}' to {step.act}; "
+            "the file was changed by hand"
+        )
+    if step.act == "default":
+        models[name] = model.model_copy(update={"default": version})
+        return
+    left = {key: one for key, one in model.versions.items() if key != version}
+    if left:
+        default = next(iter(left)) if model.default == version else model.default
+        models[name] = RegisteredModel(default=default, versions=left)
+    else:
+        del models[name]
 
 
 def aliases_of(model: RegisteredModel | None) -> Mapping[str, int]:

@@ -248,13 +248,14 @@ class Admission:
         self.draining = True
         self.load_waits.begin_all()
 
-    def infer(self, call: InferCall, answered: Done) -> Entry:
+    def infer(self, call: InferCall, answered: Done, has_waited: bool = False) -> Entry:
         """Admits one request.
 
         Args:
             call: the request.
             answered: callback, called once on the event loop with the response or the error of
                 the queue or worker, perhaps before this returns; never after `Entry.cancel`.
+            has_waited: True if it was counted against its caller's rate when it began to wait.
 
         Raises:
             ServingError: one of the steps above refused it; `answered` is not called.
@@ -271,11 +272,14 @@ class Admission:
             served, signature = self.directory.resolve(call.model, call.version)
             rows, length = self._check(call, served.lane, signature)
         except ServingError as error:
-            if tenant is not None and not isinstance(error, ModelReturningError):
+            if not (tenant is None or has_waited or isinstance(error, ModelReturningError)):
                 tenant.take(0, now)  # invalid requests count, too
             raise
         if tenant is not None:
-            tenant.take(rows, now)
+            if has_waited:
+                tenant.take_rows(rows)
+            else:
+                tenant.take(rows, now)
         deadline = now + self.request_timeout_s
         if call.deadline < deadline:
             deadline = call.deadline
@@ -334,8 +338,8 @@ class Admission:
                 known.rows_of(tuple(inputs))
             except SignatureError as error:
                 raise self._refusal(served.lane, signature, error, tuple(inputs)) from error
-        except ServingError:
-            if caller is not None:
+        except ServingError as error:
+            if caller is not None and not isinstance(error, ModelReturningError):
                 caller.tenant.take(0, time.monotonic())  # as in `infer`
             raise
 

@@ -182,7 +182,7 @@ class Inference:
         accounting = path.accounting
         self._path = path
         self._sink = sink
-        self._entry: Entry | Place | None = None
+        self._entry: Entry | Place | None = None  # a wait stays here until there is an entry
         self._routed: RoutedCall | None = None
         self.received_at = received_at
         self.ends_at = math.inf
@@ -201,8 +201,11 @@ class Inference:
         """The protocol it came by."""
         return self._path.protocol
 
-    def hold(self, place: Place) -> None:
-        """Notes where it waits before it begins; it leaves once it is refused or cancelled."""
+    def hold(self, place: Place | None) -> None:
+        """Notes where it waits before it begins; it leaves once it is refused or cancelled.
+
+        None when it begins.
+        """
         self._entry = place
 
     def rename(self, given_id: str) -> None:
@@ -244,32 +247,50 @@ class Inference:
             if isinstance(call, InferCall):
                 self._admit(call)
             else:
-                self._decode_in_slices(call, len(body))
+                self._decode_in_slices(call, len(body), caller)
         except ModelReturningError as error:
-            self._wait(error, self.ends_at, functools.partial(self._decode, body, caller))
+            self._wait(error, self.ends_at, caller, functools.partial(self._decode, body, caller))
         except Exception as error:
             self._fail_decoding(error)
 
-    def _decode_in_slices(self, slices: Slices[InferCall], size: int) -> None:
+    def _decode_in_slices(
+        self, slices: Slices[InferCall], size: int, caller: "Caller | None"
+    ) -> None:
         admission = self._path.admission
         try:
             admission.directory.resolve(self.model, self.version)
         except ModelReturningError as error:
-            again = functools.partial(self._decode_in_slices, slices, size)
-            self._wait(error, self.ends_at, again)
+            again = functools.partial(self._decode_in_slices, slices, size, caller)
+            self._wait(error, self.ends_at, caller, again)
             return
         except ServingError:
             pass  # the decoder may find another fault first
-        admission.work.begin(slices, self._admit, self._fail_decoding, self._is_over, size)
+        try:
+            admission.work.begin(slices, self._admit, self._fail_decoding, self._is_over, size)
+        except Exception as error:
+            self._fail_decoding(error)
 
-    def _wait(self, error: ModelReturningError, deadline: float, again: Callable[[], None]) -> None:
+    def _wait(
+        self,
+        error: ModelReturningError,
+        deadline: float,
+        caller: "Caller | None",
+        again: Callable[[], None],
+    ) -> None:
         """Waits for a version that is loaded again; fails with the error if there is no time."""
         admission = self._path.admission
+        tenant = None if caller is None else caller.tenant
+        if tenant is not None and self._entry is None:
+            try:
+                tenant.take_request()
+            except ServingError as limited:
+                self.fail(limited)
+                return
         lane = admission.directory.served_lane(self.model, self.version)
         deadline = min(deadline, self.received_at + admission.request_timeout_s)
         late = functools.partial(self.fail, error)
         waits = admission.load_waits
-        wait = None if lane is None else waits.add(lane, deadline, again, late)
+        wait = None if lane is None else waits.add(lane, deadline, again, late, tenant)
         if wait is None:
             late()
         else:
@@ -291,7 +312,7 @@ class Inference:
                 answered = sampler.watch(call, self, answered)
             if (routed := self._routed) is not None:
                 answered = routed.watched(answered)
-            entry = path.admission.infer(call, answered)
+            entry = path.admission.infer(call, answered, self._entry is not None)
             if routed is not None:
                 routed.admitted()
             if counts is not None and names_live:
@@ -299,7 +320,7 @@ class Inference:
                 if counts.is_due(call.model, "" if caller is None else caller.name, now):
                     path.admission.look_at(call, counts, now)
         except ModelReturningError as error:
-            self._wait(error, call.deadline, functools.partial(self._admit, call))
+            self._wait(error, call.deadline, call.caller, functools.partial(self._admit, call))
         except Exception as error:
             self.fail_by(error)
         else:

@@ -4,14 +4,15 @@ In: requests whose version is away. Out: the same once it is back, or an error t
 
 Rules:
 - a request waits until its deadline at most, and is refused as retryable then;
-- at most a share of the requests in flight wait; further ones are refused at once;
+- at most a share of the requests in flight wait; further ones are refused at once, and from half
+  of it on those of a caller that has an equal share among several;
 - requests whose version is back begin in several turns of the event loop;
 - a version is asked for again every `ASKED_EVERY_S`, since a model process that ended has forgotten
   that it was.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from services.queueing.deadlines import Deadlines
@@ -32,9 +33,10 @@ class LoadWait:
         deadline: `time.monotonic()` second.
         again: called once its version is back, or will not come.
         late: called at its deadline.
+        holder: the caller whose share it counts against; None for none.
     """
 
-    __slots__ = ("_again", "_late", "_waits", "deadline", "is_over", "lane", "tick")
+    __slots__ = ("_again", "_late", "_waits", "deadline", "holder", "is_over", "lane", "tick")
 
     def __init__(
         self,
@@ -43,8 +45,9 @@ class LoadWait:
         deadline: float,
         again: Callable[[], None],
         late: Callable[[], None],
+        holder: object = None,
     ) -> None:
-        self._waits, self.lane, self.deadline = waits, lane, deadline
+        self._waits, self.lane, self.deadline, self.holder = waits, lane, deadline, holder
         self._again, self._late = again, late
         self.tick = 0
         self.is_over = False
@@ -87,6 +90,8 @@ class LoadWaits:
         self._directory, self._most = directory, most
         self._by_lane: dict[Lane, dict[LoadWait, None]] = {}
         self._deadlines: Deadlines[LoadWait] = Deadlines()
+        self._held: Counter[object] = Counter()
+        """Requests that wait, by their callers."""
         self._back: deque[LoadWait] = deque()
         """Those whose version is back."""
         self._ask_timer: asyncio.TimerHandle | None = None
@@ -98,6 +103,7 @@ class LoadWaits:
         deadline: float,
         again: Callable[[], None],
         late: Callable[[], None],
+        holder: object = None,
     ) -> LoadWait | None:
         """Has a request wait; returns None if there is no room for it, or no time.
 
@@ -106,22 +112,37 @@ class LoadWaits:
             deadline: `time.monotonic()` second.
             again: called once the version is back or will not come; not in this turn.
             late: called at the deadline.
+            holder: the caller whose share it counts against; None for none.
         """
         loop = asyncio.get_running_loop()
         left_s = deadline - loop.time()
-        if self.count >= self._most or left_s <= 0:
+        if self.count >= self._most or left_s <= 0 or self._has_share(holder):
             return None
-        wait = LoadWait(self, lane, deadline, again, late)
+        wait = LoadWait(self, lane, deadline, again, late, holder)
         self._by_lane.setdefault(lane, {})[wait] = None
         self._deadlines.add(wait, left_s)
         self.count += 1
+        if holder is not None:
+            self._held[holder] += 1
         if self._ask_timer is None:
             self._ask_timer = loop.call_later(ASKED_EVERY_S, self._ask)
         return wait
 
+    def _has_share(self, holder: object) -> bool:
+        """Returns True if a caller has its share already, as `Tenant.check_share` counts it."""
+        if holder is None or self.count * 2 < self._most:
+            return False
+        own = self._held[holder]
+        active = len(self._held) + (not own)
+        return active > 1 and own * active >= self._most
+
     def remove(self, wait: LoadWait) -> None:
         """Removes one that is over."""
         self.count -= 1
+        if wait.holder is not None:
+            self._held[wait.holder] -= 1
+            if not self._held[wait.holder]:
+                del self._held[wait.holder]
         self._deadlines.remove(wait)
         waits = self._by_lane.get(wait.lane)
         if waits is not None:
@@ -145,12 +166,14 @@ class LoadWaits:
 
     def _turn(self) -> None:
         begun = 0
-        while self._back and begun < BEGUN_A_TURN:
-            wait = self._back.popleft()
-            begun += not wait.is_over
-            wait.begin()
-        if self._back:
-            asyncio.get_running_loop().call_soon(self._turn)
+        try:
+            while self._back and begun < BEGUN_A_TURN:
+                wait = self._back.popleft()
+                begun += not wait.is_over
+                wait.begin()
+        finally:  # a request that raises must not keep the others waiting
+            if self._back:
+                asyncio.get_running_loop().call_soon(self._turn)
 
     def _ask(self) -> None:
         """Asks for the versions that requests still wait for."""

@@ -95,6 +95,10 @@ class ModelControl:
         if not is_known:
             self._nudged.set()
 
+    def look_in(self, seconds: float) -> None:
+        """Has a pass begin in so many seconds, or before."""
+        asyncio.get_running_loop().call_later(seconds, self._nudged.set)
+
     async def pause(self, stop: asyncio.Event, seconds: float) -> None:
         """Waits for the time of the next pass, an act, or the end."""
         waits = [asyncio.ensure_future(event.wait()) for event in (stop, self._nudged)]

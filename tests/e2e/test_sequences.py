@@ -124,7 +124,7 @@ def test_metadata_shows_what_callers_send(server: ServerProcess) -> None:
     assert signature.sequence is not None
     assert signature.sequence.strategy == "oldest"
     told = call(server, "GET", "/v2/models/sum").json()["properties"]["sequence"]
-    assert json.loads(told).keys() == {"strategy", "max_idle_s", "max_sequences"}
+    assert json.loads(told).keys() == {"strategy", "max_idle_s", "max_lifetime_s", "max_sequences"}
 
 
 def test_open_sequences_and_their_ends_are_metrics(

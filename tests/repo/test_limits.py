@@ -103,7 +103,7 @@ EFFECTS = {
         torchserve_metrics.MAX_HANDLER_METRICS torchserve_metrics.MAX_HANDLER_SERIES
         """,
     "makes callers wait, or answers them without a wait": """
-        event_webhooks.MAX_TELLING event_webhooks.MAX_LATER
+        event_webhooks.MAX_TELLING event_webhooks.MAX_LATER load_turns.MAX_SLOW
         charges.MAX_PIPELINED charges.MAX_PIPELINED_BYTES reading.MAX_HELD_BYTES
         grpc_jobs.MAX_WAITING grpc_stream.MAX_IN_FLIGHT job_service.MAX_WAIT_S
         outbox.MOST_WAITING part_window.MAX_UNREAD part_window.MAX_UNREAD_SMALL

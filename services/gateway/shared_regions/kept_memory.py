@@ -10,7 +10,9 @@ Rules:
 """
 
 import asyncio
+import itertools
 import mmap
+import operator
 import time
 import weakref
 from collections import deque
@@ -83,11 +85,12 @@ class KeptMemory:
         """Keeps what came back, the latest first, and forgets the oldest beyond the limit."""
         while self._returned:
             self._free.insert(0, self._returned.popleft())
-        room = self._most_bytes
-        for one in tuple(self._free):
-            room -= len(one.mapping)
-            if room < 0:
-                self._free.remove(one)
+        sizes = itertools.accumulate(len(one.mapping) for one in self._free)
+        fits = [size <= self._most_bytes for size in sizes]
+        if not all(fits):
+            dropped = [*itertools.compress(self._free, map(operator.not_, fits))]
+            self._free = [*itertools.compress(self._free, fits)]
+            _return_to_system(dropped)
 
     def _watch(self) -> None:
         if not self._is_watched:
@@ -102,6 +105,11 @@ class KeptMemory:
         expired = [one for one in self._free if one.since <= until]
         self._free = [one for one in self._free if one.since > until]
         if expired:
-            asyncio.get_running_loop().run_in_executor(None, expired.clear)
+            _return_to_system(expired)
         if self._free or self._lent or self._returned:
             self._watch()
+
+
+def _return_to_system(ended: list[_Free]) -> None:
+    """Has a thread drop the last references to memory."""
+    asyncio.get_running_loop().run_in_executor(None, ended.clear)

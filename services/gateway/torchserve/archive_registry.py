@@ -116,6 +116,8 @@ class ArchiveRegistry:
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ArchiveThreads()
         self._left = LeftFolders(self._threads)
+        with contextlib.suppress(OSError, StoreError):  # the first call that needs them says so
+            self._file.latest()  # before requests come: a thousand models take 25 ms
 
     async def registrations(self, name: str = "") -> Registrations:
         """Returns all registered models; a named one with the default that a rollout gave it."""

@@ -108,6 +108,7 @@ class LoadingRequests:
             while waiting and left and self._is_decided(key, next(iter(waiting)).version):
                 place = next(iter(waiting))
                 place.cancel()
+                place.inference.hold(None)
                 self._start(place.inference, place.body, place.version)
                 left -= 1
             if not waiting:

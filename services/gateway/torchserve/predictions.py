@@ -144,7 +144,7 @@ class Predictions:
         try:
             self._directory.resolve(inference.model, inference.version)
         except ModelReturningError:
-            inference.begin(body, None)  # it waits for the model
+            pass  # it waits for the model
         except ServingError as error:
             try:
                 waits = self._loading.take(inference, body, version)
@@ -152,10 +152,10 @@ class Predictions:
                 waits = False
             if not waits:
                 inference.fail(self.refused(error, inference.model, version))
-        else:
-            if self._figures is not None:
-                self._series_of(self._figures, inference.model, version).requests.value += 1
-            inference.begin(body, None)
+            return
+        if self._figures is not None:
+            self._series_of(self._figures, inference.model, version).requests.value += 1
+        inference.begin(body, None)
 
     def leave(self) -> None:
         """Refuses what waits for workers: the server is about to leave."""

@@ -237,20 +237,18 @@ class Lanes:
     ) -> None:
         lane, device = load.lane, policy.load.backend.device
         memory = await self._memory_in_use(device)
-        unloading = self._make_room(memory, lane, memory.expected_bytes(lane, load.file_bytes))
-        if unloading:
-            # Memory that is freed during the load would be subtracted from this version's.
-            await asyncio.wait(unloading)
-            await self._memory_in_use(device)
-        options = replace(policy.load, room_bytes=memory.room_bytes(lane))
-        version, taken = await self._open(load, manifest, options)
+        expected = memory.expected_bytes(lane, load.file_bytes)
+        unloading = self._make_room(memory, lane, expected)
+        with memory.loading(lane, expected):
+            if unloading:
+                # Memory that is freed during the load would be subtracted from this version's.
+                await asyncio.wait(unloading)
+                await self._memory_in_use(device)
+            options = replace(policy.load, room_bytes=memory.room_bytes(lane))
+            version, taken = await self._open(load, manifest, options)
+            memory.loaded(lane, taken)  # if it does not fit, the next try knows its memory
         try:
             self._make_room(memory, lane, taken)
-        except Exception:
-            await close_backends(version)
-            raise
-        memory.loaded(lane, taken)
-        try:
             self._start(version, lane, taken, policy, tasks)
         except Exception:
             if lane not in self._loaded:
@@ -306,8 +304,10 @@ class Lanes:
         options = replace(policy.load, artifact=lane.artifact, room_bytes=memory.room_bytes(lane))
         version = None
         try:
-            memory.to_unload(lane, memory.expected_bytes(lane, load.file_bytes), ())
-            version, taken = await self._open(load, loaded.manifest, options)
+            expected = memory.expected_bytes(lane, load.file_bytes)
+            memory.to_unload(lane, expected, ())
+            with memory.loading(lane, expected):
+                version, taken = await self._open(load, loaded.manifest, options)
             memory.to_unload(lane, taken, ())
         except UnprobedError:
             raise

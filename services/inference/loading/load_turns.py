@@ -7,7 +7,8 @@ alone if memory is short, since the figures must be exact then; if it is ample, 
 load concurrently as there are cores, and the growth is divided in proportion to their files.
 
 The handler of an archive of TorchServe's is initialized in a process of its own, whose memory is
-that process's, and may hang until its time limit. So it keeps its turn for a few seconds only.
+that process's, and may hang until its time limit. So it keeps its turn for a few seconds only, as
+long as few others do the same.
 """
 
 import asyncio
@@ -23,6 +24,9 @@ their files: a loaded file seldom takes more than four times its size."""
 
 PATIENCE_S = 5.0
 """Time for which a load in a process of its own delays others: importing torch takes 2 to 3 s."""
+MAX_SLOW = 8
+"""Most loads that have had their turn for `PATIENCE_S` when another begins: how much memory they
+will take is seldom known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +110,8 @@ class LoadTurns:
 
     def _may_begin(self, load: Load, room_bytes: Callable[[], int]) -> bool:
         loading = [other for other in self._loading if not other.is_slow]
+        if len(self._loading) - len(loading) >= MAX_SLOW:
+            return False
         if not loading:
             return True
         if load.lane.artifact:

@@ -1,13 +1,15 @@
 """Admits versions to a device's memory, by the measured memory of their loads.
 
-In: the limit, and the measured bytes of each version. Out: the free memory, the idle versions to
-unload, or a refusal with the figures. Pure: the caller measures.
+In: the limit, the measured bytes of each version, and the expected ones of those that load. Out:
+the free memory, the idle versions to unload, or a refusal with the figures. Pure: the caller
+measures.
 
 The memory of the first version of a runtime includes that runtime, which stays when the version is
 unloaded: the server's own memory is determined anew before each load.
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 from services.inference.loading.loader import LoadError
 from services.queueing.records import Lane
@@ -41,6 +43,8 @@ class MemoryAdmission:
         self._first_base_bytes = self._base_bytes = base_bytes
         self._measured: dict[Lane, int] = {}
         self._loaded: set[Lane] = set()
+        self._loading: dict[Lane, int] = {}
+        """Expected bytes of versions that load."""
         self._left: set[Lane] = set()
         """Lanes that were unloaded since the last `in_use`."""
 
@@ -50,8 +54,22 @@ class MemoryAdmission:
 
     def room_bytes(self, lane: Lane) -> int:
         """Returns the memory available to a version, counting its own as free; at least a byte."""
-        others = sum(self._measured[other] for other in self._loaded if other != lane)
+        others = sum(self._others(lane).values())
         return max(self._limit_bytes - self._base_bytes - others, 1)
+
+    def _others(self, lane: Lane) -> dict[Lane, int]:
+        """Returns the bytes of the other versions that are loaded, or load."""
+        loaded = {other: self._measured[other] for other in self._loaded}
+        return {other: taken for other, taken in (self._loading | loaded).items() if other != lane}
+
+    @contextlib.contextmanager
+    def loading(self, lane: Lane, expected_bytes: int) -> Iterator[None]:
+        """Reserves memory for a version while it loads, in the `with` block."""
+        self._loading[lane] = expected_bytes
+        try:
+            yield
+        finally:
+            del self._loading[lane]
 
     def in_use(self, used_bytes: int) -> None:
         """Updates the server's own memory from the total usage; no lane may load or unload then."""
@@ -88,8 +106,9 @@ class MemoryAdmission:
         Raises:
             OutOfMemoryError: it does not fit even without all of them.
         """
-        others = sum(self._measured[other] for other in self._loaded if other != lane)
-        missing = self._base_bytes + others + need_bytes - self._limit_bytes
+        others = self._others(lane)
+        others_bytes = sum(others.values())
+        missing = self._base_bytes + others_bytes + need_bytes - self._limit_bytes
         leaving: list[Lane] = []
         for other in idle:
             if missing <= 0:
@@ -98,15 +117,15 @@ class MemoryAdmission:
                 leaving.append(other)
                 missing -= self._measured[other]
         if missing > 0:
-            at_work = self._loaded - {lane, *leaving}
-            versions = len({other.default for other in self._loaded} - {lane})
+            at_work = others.keys() - leaving
+            versions = len({other.default for other in others} - {lane})
             raise OutOfMemoryError(
                 f"model {lane} needs {_mebibytes(need_bytes)} and does not fit: "
                 f"{_mebibytes(self._limit_bytes)} are the limit (max_memory_mib), "
-                f"{_mebibytes(self._base_bytes)} the server's own, {_mebibytes(others)} taken by "
-                f"{versions} other versions; raise the limit, serve fewer models or set "
+                f"{_mebibytes(self._base_bytes)} the server's own, {_mebibytes(others_bytes)} "
+                f"taken by {versions} other versions; raise the limit, serve fewer models or set "
                 "when_memory_full=unload_idle",
-                is_passing=missing <= sum(self._measured[other] for other in at_work),
+                is_passing=missing <= sum(others[other] for other in at_work),
             )
         return leaving
 

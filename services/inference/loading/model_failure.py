@@ -46,9 +46,14 @@ class Failures:
         failed_at = self.at.get(version)
         return failed_at is None or time.monotonic() - failed_at >= after_s
 
-    def put_off(self, version: int, after_s: float) -> None:
-        """Makes a version due in `PUT_OFF_S`; others are `after_s` after their failures."""
+    def put_off(self, version: int, after_s: float) -> float:
+        """Makes a version due in `PUT_OFF_S`; others are `after_s` after their failures.
+
+        Returns:
+            Seconds after which it certainly is: a timer may be a millisecond early.
+        """
         self.at[version] = time.monotonic() - max(after_s - PUT_OFF_S, 0)
+        return 1.1 * PUT_OFF_S
 
     def log(self, lane: Lane, reason: str, error: Exception) -> None:
         """Logs that a version is refused, if the reason is new."""

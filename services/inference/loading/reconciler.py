@@ -109,20 +109,17 @@ class Reconciler:
         """Called at every pass with the ready version that should be live, and its generation."""
         self._models: dict[str, _Model] = {}
         self._converging: dict[str, asyncio.Task[None]] = {}
-        self._begun: set[str] = set()
-        """Models that began to converge in this pass."""
+        self._begun: set[str] = set()  # models that began to converge in this pass
         self._complaints = Complaints()
         self._kept = KeptLoads(self._lanes, self._complaints)
-        self._fault = ""
-        """Why the last pass could not follow the store; empty if it did."""
+        self._fault = ""  # why the last pass could not follow the store; empty if it did
         self.converged_once = False
-        """True if one pass has finished, including further artifacts: a request that asks for one
-        of them must find it. Before that the server is not ready, unless any model suffices."""
+        """True if one pass has finished, and loaded further artifacts, which requests may name.
+        Before that the server is not ready, unless any model suffices."""
         self.look = Look(started=False)
         """Models that should be served and are not, as of the last pass."""
         self._listings: dict[str, ModelListing] = {}
-        self._unknown: Mapping[str, str] = {}
-        """Models with own settings that are not in the store, with the reasons."""
+        self._unknown: Mapping[str, str] = {}  # models with settings that are not there, and why
 
     async def run(self, stop: asyncio.Event, after_pass: Callable[[], None]) -> None:
         """Makes passes until `stop` is set, then drains every worker.
@@ -461,7 +458,7 @@ class Reconciler:
 
     def _put_off(self, model: _Model, lane: Lane, error: OutOfMemoryError) -> None:
         """Tries a requested version again soon: those that would make room are at work."""
-        model.failures.put_off(lane.version, self._policy.retry_failed_s)
+        self._control.look_in(model.failures.put_off(lane.version, self._policy.retry_failed_s))
         self._directory.announce(
             ServedVersion(lane=lane, state="unloaded", reason=reason_of(error), comes_back=True)
         )

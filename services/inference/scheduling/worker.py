@@ -183,11 +183,17 @@ class Worker:
     def _displace(self) -> None:
         """Refuses mirrored requests that have waited too long, wherever their callers are."""
         self._mirror_timer = None
-        for entry in self._background.waiting_since(time.monotonic() - MIRROR_WAITS_S):
-            if entry.request.priority >= MIRROR_PRIORITY and self._background.remove(entry):
+        now, next_s = time.monotonic(), math.inf
+        for entry in self._background.waiting_since(now):
+            if entry.request.priority < MIRROR_PRIORITY:
+                continue
+            left_s = entry.enqueued_at + MIRROR_WAITS_S - now
+            if left_s > 0:
+                next_s = min(next_s, left_s)
+            elif self._background.remove(entry):
                 entry.finish(self._displaced())
-        if self._background.waiting:
-            self._mirror_timer = self._loop.call_later(MIRROR_WAITS_S, self._displace)
+        if next_s < math.inf:
+            self._mirror_timer = self._loop.call_later(next_s, self._displace)
         self._look_whether_emptied()
 
     def _displaced(self) -> DisplacedError:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -31,12 +32,12 @@ class Waiting:
         self.begun: list[int] = []
         self.late: list[int] = []
 
-    def add(self, number: int, left_s: float = 60.0) -> LoadWait | None:
+    def add(self, number: int, left_s: float = 60.0, holder: object = None) -> LoadWait | None:
         def keep(found: list[int]) -> Callable[[], None]:
             return lambda: found.append(number)
 
         deadline = time.monotonic() + left_s
-        return self.waits.add(LANE, deadline, keep(self.begun), keep(self.late))
+        return self.waits.add(LANE, deadline, keep(self.begun), keep(self.late), holder)
 
 
 async def test_requests_begin_in_order_and_in_turns_once_their_version_is_back() -> None:
@@ -96,6 +97,37 @@ async def test_cancelled_request_never_begins_and_leaves_its_place() -> None:
     second.cancel()  # between the announcement and its turn
     await until(lambda: waiting.begun == [3])
     assert waiting.waits.count == 0
+
+
+async def test_caller_has_an_equal_share_of_the_places_once_half_are_taken() -> None:
+    waiting = Waiting(most=8)
+    greedy = [waiting.add(number, holder="greedy") for number in range(6)]
+    assert all(greedy), "a single caller may take all places"
+    assert waiting.add(6, holder="other") is not None
+    assert waiting.add(7, holder="greedy") is None
+    assert waiting.add(8, holder="other") is not None
+    for wait in greedy[:3]:
+        assert wait is not None
+        wait.cancel()
+    assert waiting.add(9, holder="greedy") is not None
+    waiting.directory.announce(READY)
+    await until(lambda: not waiting.waits.count)
+    assert waiting.begun == [3, 4, 5, 6, 8, 9]
+
+
+async def test_request_that_raises_keeps_no_other_waiting() -> None:
+    def broken() -> None:
+        raise ValueError("broken")
+
+    waiting, raised = Waiting(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+    waiting.waits.add(LANE, time.monotonic() + 60, broken, broken)
+    numbers = list(range(2 * BEGUN_A_TURN))
+    for number in numbers:
+        waiting.add(number)
+    waiting.directory.announce(READY)
+    await until(lambda: waiting.begun == numbers)
+    assert [str(context["exception"]) for context in raised] == ["broken"]
 
 
 async def test_version_is_asked_for_again_while_requests_wait() -> None:

@@ -103,7 +103,9 @@ class World:
         self.at_once: Outcome | None = None
         self.raised: Exception | None = None
 
-    def infer(self, call: InferCall, answered: Callable[[Outcome], None]) -> Entry:
+    def infer(
+        self, call: InferCall, answered: Callable[[Outcome], None], has_waited: bool = False
+    ) -> Entry:
         """Replaces admission."""
         self.asked.append((call, answered))
         if self.raised is not None:

@@ -71,7 +71,7 @@ class FakeAdmission:
         self.error: Exception | None = None
         self.at_once = False
 
-    def infer(self, call: InferCall, answered: Done) -> FakeEntry:
+    def infer(self, call: InferCall, answered: Done, has_waited: bool = False) -> FakeEntry:
         if self.error is not None:
             raise self.error
         entry = FakeEntry(call, answered)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.gateway.shared_regions import kept_memory
 from services.gateway.shared_regions.kept_memory import KeptMemory
+from tests.fixtures.redis_servers import until
 
 MIB = 2**20
 MOST = 4 * MIB
@@ -72,6 +74,21 @@ async def test_small_inputs_leave_large_memory_to_large_ones() -> None:
     assert memory.kept_bytes == 4 * MIB
     del small
     assert memory.kept_bytes < MIB, "the oldest goes first"
+
+
+async def test_memory_over_the_limit_is_returned_by_a_thread() -> None:
+    memory, threads = KeptMemory(MOST), list[int]()
+    views = [memory.take(3 * MIB) for _ in range(2)]
+    for view in views:
+        mapping = view.obj.base  # type: ignore[attr-defined]  # an array
+        mapping = mapping.obj if isinstance(mapping, memoryview) else mapping
+        weakref.finalize(mapping, lambda: threads.append(threading.get_ident()))
+        del mapping
+    del view
+    views.clear()
+    assert memory.kept_bytes == 3 * MIB
+    await until(lambda: len(threads) == 1)
+    assert threads[0] != threading.get_ident()
 
 
 async def test_memory_goes_back_to_the_system_after_a_while() -> None:

@@ -58,6 +58,22 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         yield begin
 
 
+async def test_registrations_are_read_before_requests_come(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start()
+    await running.register(initial_workers=0)
+    registry = ArchiveRegistry(
+        running.store, running.folder, running.directory, no_act, ServerProperties()
+    )
+    monkeypatch.setattr(Path, "open", None)
+    assert list(registry.latest().models) == ["m"]
+
+
+async def no_act(act: str, model: str, dependents: bool) -> None:
+    """Nothing is loaded."""
+
+
 async def test_a_folder_that_is_refused_stays(start: Start) -> None:
     """A folder in place of an archive is its owner's."""
     running = await start()

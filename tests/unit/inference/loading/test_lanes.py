@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from model_store.store import ModelStore
 from services.errors import ModelNotReadyError
 from services.inference.backends.device import CPU, Device
 from services.inference.loading import lanes as lanes_module
+from services.inference.loading import load_turns
 from services.inference.loading.loader import LoadedVersion, LoadOptions, load_version
 from services.inference.loading.memory_admission import OutOfMemoryError
 from services.inference.loading.policy import LanePolicy, ServingPolicy
@@ -92,6 +94,33 @@ async def test_what_turns_out_too_large_once_loaded_is_closed_again(
         await serving.load(A)
     assert backend.closed.is_set()
     assert A not in serving.lanes
+    monkeypatch.setattr(lanes_module, "load_version", None)
+    with pytest.raises(OutOfMemoryError, match="'a' version 1 needs 10 MiB"):
+        await serving.load(A)  # its memory is known, so it is not opened again
+
+
+async def test_version_that_loads_for_long_keeps_the_memory_it_is_expected_to_take(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_open = threading.Event(), threading.Event()
+
+    def load(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
+        if manifest.model == "a":
+            begun.set()
+            assert may_open.wait(10)
+        return load_version(store, manifest, options)
+
+    monkeypatch.setattr(lanes_module, "load_version", load)
+    monkeypatch.setattr(load_turns, "PATIENCE_S", 0.01)
+    serving.limit(1.5, by_model={"a": LanePolicy(is_apart=True)})
+    slow = asyncio.create_task(serving.load(A))
+    await asyncio.to_thread(begun.wait)
+    with pytest.raises(OutOfMemoryError, match="taken by 1 other versions") as refused:
+        await serving.load(B)
+    assert refused.value.is_passing
+    may_open.set()
+    await slow
+    assert serving.states() == {"a": "ready"}
 
 
 async def test_the_idle_version_used_longest_ago_makes_room(serving: Serving) -> None:

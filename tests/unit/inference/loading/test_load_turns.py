@@ -81,6 +81,24 @@ async def test_a_slow_load_apart_delays_others_for_a_while_only(
     await loading.end(A)
 
 
+async def test_few_slow_loads_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_turns, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(load_turns, "MAX_SLOW", 2)
+    loading = Loading(1)
+    for lane in (A, B):
+        await loading.ask(lane, 10, lambda: 0, is_apart=True)
+        async with asyncio.timeout(10):
+            await loading.has_begun[lane].wait()
+    await loading.ask(C, 10, lambda: 0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await loading.has_begun[C].wait()
+    await loading.end(A)
+    assert loading.begun == [A, B, C]
+    await loading.end(B)
+    await loading.end(C)
+
+
 @pytest.mark.parametrize("room_bytes", [0, AMPLE * 20 - 1])
 async def test_where_memory_is_short_or_unknown_one_loads_alone(room_bytes: int) -> None:
     loading = Loading(8)

@@ -33,6 +33,21 @@ def test_what_does_not_fit_is_refused_with_the_figures() -> None:
         assert figure in text
 
 
+def test_memory_of_versions_that_load_is_reserved() -> None:
+    memory = holding(100, base=10, a=30)
+    with memory.loading(B, 40 * MEBIBYTE):
+        assert memory.room_bytes(NEW) == 20 * MEBIBYTE
+        assert memory.room_bytes(B) == 60 * MEBIBYTE
+        assert memory.to_unload(NEW, 21 * MEBIBYTE, [A]) == [A]
+        memory.unloaded(A)
+        with pytest.raises(OutOfMemoryError, match="40 MiB taken by 1 other") as refused:
+            memory.to_unload(NEW, 51 * MEBIBYTE, [])
+        assert refused.value.is_passing
+        memory.loaded(B, 50 * MEBIBYTE)
+        assert memory.room_bytes(NEW) == 40 * MEBIBYTE
+    assert memory.room_bytes(NEW) == 40 * MEBIBYTE
+
+
 def test_the_figures_add_up_to_more_than_the_limit() -> None:
     with pytest.raises(OutOfMemoryError, match="needs 61 MiB"):
         holding(100, base=10, a=30).to_unload(NEW, 60 * MEBIBYTE + 1, [])

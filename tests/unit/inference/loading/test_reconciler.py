@@ -1,7 +1,10 @@
 """The reconciler on a real store with tiny real ONNX models: live versions and their timing."""
 
+import asyncio
 import contextlib
+import dataclasses
 import logging
+import math
 import shutil
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,7 +16,12 @@ import pytest
 
 from model_store.manifest import Artifact, FileEntry, Manifest
 from model_store.store import ModelStore
-from services.errors import ModelNotReadyError, UnknownModelError, UnknownVersionError
+from services.errors import (
+    ModelNotReadyError,
+    ModelReturningError,
+    UnknownModelError,
+    UnknownVersionError,
+)
 from services.inference.backends.device_memory import DeviceMemory
 from services.inference.loading import background_choice, lanes
 from services.inference.loading.artifact_choice import ChoiceRules
@@ -25,8 +33,9 @@ from services.inference.loading.loader import (
 )
 from services.inference.loading.policy import LanePolicy
 from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP
-from services.queueing.records import Lane
+from services.queueing.records import InferRequest, Lane
 from services.readiness import Look
+from tests.fixtures.fake_backends import DoublingBackend
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.running_reconciler import Running, running_reconciler
 
@@ -252,6 +261,44 @@ async def test_two_models_with_room_for_one_take_turns_as_they_are_asked_for(
     publish(str(tmp_path), "c", linear(1))
     await running.until(lambda: states().get("c") == "ready")
     assert niceness[-1] == NICENESS
+
+
+async def test_version_without_room_is_tried_again_soon_however_rarely_the_store_is_read(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [publish(str(tmp_path), m, linear(1)).artifacts[0].file.size_bytes for m in ("a", "b")]
+    memory = DeviceMemory(used_bytes=1000, total_bytes=10**12)  # it never moves, so files count
+    monkeypatch.setattr(lanes, "device_memory_bytes", lambda device: memory)
+    backends: dict[str, DoublingBackend] = {}
+
+    def load(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
+        loaded = load_version(store, manifest, options)
+        for opened in loaded.backends:
+            opened.close()
+        backends[manifest.model] = DoublingBackend()
+        return dataclasses.replace(loaded, backends=[backends[manifest.model]])
+
+    monkeypatch.setattr(lanes, "load_version", load)
+    room = 1000 + max(sizes)
+    running = await start(max_memory_bytes=room, unload_idle=True, poll_interval_s=60)
+
+    def state(model: str) -> str:
+        return running.directory.of_model(model)[0].state
+
+    (away,) = (model for model in ("a", "b") if state(model) == "unloaded")
+    (busy,) = {"a", "b"} - {away}
+    backends[busy].gate.clear()
+    request = InferRequest(
+        request_id="r", lane=Lane(busy, 1), inputs={"x": np.ones((1, 4), np.float32)}, rows=1,
+        deadline=math.inf,
+    )  # fmt: skip
+    running.queue.submit(request, lambda outcome: None)
+    await asyncio.to_thread(backends[busy].started.wait)
+    with pytest.raises(ModelReturningError):
+        running.directory.resolve(away)
+    await running.until(lambda: "does not fit" in running.directory.of_model(away)[0].reason)
+    backends[busy].gate.set()
+    await running.until(lambda: state(away) == "ready")
 
 
 def _states(running: Running) -> dict[int, str]:

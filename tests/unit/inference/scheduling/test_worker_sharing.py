@@ -117,3 +117,20 @@ async def test_mirrored_request_that_does_not_get_to_run_is_refused(
         await first.values()
         await job.values()
     assert ran(backend) == [[0.0], [2.0]]
+
+
+async def test_each_mirrored_request_waits_no_longer_than_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "MIRROR_WAITS_S", 1.0)
+    backend = DoublingBackend()
+    async with running(backend) as made:
+        busy = await made.busy_with(0.0)
+        first = made.infer(1.0, priority=MIRROR_PRIORITY)
+        await asyncio.sleep(0.1)  # so that the second is not due with the first
+        second, began = made.infer(2.0, priority=MIRROR_PRIORITY), time.monotonic()
+        for mirrored in (first, second):
+            assert isinstance(await mirrored.error(), DisplacedError)
+        assert time.monotonic() - began < 1.6
+        backend.gate.set()
+        await busy.values()

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import resource
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_store.archives.registration_file import MAX_HISTORY, Change, RegistrationFile
-from model_store.archives.registrations import RegisteredVersion, Registrations
+from model_store.archives.registrations import (
+    RegisteredVersion,
+    Registrations,
+    Step,
+)
 from model_store.errors import DocumentError
 
 
@@ -131,6 +136,63 @@ def test_changes_of_several_threads_are_all_kept(tmp_path: Path) -> None:
         list(threads.map(lambda n: put(files[n % 4], f"m{n}"), range(80)))
     names = {f"m{n}" for n in range(80)}
     assert all(set(file.latest().models) == names for file in files)
+
+
+def test_slow_reader_does_not_undo_a_change_of_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = RegistrationFile(tmp_path), RegistrationFile(tmp_path)
+    put(file, "a")
+    put(other, "b")
+    has_read, may_go_on = threading.Event(), threading.Event()
+    writer, after = threading.current_thread(), Registrations.after
+
+    def slowly(before: Registrations, *steps: Step) -> Registrations:
+        if threading.current_thread() is not writer:
+            has_read.set()
+            assert may_go_on.wait(10)
+        return after(before, *steps)
+
+    monkeypatch.setattr(Registrations, "after", slowly)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(file.latest)
+        assert has_read.wait(10)
+        put(other, "c")
+        with file.changing() as change:
+            change.put("d", "1.0", version())
+            may_go_on.set()
+            assert list(slow.result().models) == ["a", "b"]
+    for one in (file, other, RegistrationFile(tmp_path)):
+        assert list(one.latest().models) == ["a", "b", "c", "d"]
+
+
+def test_change_counts_once_its_last_line_is_whole(tmp_path: Path) -> None:
+    file, reader = RegistrationFile(tmp_path), RegistrationFile(tmp_path)
+    put(file, "a")
+    path = next(tmp_path.glob("*.jsonl"))
+    whole = path.read_bytes()
+    with file.changing() as change:
+        change.put("a", "2.0", version())
+        change.make_default("a", "2.0")
+    first, _ = path.read_bytes()[len(whole) :].splitlines(keepends=True)
+    path.write_bytes(whole + first)  # its writer was killed, or the disk is full
+    assert defaults(reader.latest()) == {"a": ("1.0", ["1.0"])}
+    put(reader, "b")
+    assert path.read_bytes().startswith(whole + b'{"act":"put","model":"b"')
+    for one in (file, reader, RegistrationFile(tmp_path)):
+        assert defaults(one.latest()) == {"a": ("1.0", ["1.0"]), "b": ("1.0", ["1.0"])}
+
+
+def test_journal_that_was_cut_is_read_anew(tmp_path: Path) -> None:
+    file = RegistrationFile(tmp_path)
+    put(file, "a")
+    path = next(tmp_path.glob("*.jsonl"))
+    whole = path.read_bytes()
+    put(file, "b")
+    path.write_bytes(whole)
+    assert list(file.latest().models) == ["a"]
+    put(file, "c")
+    assert list(RegistrationFile(tmp_path).latest().models) == ["a", "c"]
 
 
 def test_a_line_without_its_end_is_left_out_and_cut_off(tmp_path: Path) -> None:

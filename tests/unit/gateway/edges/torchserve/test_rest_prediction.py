@@ -43,7 +43,9 @@ from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.part_window import PartWindow
 from services.queueing.records import InferReply, Lane, ServedVersion
 from services.telemetry.metrics import Metrics
+from services.telemetry.torchserve_metrics import TorchServeMetrics
 from services.wire.http1.port import HttpPort
+from tests.fixtures.redis_servers import until
 from tests.unit.wire.http_wire import Answer, Wire, make_budget, make_limits, request, settle
 
 LANE = Lane("m", 7)
@@ -103,7 +105,8 @@ class Place:
     """A port of the door, with model `m`, versions 1.0 and, without workers, 2.0."""
 
     def __init__(self, folder: Path, tokens: Tokens | None = None, **fields: Any) -> None:
-        directory, self.metrics = Directory(), Metrics("test")
+        self.directory = directory = Directory()
+        self.metrics = Metrics("test")
         directory.announce(ServedVersion(lane=LANE, state="ready", signature=signature_of(1)))
         directory.make_live(LANE)
         directory.set_aliases("m", {"v-1.0": 7, "production": 7})
@@ -117,8 +120,9 @@ class Place:
         registrations = Registrations(
             models={"m": RegisteredModel(default="1.0", versions=versions)}
         )
+        figures = TorchServeMetrics(self.metrics.registry, with_host=False)
         predictions = Predictions(
-            "torchserve", "200", self.admission, accounting, lambda: registrations
+            "torchserve", "200", self.admission, accounting, lambda: registrations, figures=figures
         )
         properties = ServerProperties(cors_allowed_origin="https://x", enable_model_api=True)
         registry = ArchiveRegistry(
@@ -180,6 +184,26 @@ async def test_the_handler_gets_the_request_and_its_answer_is_sent(make: Make) -
     assert answer.header("x-request-id") == asked.id
     assert answer.header("access-control-allow-origin") == "https://x"
     assert place.counted("200") == 1
+
+
+async def test_request_that_waits_for_its_model_counts_as_one(make: Make) -> None:
+    place = make()
+    place.directory.missing = lambda _lane, _is_known: None
+    away = ServedVersion(lane=LANE, state="unloaded", reason="made room", comes_back=True)
+    place.directory.announce(away)
+    place.ask()
+    await settle()
+    place.directory.announce(ServedVersion(lane=LANE, state="ready", signature=signature_of(1)))
+    await until(lambda: place.handler.waiting == 1)
+    place.handler.answer(b"out")
+    assert place.one().status == 200
+    counted = {
+        sample.value
+        for family in place.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name.startswith("ts_inference_requests")
+    }
+    assert counted == {1.0}
 
 
 @pytest.mark.parametrize(
