@@ -350,7 +350,8 @@ def test_the_command_line(registry: Registry, store: ModelStore, tmp_path: Path)
     done = flambeau("ben", "models", "approve", "linear", "1", "--why", "fine")
     assert done.stdout == "linear production → 2 (generation 2), as key:ann asked\n"
     started = flambeau("ann", "rollout", "start", "linear", "1", "--steps", "5%,100%")
-    assert "linear rollout start of 1: 5%, 100% waits for a second person" in started.stdout
+    said = "linear rollout start of 1: 5%, 100%, every 5m, risk 1% waits for a second person"
+    assert said in started.stdout
     assert f"flambeau models approve linear 2 --at http://{registry.server.http}" in started.stdout
     withdrawn = flambeau("ann", "models", "refuse", "linear", "2")
     assert withdrawn.stdout == "request 2 for linear is withdrawn\n"
