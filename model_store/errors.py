@@ -53,6 +53,11 @@ StoreError
     └── TooLargeError              a file larger than the read limit for its kind
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flambeau.protocol.signature import Signature
+
 
 class StoreError(Exception):
     """Root of the tree. The message states the fault, the value and the remedy."""
@@ -175,7 +180,17 @@ class InvalidRolloutError(RolloutError):
 
 
 class BreakingVersionError(StoreError):
-    """A version for production whose signature breaks callers of the version that it follows."""
+    """A version for production whose signature breaks callers of the version that it follows.
+
+    Attributes:
+        live: signature of the version that it follows, as callers see it.
+        version: signature of the version, likewise.
+    """
+
+    def __init__(self, message: str, live: "Signature", version: "Signature") -> None:
+        super().__init__(message)
+        self.live = live
+        self.version = version
 
 
 class ApprovalError(StoreError):

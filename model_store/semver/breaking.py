@@ -3,6 +3,7 @@
 In: a store. Out: what breaks, in words; or an error, unless a person allows it.
 """
 
+from flambeau.protocol.called_signature import for_callers
 from model_store.errors import BreakingVersionError
 from model_store.manifest import Manifest
 from model_store.pointers import PRODUCTION, Pointers
@@ -73,7 +74,9 @@ def refuse_breaking(live: Manifest, version: Manifest) -> None:
         raise BreakingVersionError(
             f"version {version.version_text} breaks callers of {live.version_text}, the one in "
             f"production: {reason}; publish a version that fits, or allow it (--allow-breaking; "
-            "allow_breaking in a call)"
+            "allow_breaking in a call)",
+            for_callers(live.signature),
+            for_callers(version.signature),
         )
 
 

@@ -138,6 +138,26 @@ class Router(Protocol):
         """
 
 
+class CallerCounts(Protocol):
+    """Counts requests for live versions by caller (`services/registry/callers/`)."""
+
+    def is_due(self, model: str, caller: str, now: float) -> bool:
+        """Counts a request; returns True if it is to be looked at."""
+
+    def look(
+        self,
+        model: str,
+        caller: str,
+        inputs: Sequence[tuple[str, str, tuple[int, ...]]],
+        outputs: Sequence[str],
+        *,
+        is_step: bool,
+        signature: Signature,
+        now: float,
+    ) -> None:
+        """Looks at a request that was admitted."""
+
+
 class _Known:
     """Cache of the kinds of requests of one signature that passed the checks."""
 
@@ -179,6 +199,7 @@ class Admission:
         work: sliced reading and writing of large bodies.
         draining: True if new requests are refused.
         router: draws versions, where the directory has traffic to share; None to draw none.
+        callers: counts requests for live versions by caller; None to count none.
         load_waits: requests that wait for a version that is loaded again.
         mirrored: requests of the queue that no caller waits for; they take no permit.
         request_timeout_s: the server's own limit of a request's time.
@@ -200,6 +221,7 @@ class Admission:
         self.work = SlicedWork()
         self.draining = False
         self.router: Router | None = None
+        self.callers: CallerCounts | None = None
         self.mirrored = 0
         # Beside those in the queue, so that requests for other versions keep their places.
         self.load_waits = LoadWaits(directory, max(max_in_flight_requests // 2, 1))
@@ -330,6 +352,18 @@ class Admission:
         except InvalidRequestError:
             return False
         return True
+
+    def look_at(self, call: InferCall, counts: CallerCounts, now: float) -> None:
+        """Has an admitted request looked at; see `CallerCounts.look`."""
+        counts.look(
+            call.model,
+            "" if call.caller is None else call.caller.name,
+            [(tensor.name, tensor.datatype, tensor.array.shape) for tensor in call.inputs],
+            call.outputs,
+            is_step=call.sequence is not None,
+            signature=self.directory.resolve(call.model, call.version)[1],
+            now=now,
+        )
 
     def checked(self, call: InferCall) -> InferRequest:
         """Returns a job's request, checked against every rule of its model, for the job queue.

@@ -39,6 +39,7 @@ from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
 from services.queueing.records import ServedVersion
 from services.readiness import Look, Readiness
+from services.registry.callers.recent_callers import RecentCallers
 from services.registry.registry import Registry
 from services.telemetry.loop_lag import sampling_lag
 from services.telemetry.metrics import Metrics
@@ -214,6 +215,9 @@ class Front:
     def _make_ports(self, service: JobService | None) -> list[EdgePort]:
         """Makes both edges, or those of the door, and their ports."""
         shared = self._parts()
+        if self._registry is not None:
+            callers = RecentCallers(is_one_of_many=self._is_one_of_many)
+            self._registry.callers = self._admission.callers = callers
         if self._door is not None:
             return self._door.ports(shared)
         parts = (self._admission, self._facts, self._accounting)

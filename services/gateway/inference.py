@@ -34,6 +34,7 @@ from services.gateway.request_accounting import RequestAccounting
 from services.gateway.shared_regions.regions import RegionUse, SharedRegions
 from services.gateway.sliced_work import Slices
 from services.gateway.triton.classes import Classes, classes_of
+from services.queueing.directory import LIVE_ALIAS
 from services.queueing.memory_queue import Done, Entry, Outcome
 from services.queueing.records import InferReply, Lane
 from services.telemetry.loop_metrics import CounterChild, HistogramChild
@@ -271,7 +272,8 @@ class Inference:
         """Hands the decoded request to admission."""
         path = self._path
         answered: Done = self._replied
-        sampler = path.sampler
+        sampler, counts = path.sampler, path.admission.callers
+        names_live = not call.version or call.version == LIVE_ALIAS
         try:
             if path.traffics:
                 call = self._route(call)
@@ -282,6 +284,10 @@ class Inference:
             entry = path.admission.infer(call, answered)
             if routed is not None:
                 routed.admitted()
+            if counts is not None and names_live:
+                caller, now = call.caller, self.received_at
+                if counts.is_due(call.model, "" if caller is None else caller.name, now):
+                    path.admission.look_at(call, counts, now)
         except ModelReturningError as error:
             self._wait(error, call.deadline, functools.partial(self._admit, call))
         except Exception as error:

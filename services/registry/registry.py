@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from flambeau.protocol.names import is_name
+from model_store.errors import BreakingVersionError
 from model_store.manifest import MANIFEST, SIGNATURE
 from model_store.records.annotations import annotate
 from model_store.records.deletion import delete_version
@@ -40,6 +41,8 @@ from services.interpreter_lock import lend_lock
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
 from services.registry.call_arguments import NO_UPLOADS, check_why, owner_of, who_of
+from services.registry.callers.broken_callers import callers_text
+from services.registry.callers.recent_callers import RecentCallers
 from services.registry.encoding import encoded
 from services.registry.event_feed import Event, EventCaller, EventFeed
 from services.registry.event_webhooks import EventWebhooks, WebhookTargets
@@ -84,6 +87,7 @@ class Registry:
     Attributes:
         access: permissions.
         feed: events of the store.
+        callers: recent callers of the models of this server; None where they are not counted.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Registry:
         if webhooks is not None:
             in_turn = self._in_turn(EVENT_WORK_AT_ONCE)
             self._webhooks = EventWebhooks(self.feed, store.storage, webhooks, in_turn)
+        self.callers: RecentCallers | None = None
         self._waiting = 0
         self._threads = ThreadPoolExecutor(
             THREADS, "registry", lambda: lower_priority(STEPS_BELOW_LOOP)
@@ -409,7 +414,15 @@ class Registry:
             ServingError: the caller lacks the scope on the model, or the work failed.
         """
         self.require(principal, scope, model, alias)
-        return await self._in_thread(lambda: work(self._store, who_of(principal)))
+        try:
+            return await self._in_thread(lambda: work(self._store, who_of(principal)))
+        except ConflictError as error:
+            broken, callers = error.__cause__, self.callers
+            if callers is None or not isinstance(broken, BreakingVersionError):
+                raise
+            live, version, seen = broken.live, broken.version, callers.seen(model)
+            said = await self._in_thread(lambda: callers_text(seen, live, version, callers.where))
+            raise ConflictError(f"{error}; {said}" if said else str(error)) from broken
 
     def _writable(self) -> Uploads:
         if self._uploads is None:

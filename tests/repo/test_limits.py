@@ -107,6 +107,7 @@ EFFECTS = {
         outbox.MOST_WAITING part_window.MAX_UNREAD part_window.MAX_UNREAD_SMALL
         """,
     "forgets entries": """
+        recent_callers.MAX_CALLERS recent_callers.MAX_KINDS recent_callers.MAX_MODELS
         event_webhooks.MAX_AGE_S
         draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
@@ -117,6 +118,7 @@ EFFECTS = {
         dead_letters.MAX_DEAD_LETTERS request_accounting._MAX_CACHED_LABELS tenants.MAX_TENANTS
         """,
     "shortens or samples": """
+        broken_callers.MOST_CHARACTERS broken_callers.MOST_OF_NAME broken_callers.MOST_TOLD
         reconciliation.MAX_REASON registry_rollouts.MAX_ACT_WHY registry_rollouts.MOST_PAGES
         comparison_files.MAX_SHADOW_BYTES comparison_files.MAX_SHADOW_FILES
         gateway_counts.MAX_GATEWAYS gateway_counts.MAX_GATEWAY_BYTES gateway_counts.MAX_REDIS_BYTES

@@ -94,6 +94,7 @@ class World:
         self.metrics = Metrics("test")
         self.accounting = RequestAccounting(self.metrics, self.directory, access_log=False)
         self.error_words = None
+        self.callers = None
         self.path = InferencePath(GRPC, cast(Any, self), self.accounting)
         self.turns = Turns()
         self.work = SlicedWork()

@@ -66,6 +66,7 @@ class FakeAdmission:
         self.work = SlicedWork()
         self.draining = False
         self.error_words = None
+        self.callers = None
         self.entries: list[FakeEntry] = []
         self.error: Exception | None = None
         self.at_once = False
