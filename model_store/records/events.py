@@ -1,10 +1,11 @@
-"""Events of a store: versions that arrived, moves of aliases and traffic, deletions, annotations.
+"""Events of a store: versions, moves of aliases and traffic, requests, deletions, annotations.
 
 In: the files of a store, and the times of their arrival. Out: events, in the order of their ids.
 
 Rules:
-- the store alone says what happened: an event is a manifest, a generation of pointers, a tombstone
-  or annotations, whoever wrote them; all servers of a store tell the same events by the same ids;
+- the store alone says what happened: an event is a manifest, a generation of pointers, a request
+  for a move, a tombstone or annotations, whoever wrote them; all servers of a store tell the same
+  events by the same ids;
 - an id begins with the time of arrival, so that ids order events, and one can be gone on from;
 - of a deleted version only its deletion is told, and of annotations only the newest.
 """
@@ -18,12 +19,14 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from flambeau.protocol.names import is_name
+from model_store.approvals.move_request import request_of
 from model_store.errors import (
     DocumentError,
     ManifestError,
     StorageError,
     StoreError,
     TooLargeError,
+    UnknownRequestError,
 )
 from model_store.listing import model_names
 from model_store.manifest import MANIFEST
@@ -35,11 +38,12 @@ from model_store.rollouts.traffic import Split, Traffic
 from model_store.storage.storage import MissingFileError
 from model_store.store import ModelStore
 
-Record = Literal["annotations", "manifest", "pointers", "tombstone"]
-RECORDS: tuple[Record, ...] = ("annotations", "manifest", "pointers", "tombstone")
+Record = Literal["annotations", "manifest", "pointers", "request", "tombstone"]
+RECORDS: tuple[Record, ...] = ("annotations", "manifest", "pointers", "request", "tombstone")
 _FOLDERS: dict[str, Record] = {
     "annotations": "annotations",
     "pointers": "pointers",
+    "requests": "request",
     "tombstones": "tombstone",
 }
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -61,7 +65,7 @@ class StoredEvent(NamedTuple):
     """Time of arrival, in microseconds of Unix time."""
     record: Record
     number: int
-    """The version, or the generation of pointers; 0 for annotations of the model."""
+    """The version, the generation of pointers, or the request; 0 for annotations of the model."""
     model: str
 
     @property
@@ -333,9 +337,29 @@ def _annotated(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
     return {"kind": "annotated", "version": event.number or None, "who": noted.who}
 
 
+def _asked(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
+    try:
+        found = request_of(store.storage, event.model, event.number)
+    except UnknownRequestError:
+        return None
+    move = found.move
+    started = move.rollout or move.shadow
+    return {
+        "kind": "asked",
+        "version": move.version if started is None else started.version,
+        "who": found.who,
+        "why": move.why,
+        "request": found.number,
+        "act": move.act,
+        "alias": move.alias,
+        "until": found.until.isoformat(),
+    }
+
+
 _DESCRIBE = {
     "annotations": _annotated,
     "manifest": _pushed,
     "pointers": _moved,
+    "request": _asked,
     "tombstone": _deleted,
 }

@@ -120,7 +120,8 @@ def _changes(document: dict[str, Any]) -> list[pb.AliasChange]:
 def event_message(document: dict[str, Any]) -> pb.RegistryEvent:
     """Converts an event."""
     kind = pb.RegistryEvent.Kind.Value(f"KIND_{document['kind'].upper()}")
-    own = {"kind": kind, "at": _moment(document["at"]), "changes": _changes(document)}
+    times = {name: _moment(document.get(name)) for name in ("at", "until")}
+    own = {"kind": kind, **times, "changes": _changes(document)}
     return pb.RegistryEvent(**{**document, **own})
 
 

@@ -7,12 +7,15 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from datetime import UTC
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from model_store.approvals.asked_move import AskedMove, started
+from model_store.approvals.request_store import ask, refuse
 from model_store.document import SMALL
 from model_store.errors import ConflictError
 from model_store.records import events as events_module
@@ -118,6 +121,28 @@ async def test_two_servers_tell_the_same_events_in_order(place: ModelStore, fold
         for number, event in enumerate(found[:-1]):
             rest = one.read(ALL, event.id)
             assert await take(rest, len(found) - number - 1) == found[number + 1 :]
+
+
+async def test_a_request_for_a_move_is_told(place: ModelStore, folder: Path) -> None:
+    for _ in range(2):
+        publish_in(place, folder)
+    place.promote("digits", 1)
+    promotion = AskedMove(act="promote", version=2, why="better")
+    for move in (promotion, started(ShadowRequest(version=2))):
+        ask(place, "digits", move, "key:ann")
+    refuse(place, "digits", 1, "key:ben")
+    async with running_feed(place) as feed:
+        _, _, _, event, shadow = await take(feed.read(ALL, "0"), 5)
+    assert told(event) == ("asked", 2, "key:ann", "better")
+    facts = [event.document[name] for name in ("request", "act", "alias")]
+    assert facts == [1, "promote", "production"]
+    assert event.document["until"] > event.document["at"]
+    assert event.id.endswith(".request.1.digits")
+    assert told(shadow) == ("asked", 2, "key:ann", "")
+    assert (shadow.document["request"], shadow.document["act"]) == (2, "shadow start")
+    message = event_message(event.document)
+    assert (message.kind, message.request) == (pb.RegistryEvent.KIND_ASKED, 1)
+    assert message.until.ToDatetime(UTC).isoformat() == event.document["until"]
 
 
 async def test_a_promotion_names_its_changes(place: ModelStore, folder: Path) -> None:

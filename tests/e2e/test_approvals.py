@@ -284,10 +284,14 @@ def test_the_same_over_grpc(registry: Registry, store: ModelStore) -> None:
         assert (first.state, first.decided_by) == (first.STATE_EXECUTED, "key:ben")
         assert (second.act, second.decided_why) == ("rollback", "enough")
         events = stubs["reader"].WatchEvents(after="0")
-        found = [next(events) for _ in range(4)]
+        found = [next(events) for _ in range(5)]
         events.cancel()
         [promoted] = [one for one in found if one.version == 2 and one.changes]
         assert (promoted.who, promoted.approved_by) == ("key:ann", "key:ben")
+        [waits] = [one for one in found if one.kind == one.KIND_ASKED]
+        assert (waits.request, waits.act, waits.alias) == (1, "promote", "production")
+        assert (waits.version, waits.who, waits.why) == (2, "key:ann", "better")
+        assert waits.until == one.until
 
 
 def test_hostile_calls_are_refused_and_decide_nothing(
@@ -347,6 +351,7 @@ def test_the_command_line(registry: Registry, store: ModelStore, tmp_path: Path)
     assert done.stdout == "linear production → 2 (generation 2), as key:ann asked\n"
     started = flambeau("ann", "rollout", "start", "linear", "1", "--steps", "5%,100%")
     assert "linear rollout start of 1: 5%, 100% waits for a second person" in started.stdout
+    assert f"flambeau models approve linear 2 --at http://{registry.server.http}" in started.stdout
     withdrawn = flambeau("ann", "models", "refuse", "linear", "2")
     assert withdrawn.stdout == "request 2 for linear is withdrawn\n"
     moves = subprocess.run(

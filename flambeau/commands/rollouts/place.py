@@ -39,7 +39,13 @@ Sticky = Annotated[
 
 
 class TrafficPlace(Protocol):
-    """Calls on the rollout, the shadow and the split of models."""
+    """Calls on the rollout, the shadow and the split of models.
+
+    Attributes:
+        url: URL of the server; empty for a store.
+    """
+
+    url: str
 
     def show(self, model: str, kind: str) -> dict[str, Any]:
         """Returns the status document of a kind."""
@@ -52,6 +58,8 @@ class TrafficPlace(Protocol):
 
 
 class _AtStore:
+    url = ""
+
     def __init__(self, store: "ModelStore") -> None:
         self._store = store
 
@@ -77,6 +85,7 @@ class _AtStore:
 class _AtServer:
     def __init__(self, registry: "RegistryConnection") -> None:
         self._registry = registry
+        self.url = registry.url
 
     def show(self, model: str, kind: str) -> dict[str, Any]:
         """Returns the status document of a kind."""
@@ -119,11 +128,11 @@ def traffic_place(store: str, server: str, token_file: Path | None) -> Iterator[
 
 def act_at(place: TrafficPlace, model: str, act: str, why: str, as_json: bool) -> None:
     """Does an act such as `rollout pause`, and prints the new pointers."""
-    print_moved(model, place.act(model, act, why), as_json)
+    print_moved(place, model, place.act(model, act, why), as_json)
 
 
-def print_moved(model: str, moved: dict[str, Any], as_json: bool) -> None:
+def print_moved(place: TrafficPlace, model: str, moved: dict[str, Any], as_json: bool) -> None:
     """Prints new pointers, or the request for them that waits for a second person."""
-    if tell_request(moved, "URL", as_json):
+    if tell_request(moved, place.url, as_json):
         return
     print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)

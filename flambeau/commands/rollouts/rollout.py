@@ -113,7 +113,7 @@ def start(
     }
     with traffic_place(store, server, token_file) as place:
         moved = place.start(model, "rollout", wanted)
-    print_moved(model, moved, as_json)
+    print_moved(place, model, moved, as_json)
 
 
 @rollout_app.command()

@@ -56,7 +56,7 @@ def start(
     }
     with traffic_place(store, server, token_file) as place:
         moved = place.start(model, "shadow", wanted)
-    print_moved(model, moved, as_json)
+    print_moved(place, model, moved, as_json)
 
 
 @shadow_app.command()

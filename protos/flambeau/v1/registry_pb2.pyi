@@ -545,7 +545,7 @@ class WatchEventsRequest(_message.Message):
     def __init__(self, after: _Optional[str] = ...) -> None: ...
 
 class RegistryEvent(_message.Message):
-    __slots__ = ("id", "kind", "model", "version", "at", "who", "why", "semver", "generation", "changes", "approved_by")
+    __slots__ = ("id", "kind", "model", "version", "at", "who", "why", "semver", "generation", "changes", "approved_by", "request", "act", "alias", "until")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[RegistryEvent.Kind]
@@ -555,6 +555,7 @@ class RegistryEvent(_message.Message):
         KIND_DELETED: _ClassVar[RegistryEvent.Kind]
         KIND_ANNOTATED: _ClassVar[RegistryEvent.Kind]
         KIND_TRAFFIC: _ClassVar[RegistryEvent.Kind]
+        KIND_ASKED: _ClassVar[RegistryEvent.Kind]
     KIND_UNSPECIFIED: RegistryEvent.Kind
     KIND_PUSHED: RegistryEvent.Kind
     KIND_PROMOTED: RegistryEvent.Kind
@@ -562,6 +563,7 @@ class RegistryEvent(_message.Message):
     KIND_DELETED: RegistryEvent.Kind
     KIND_ANNOTATED: RegistryEvent.Kind
     KIND_TRAFFIC: RegistryEvent.Kind
+    KIND_ASKED: RegistryEvent.Kind
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -573,6 +575,10 @@ class RegistryEvent(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     APPROVED_BY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ACT_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
     id: str
     kind: RegistryEvent.Kind
     model: str
@@ -584,4 +590,8 @@ class RegistryEvent(_message.Message):
     generation: int
     changes: _containers.RepeatedCompositeFieldContainer[AliasChange]
     approved_by: str
-    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[RegistryEvent.Kind, str]] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ..., why: _Optional[str] = ..., semver: _Optional[str] = ..., generation: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ..., approved_by: _Optional[str] = ...) -> None: ...
+    request: int
+    act: str
+    alias: str
+    until: _timestamp_pb2.Timestamp
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[RegistryEvent.Kind, str]] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ..., why: _Optional[str] = ..., semver: _Optional[str] = ..., generation: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ..., approved_by: _Optional[str] = ..., request: _Optional[int] = ..., act: _Optional[str] = ..., alias: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
