@@ -160,7 +160,7 @@ def test_a_bucket_has_a_cache_and_a_folder_has_none(
     store: Away, metrics: Metrics, tmp_path: Path, url: str, cache: str, is_cached: bool
 ) -> None:
     place = url if "://" in url else str(tmp_path / url)
-    given = {"queue": "redis://127.0.0.1", "store": place}
-    given["store_cache"] = str(tmp_path / cache) if cache else ""
-    config = InferenceConfig.model_validate(given)
+    folder = str(tmp_path / cache) if cache else ""
+    found = {"queue": "redis://127.0.0.1", "store": place, "store_cache": folder}
+    config = InferenceConfig.model_validate(found)
     assert isinstance(serving_store(config, metrics), CachedStore) is is_cached
