@@ -166,7 +166,7 @@ test: $(DEVELOPING) ## Every test but the long ones and the slow suites.
 	$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS) || failed=1; \
 	exit $$failed
 
-LONG ?= tests/unit tests/e2e tests/examples/test_demo.py
+LONG ?= tests/unit tests/contract tests/e2e tests/examples/test_demo.py
 .PHONY: test-long
 test-long: $(DEVELOPING) ## What takes long and repeats shorter tests: pages of docs/, chaos, attacks, families.
 	@$(BIN)/pytest $(LONG) -m long $(SIDE_BY_SIDE) $(ARGS)

@@ -47,7 +47,10 @@ BUCKETS = {"s3": "bucket_url", "gcs": "gcs_bucket_url", "azure": "azure_containe
 """Fixtures by kind of bucket."""
 
 
-@pytest.fixture(params=["folder", *BUCKETS])
+_IN_LONG_RUNS = [pytest.param(kind, marks=pytest.mark.long) for kind in ("gcs", "azure")]
+
+
+@pytest.fixture(params=["folder", "s3", *_IN_LONG_RUNS])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Returns an empty store of each kind."""
     if request.param == "folder":

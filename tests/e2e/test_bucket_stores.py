@@ -22,7 +22,10 @@ ROW = [1.0, 2.0, 3.0, 4.0]
 SERVERS = {"s3": s3_server, "gcs": gcs_server, "azure": azure_server}
 
 
-@pytest.fixture(params=SERVERS)
+_IN_LONG_RUNS = [pytest.param(kind, marks=pytest.mark.long) for kind in ("gcs", "azure")]
+
+
+@pytest.fixture(params=["s3", *_IN_LONG_RUNS])
 def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
     """Yields the URL of an empty store in a bucket of each kind."""
     with SERVERS[request.param]() as url:
