@@ -52,8 +52,8 @@ class OpenStarts:
         try:
             rollout_id = self._registry.start(model, request)
         except RegistryError as error:
-            is_refused = isinstance(error, RegistryBusyError) or 400 <= error.status < 500
-            if not is_refused:
+            is_answered = error.status == 202 or 400 <= error.status < 500
+            if not (is_answered or isinstance(error, RegistryBusyError)):
                 self._open[name] = _OpenStart(model, mark, "", self._clock() + TIMEOUT_S)
             raise
         self._open[name] = _OpenStart(model, mark, rollout_id, 0.0)

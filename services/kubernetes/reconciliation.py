@@ -33,7 +33,13 @@ from services.kubernetes.model_rollout import (
 )
 from services.kubernetes.object_api import KubernetesError, Object, ObjectApi
 from services.kubernetes.open_starts import OpenStarts
-from services.kubernetes.registry_rollouts import RegistryRollouts, Running, Shown, Verdict
+from services.kubernetes.registry_rollouts import (
+    AwaitedPersonError,
+    RegistryRollouts,
+    Running,
+    Shown,
+    Verdict,
+)
 
 logger = logging.getLogger("flambeau.model_rollouts")
 
@@ -187,6 +193,9 @@ class Reconciliation:
             return self._conclude(run, shown)
         except RegistryConflictError as error:
             return self._refused(run, error)
+        except AwaitedPersonError as error:
+            self._write(run.found, run.status, "Pending", str(error))
+            return REFUSED_AGAIN_S
         except RegistryError as error:
             if isinstance(error, RegistryBusyError) or not error.status:
                 raise

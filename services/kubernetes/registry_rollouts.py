@@ -86,6 +86,21 @@ class Page(BaseModel):
     next: int | None = None
 
 
+class AwaitedPersonError(RegistryError):
+    """A rollout waits for a second person.
+
+    Args:
+        model: the model.
+        number: number of the request.
+    """
+
+    def __init__(self, model: str, number: int) -> None:
+        super().__init__(
+            f"request {number} waits for a second person: flambeau models approve {model} {number}",
+            202,
+        )
+
+
 class RegistryRollouts:
     """The rollouts of all models of a registry.
 
@@ -116,9 +131,16 @@ class RegistryRollouts:
             raise self._no_registry("the state of a rollout") from error
 
     def start(self, model: str, request: Document) -> str:
-        """Starts a rollout; returns its id. Errors are those of `show`."""
+        """Starts a rollout; returns its id.
+
+        Raises:
+            AwaitedPersonError: it was asked for, and a second person has to approve it.
+            RegistryError: as `show`.
+        """
         pointers = self._call("POST", model, "rollout", document=request)
         try:
+            if asked := pointers.get("request"):
+                raise AwaitedPersonError(model, asked["number"])
             return str(pointers["traffic"]["rollout"]["id"])
         except (KeyError, TypeError) as error:
             raise RegistryError(f"{self.url} started a rollout and named none") from error

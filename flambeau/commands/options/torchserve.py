@@ -64,7 +64,7 @@ IgnoredOptions = Annotated[
         "--ncs",
         "--no-config-snapshots",
         help="Words of `torchserve --start`, without a meaning here.",
-        rich_help_panel=_PANEL,
+        hidden=True,  # four names of one option do not fit into the table of 80 columns
     ),
 ]
 
