@@ -275,14 +275,11 @@ class Admission:
             if not (tenant is None or has_waited or isinstance(error, ModelReturningError)):
                 tenant.take(0, now)  # invalid requests count, too
             raise
-        if tenant is not None:
-            if has_waited:
-                tenant.take_rows(rows)
-            else:
-                tenant.take(rows, now)
-        deadline = now + self.request_timeout_s
-        if call.deadline < deadline:
-            deadline = call.deadline
+        if tenant is not None and has_waited:
+            tenant.take_rows(rows)
+        elif tenant is not None:
+            tenant.take(rows, now)
+        deadline = min(now + self.request_timeout_s, call.deadline)
         lane, degrade_to = served.lane, None
         if call.preference is not None or self._degrades:
             lane, degrade_to, answered = self._by_preference(call.preference, served, answered)

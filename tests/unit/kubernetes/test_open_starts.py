@@ -12,10 +12,10 @@ from model_store.store import ModelStore
 from services.kubernetes.model_rollout import GROUP_VERSION, PLURAL
 from services.kubernetes.object_api import ClusterSettings, KubernetesError, ObjectApi
 from services.kubernetes.open_starts import OpenStarts
-from services.kubernetes.reconciliation import Reconciliation
+from services.kubernetes.reconciliation import REFUSED_AGAIN_S, Reconciliation
 from services.kubernetes.registry_rollouts import TIMEOUT_S, RegistryRollouts
 from tests.fixtures.object_api_server import ObjectApiServer, account_in, object_api_server
-from tests.fixtures.store_registry import store_registry, token_file_in
+from tests.fixtures.store_registry import StoreRegistry, store_registry, token_file_in
 from tests.fixtures.store_versions import publish_in
 
 NAME, MODEL = "digits-of-november", "digits"
@@ -62,14 +62,14 @@ class Interrupted:
 class World:
     """An API, a registry, and two controllers; the first one's registry is interrupted."""
 
-    def __init__(self, api: ObjectApiServer, store: ModelStore, url: str, folder: Path) -> None:
-        self.api, self.store = api, store
+    def __init__(self, api: ObjectApiServer, served: StoreRegistry, folder: Path) -> None:
+        self.api, self.served, self.store = api, served, served.store
         self.now_s = 0.0
         settings = ClusterSettings(
             kubernetes_url=api.url, kubernetes_account=str(account_in(folder / "account"))
         )
         objects = ObjectApi(settings, GROUP_VERSION, PLURAL)
-        calls = RegistryRollouts(url, str(token_file_in(folder)), "")
+        calls = RegistryRollouts(served.url, str(token_file_in(folder)), "")
         self.registry = Interrupted(calls)
         interrupted: Any = self.registry
         starts = OpenStarts(interrupted, lambda: self.now_s)
@@ -99,7 +99,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         publish_in(store, tmp_path / f"files-{number}")
     store.promote(MODEL, 1)
     with object_api_server() as api, store_registry(store) as registry:
-        world = World(api, store, registry.url, tmp_path)
+        world = World(api, registry, tmp_path)
         api.apply(NAME, model=MODEL, version=2)
         assert world.old.look(NAME) == 0.0
         yield world
@@ -218,3 +218,14 @@ def test_the_history_is_read_once_beside_a_rollout_of_others(world: World) -> No
     rollout_store.abort_rollout(world.store, MODEL, "not today", "ann", started)
     assert world.settle(world.old) == EVERY_S
     assert (world.registry.histories, world.runs) == (2, 2)
+
+
+def test_a_start_that_waits_for_a_second_person_names_the_request(world: World) -> None:
+    world.served.asks_second_person = True
+    assert world.settle(world.old) == REFUSED_AGAIN_S
+    status = (world.api.get(NAME) or {})["status"]
+    assert status["phase"] == "Pending"
+    assert "flambeau models approve digits 7" in status["reason"]
+    world.served.asks_second_person = False
+    assert world.settle(world.old) == EVERY_S
+    assert world.runs == 2

@@ -306,19 +306,6 @@ def test_what_the_registry_refuses_is_told_and_asked_again(
     assert conditions(api) == {"Ready": "False", "Reconciling": "False", "Stalled": "True"}
 
 
-def test_a_rollout_that_waits_for_a_second_person_names_the_request(
-    api: ObjectApiServer, registry: StoreRegistry, looks: Reconciliation
-) -> None:
-    registry.asks_second_person = True
-    api.apply(NAME, model=MODEL, version=2)
-    assert settle(looks) == REFUSED_AGAIN_S
-    assert status(api)["phase"] == "Pending"
-    assert "flambeau models approve digits 7" in status(api)["reason"]
-    registry.asks_second_person = False
-    assert settle(looks) == EVERY_S
-    assert status(api)["phase"] == "Running"
-
-
 def test_without_a_version_in_production_it_waits_for_one(
     api: ObjectApiServer, tmp_path: Path
 ) -> None:

@@ -443,8 +443,7 @@ async def test_files_of_few_unregistered_archives_stay(
 async def test_archives_that_are_long_to_unpack_delay_no_other_call(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = await start()
-    goes_on, at_once, most = threading.Event(), [], []
+    running, goes_on, at_once, most = await start(), threading.Event(), [], []
 
     def slowly(path: Path, folder: Path) -> ModelArchive:
         at_once.append(path)
@@ -479,14 +478,13 @@ async def test_a_call_that_waits_for_workers_ends_when_it_is_cancelled(
         await asyncio.Event().wait()
 
     path = running.archive()
-    request = RegisterRequest(archive=path, url="m", initial_workers=1)
-    registry = ArchiveRegistry(
-        running.store, tmp_path, running.directory, forever, ServerProperties()
-    )
+    given = running.store, tmp_path, running.directory, forever, ServerProperties()
+    registry = ArchiveRegistry(*given)
     if act == "scale":
         registry.add(RegisterRequest(archive=path, url="m", initial_workers=0))
         task: asyncio.Task[Any] = asyncio.create_task(registry.scale("m", min_workers=2))
     else:
+        request = RegisterRequest(archive=path, url="m", initial_workers=1)
         task = asyncio.create_task(registry.register(request))
     await waits.wait()
     task.cancel()

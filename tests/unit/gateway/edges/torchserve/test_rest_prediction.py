@@ -312,8 +312,8 @@ async def test_words_of_handlers_that_utf8_does_not_have(make: Make) -> None:
 
 async def test_words_of_callers_that_utf8_does_not_have(make: Make) -> None:
     place = make()
-    given = {"url": "x.mar", "runtime": "a\ud800"}
-    place.ask(json.dumps(given).encode(), "/models", content_type="application/json")
+    given = rb'{"url": "x.mar", "runtime": "a\ud800"}'
+    place.ask(given, "/models", content_type="application/json")
     await settle()
     code, kind, message = place.refused()
     assert (code, kind) == (400, "BadRequestException")
@@ -460,12 +460,10 @@ async def test_a_compressed_body_reaches_the_handler_as_it_was_sent(make: Make) 
 
 
 async def test_tokens_are_checked_for_every_request(make: Make, tmp_path: Path) -> None:
-    file = tmp_path / "key_file.json"
-    tokens = Tokens(file, 99)
+    tokens = Tokens(tmp_path / "key_file.json", 99)
     tokens.create()
-    keys = json.loads(file.read_text())
-    place = make(tokens)
-    header = f"Bearer {keys['inference']['key']}"
+    keys = json.loads((tmp_path / "key_file.json").read_text())
+    place, header = make(tokens), f"Bearer {keys['inference']['key']}"
     place.ask(authorization=header)
     place.handler.answer(b"1")
     tokens.renew("inference")
@@ -497,7 +495,6 @@ async def test_what_is_no_request_is_refused_in_the_same_form(
 ) -> None:
     place = make()
     place.wire.send(sent)
-    port = place.wire.connection.port
-    port.now += 61
+    place.wire.connection.port.now += 61
     place.wire.connection.sweep()
     assert place.refused()[:2] == (code, kind)
