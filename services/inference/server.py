@@ -96,7 +96,7 @@ class _Process:
         self._tracer = open_tracer(config, "inference", self._metrics)
         self._settings = FleetSettings(clients, lambda change: apply_change(change, self._tracer))
         self._reconciler = Reconciler(
-            serving_store(config, self._metrics),
+            serving_store(config, store, self._metrics),
             self._receiver,
             self._directory,
             self._metrics,

@@ -33,14 +33,19 @@ MEBIBYTE = 2**20
 Listings = dict[str, ModelListing]
 
 
-def serving_store(config: InferenceSettings, metrics: Metrics) -> ModelStore:
-    """Opens the store that a process serves, with its cache if it is a bucket.
+def serving_store(config: InferenceSettings, store: ModelStore, metrics: Metrics) -> ModelStore:
+    """Returns the store that a process serves from: with a cache if it is a bucket.
+
+    Args:
+        config: settings of the process.
+        store: its store.
+        metrics: counters of reads of the cache.
 
     Raises:
         StorageError: as `ModelStore`.
     """
     if not config.store_cache or "://" not in config.store or config.store.startswith("file://"):
-        return ModelStore(config.store)
+        return store
     reads: Counter = metrics.store_cache_reads
 
     def count(outcome: Outcome) -> None:

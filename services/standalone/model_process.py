@@ -61,8 +61,8 @@ class ModelProcess:
         self._metrics.link_bytes.set_function(lambda: self._links.used_bytes)
         self._tracer = open_tracer(config, "inference", self._metrics)
         self._reconciler = Reconciler(
-            serving_store(config, self._metrics), self._links, directory, self._metrics, policy,
-            tracer=self._tracer, control=control,
+            serving_store(config, store, self._metrics), self._links, directory, self._metrics,
+            policy, tracer=self._tracer, control=control,
         )  # fmt: skip
         self._rollouts = RolloutController(
             store, directory, self._metrics.rollouts, process_name("model")

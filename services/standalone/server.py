@@ -107,7 +107,7 @@ async def _serve(
         door=door, registry=registry,
     )  # fmt: skip
     reconciler = Reconciler(
-        serving_store(config, metrics), queue, directory, metrics, policy, tracer=tracer,
+        serving_store(config, store, metrics), queue, directory, metrics, policy, tracer=tracer,
         control=control,
     )  # fmt: skip
     rollouts = RolloutController(

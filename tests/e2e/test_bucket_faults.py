@@ -21,6 +21,8 @@ from tests.fixtures.s3_server import s3_server
 from tests.fixtures.security_token_service import ROLE, security_token_service
 from tests.fixtures.servers import COMMAND, FREE_PORTS, ServerProcess, serving
 
+pytestmark = pytest.mark.long
+
 ROW = [1.0, 2.0, 3.0, 4.0]
 UNREACHABLE = "store is unreachable; serving the loaded versions"
 RECOVERED_S = 90

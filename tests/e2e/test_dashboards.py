@@ -140,7 +140,12 @@ SELDOM = {
         *PAYLOAD_SAMPLES,
         *ROLLOUTS,
     },
-    "worker": TLS | {"flambeau_rollout_step", "flambeau_rollout_moves_total"},
+    "worker": {
+        *TLS,
+        "flambeau_rollout_step",
+        "flambeau_rollout_moves_total",
+        "flambeau_store_cache_reads_total",
+    },
     "trainer": TLS,
 }
 """Metrics without series until an event, or a setting."""

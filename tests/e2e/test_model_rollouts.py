@@ -18,6 +18,8 @@ from tests.fixtures.credentials import KEY, keys_text
 from tests.fixtures.object_api_server import ObjectApiServer, account_in, object_api_server
 from tests.fixtures.servers import ROOT, Lines, ServerProcess, running_server
 
+pytestmark = pytest.mark.long
+
 MODEL = "linear"
 WAIT_S = 120.0
 

@@ -13,6 +13,8 @@ from tests.fixtures.http_listener import QuietHandler, http_listener
 from tests.fixtures.redis_servers import until_true
 from tests.fixtures.servers import ServerProcess
 
+pytestmark = pytest.mark.long
+
 __all__ = ["bucket", "proxy"]
 
 AWAY = "store is away; serving from the cache"

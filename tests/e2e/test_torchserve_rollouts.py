@@ -23,6 +23,8 @@ from tests.fixtures.redis_setups import wait_until
 from tests.fixtures.torchserve_messages import TorchServeStub, pb
 from tests.fixtures.torchserve_server import TorchServeProcess, running_torchserve
 
+pytestmark = pytest.mark.long
+
 TELL = """
     def handle(data, context):
         if data is None:

@@ -163,4 +163,6 @@ def test_a_bucket_has_a_cache_and_a_folder_has_none(
     folder = str(tmp_path / cache) if cache else ""
     found = {"queue": "redis://127.0.0.1", "store": place, "store_cache": folder}
     config = InferenceConfig.model_validate(found)
-    assert isinstance(serving_store(config, metrics), CachedStore) is is_cached
+    served = serving_store(config, store, metrics)
+    assert isinstance(served, CachedStore) is is_cached
+    assert (served is store) is not is_cached
