@@ -11,6 +11,7 @@ from model_store.cache.cached_store import CachedStore
 from model_store.errors import StorageError
 from model_store.listing import ModelListing
 from model_store.storage.storage import MissingFileError
+from model_store.store import ModelStore
 from services.inference import store_view
 from services.inference.config import InferenceConfig
 from services.inference.store_view import StoreView, serving_store
@@ -157,12 +158,13 @@ async def test_a_bucket_that_does_not_exist_is_not_away(
     [("s3://bucket/models", "cache", True), ("s3://bucket", "", False), ("store", "cache", False)],
 )
 def test_a_bucket_has_a_cache_and_a_folder_has_none(
-    store: Away, metrics: Metrics, tmp_path: Path, url: str, cache: str, is_cached: bool
+    metrics: Metrics, tmp_path: Path, url: str, cache: str, is_cached: bool
 ) -> None:
     place = url if "://" in url else str(tmp_path / url)
     folder = str(tmp_path / cache) if cache else ""
     found = {"queue": "redis://127.0.0.1", "store": place, "store_cache": folder}
     config = InferenceConfig.model_validate(found)
-    served = serving_store(config, store, metrics)
+    plain = ModelStore(str(tmp_path / "opened"))
+    served = serving_store(config, plain, metrics)
     assert isinstance(served, CachedStore) is is_cached
-    assert (served is store) is not is_cached
+    assert (served is plain) is not is_cached
