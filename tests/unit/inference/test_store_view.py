@@ -153,6 +153,7 @@ async def test_a_bucket_that_does_not_exist_is_not_away(
     assert view.notice == ""
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("url", "cache", "is_cached"),
     [("s3://bucket/models", "cache", True), ("s3://bucket", "", False), ("store", "cache", False)],
