@@ -40,7 +40,7 @@ _PROBE = b"{}"
 
 
 class Task(StrictModel):
-    """What the process does."""
+    """The work of the process."""
 
     act: Literal["prepare", "push"]
     url: str

@@ -49,7 +49,7 @@ class AskedMove(StrictModel):
 
     @property
     def target(self) -> str:
-        """What moves where, as the audit log has it behind the model's name."""
+        """The alias or version that moves, as the audit log has it behind the model's name."""
         if self.act == "promote":
             return f"@{self.alias}={self.version}"
         if self.split is not None:

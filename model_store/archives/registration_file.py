@@ -32,7 +32,7 @@ _FILE, _LOCK = "registrations.jsonl", "registrations.lock"
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What has been read of a journal so far."""
+    """The part of a journal that has been read so far."""
 
     name: bytes = b""
     """First line of the journal."""

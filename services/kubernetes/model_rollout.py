@@ -38,7 +38,7 @@ class _OfObject(StrictModel):
 
 
 class Spec(_OfObject):
-    """What a user asks for."""
+    """The rollout that a user asks for."""
 
     model: str = Field(max_length=128)
     version: int = Field(ge=1, le=999_999_999)
@@ -98,7 +98,7 @@ class Condition(_Written):
 
 
 class Status(_Written):
-    """What the controller says, and all that it has to remember."""
+    """The state as the controller tells it, and all that it has to remember."""
 
     observed_generation: int = 0
     phase: Phase = "Pending"

@@ -40,7 +40,7 @@ class Running(BaseModel):
 
 
 class Last(BaseModel):
-    """How the last rollout ended."""
+    """The end of the last rollout."""
 
     id: str
     outcome: str
@@ -65,7 +65,7 @@ class Shown(BaseModel):
 
 
 class Change(BaseModel):
-    """What a move changed of a rollout, a shadow or a split."""
+    """The change that a move made to a rollout, a shadow or a split."""
 
     kind: str
     act: str

@@ -19,7 +19,7 @@ from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.redis_servers import until_true
 from tests.fixtures.s3_server import s3_server
 from tests.fixtures.security_token_service import ROLE, security_token_service
-from tests.fixtures.servers import COMMAND, FREE_PORTS, ServerProcess, serving
+from tests.fixtures.servers import COMMAND, FREE_PORTS, ServerProcess, serving, supervised
 
 pytestmark = pytest.mark.long
 
@@ -54,15 +54,8 @@ def served(
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={name: value for name, value in variables.items() if value is not None},
     )  # fmt: skip
-    server = ServerProcess(process)
-    try:
-        server.await_ports()
+    with supervised(ServerProcess(process)) as server:
         yield server
-        server.ask_to_stop()
-        assert server.wait() == 0, server.errors.all()
-    finally:
-        process.kill()
-        server.wait()
 
 
 def version(server: ServerProcess) -> int:

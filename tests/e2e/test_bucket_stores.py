@@ -15,7 +15,7 @@ from tests.fixtures.azure_server import azure_server
 from tests.fixtures.gcs_server import gcs_server
 from tests.fixtures.redis_servers import until_true
 from tests.fixtures.s3_server import s3_server
-from tests.fixtures.servers import COMMAND, FREE_PORTS, ROOT, ServerProcess, serving
+from tests.fixtures.servers import COMMAND, FREE_PORTS, ROOT, ServerProcess, serving, supervised
 
 AS_JSON = {"content-type": "application/json"}
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -37,15 +37,8 @@ def served(store: str, **settings: object) -> Iterator[ServerProcess]:
     """Runs a server with the variables that this process has now; it must exit with 0."""
     command = [COMMAND, *serving(store, *FREE_PORTS, **settings)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    server = ServerProcess(process)
-    try:
-        server.await_ports()
+    with supervised(ServerProcess(process)) as server:
         yield server
-        server.ask_to_stop()
-        assert server.wait() == 0, server.errors.all()
-    finally:
-        process.kill()
-        server.wait()
 
 
 def version(server: ServerProcess) -> int:
