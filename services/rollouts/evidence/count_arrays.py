@@ -36,10 +36,18 @@ class CountArrays:
     lowest_bucket: int = 0
     """The bucket that is first on the last axis."""
 
-    def times(self, factor: float) -> Self:
-        """Returns the counts of so many times the traffic."""
+    def times(self, factors: Array) -> Self:
+        """Returns the counts of so many times the traffic of one rollout, for each of the factors.
+
+        Args:
+            factors: [factors], the first axis of the counts that are returned.
+        """
         names = {field.name for field in fields(self)} - NO_COUNTS
-        return replace(self, **{name: getattr(self, name) * factor for name in names})
+        return replace(self, **{name: _outer(factors, getattr(self, name)) for name in names})
+
+
+def _outer(factors: Array, counts: Array) -> Array:
+    return factors.reshape(-1, *[1] * counts.ndim) * counts
 
 
 def empty_arrays(

@@ -7,32 +7,27 @@ import numpy as np
 
 from model_store.rollouts.guards import Guards
 from services.rollouts.evidence.count_arrays import CountArrays
-from services.rollouts.evidence.e_processes import LIVE
+from services.rollouts.evidence.e_processes import LIVE, Array
 from services.rollouts.evidence.weighing import weigh
 
-LARGEST_FACTOR = 2.0**20
+DOUBLINGS = 21
+"""Traffic that would have to grow further is none that helps."""
+_SECTIONS = 64
 USUAL_SHARE = 0.1
 """The candidate's share, where no traffic has shown one."""
-_STEPS = 12
 
 
 def factor_needed(name: str, counts: CountArrays, guards: Guards) -> float | None:
     """Returns by which factor the counts must grow to prove that a guard is kept; None if none."""
 
-    def proves(factor: float) -> bool:
-        return float(weigh(name, counts.times(factor), guards).supporting) >= needed
+    def first_that_proves(factors: Array) -> float | None:
+        proves = weigh(name, counts.times(factors), guards).supporting >= -math.log(guards.risk)
+        return float(factors[proves.argmax()]) if proves.any() else None
 
-    needed = -math.log(guards.risk)
-    high = 2.0
-    while not proves(high):
-        high *= 2
-        if high > LARGEST_FACTOR:
-            return None
-    low = high / 2
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if proves(middle) else (middle, high)
-    return high
+    high = first_that_proves(np.exp2(np.arange(1, DOUBLINGS)))
+    if high is None:
+        return None
+    return first_that_proves(np.linspace(high / 2, high, _SECTIONS + 1))
 
 
 def observed(name: str, counts: CountArrays) -> int:
