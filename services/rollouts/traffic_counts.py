@@ -33,6 +33,10 @@ USUAL_RATIO = LatencyGuard().ratio
 """The ratio by which latencies are counted where no guard says one."""
 
 
+_Outcome = tuple[float, Version, bool, bool, int | None]
+"""Arguments of `Evidence.count_request`."""
+
+
 class _Sample:
     """Numbers drawn at random from a stream of unknown length, each with the same probability.
 
@@ -63,20 +67,32 @@ class Comparison:
         most_latencies: latencies of a version that are kept of one block.
 
     Attributes:
-        evidence: the counts.
         patience_s: seconds without an answer after which a request of either version hangs.
     """
 
     def __init__(
         self, ratio: float = USUAL_RATIO, most_latencies: int = MOST_LATENCIES_A_BLOCK
     ) -> None:
-        self.evidence = Evidence()
+        self._evidence = Evidence()
+        self._outcomes: dict[_Outcome, int] = {}
+        """Requests that are not in the evidence yet, by outcome: there are few outcomes."""
         self._most = most_latencies
         self.patience_s = UNKNOWN_PATIENCE_S
         self._ratio = ratio
         self._block_ends = 0.0
         self._latencies: dict[Version, _Sample]
         self._begin_block()
+
+    @property
+    def evidence(self) -> Evidence:
+        """The counts so far."""
+        for outcome, times in self._outcomes.items():
+            share, version, failed, nan, output = outcome
+            self._evidence.count_request(
+                share, version, failed=failed, nan=nan, output=output, times=times
+            )
+        self._outcomes.clear()
+        return self._evidence
 
     def count(
         self,
@@ -98,7 +114,8 @@ class Comparison:
             nan: its answer has a NaN or an infinity.
             output: its class or score.
         """
-        self.evidence.count_request(share, version, failed=failed, nan=nan, output=output)
+        outcome = share, version, failed, nan, output
+        self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
         if failed:
             return
         now = time.monotonic()
@@ -106,6 +123,10 @@ class Comparison:
             self.end_block()
             self._block_ends = now + BLOCK_S
         self._latencies[version].add(seconds)
+
+    def count_pair(self, disagreement: float) -> None:
+        """Counts a mirrored pair, as `Evidence.count_pair` does."""
+        self._evidence.count_pair(disagreement)
 
     def end_block(self) -> None:
         """Counts the latencies of the block that is over, in pairs."""
@@ -117,7 +138,7 @@ class Comparison:
         if pairs:
             drawn = zip(random.sample(candidate, pairs), random.sample(live, pairs), strict=True)
             for one, other in drawn:
-                self.evidence.count_latencies(one, other, self._ratio)
+                self._evidence.count_latencies(one, other, self._ratio)
         self._begin_block()
 
     def _begin_block(self) -> None:
@@ -170,7 +191,7 @@ class TrafficCounts:
         return found
 
     def of(self, rollout_id: str) -> Evidence:
-        """Returns the evidence of a rollout, to which more is added."""
+        """Returns the evidence of a rollout so far."""
         return self.comparison(rollout_id).evidence
 
     def arm(self, split_id: str, version: int, others: int = 1) -> Comparison:

@@ -26,8 +26,10 @@ from services.rollouts.evidence.evidence import MAX_PLACE, score_step
 
 CHECKED_ELEMENTS = 4096
 """Evenly spread elements of an answer that are checked on the event loop: some 10 µs."""
-
-
+FEW_ELEMENTS = 64
+"""Elements that are looked at one by one: NumPy's call takes longer."""
+SAME_BYTES = 4096
+"""Bytes of answers that are compared as bytes first: versions may well give the same."""
 PIECE_ELEMENTS = 2**17
 """Elements of an output that are compared at a time: 1 MiB in double precision."""
 _Floats = npt.NDArray[np.float64]
@@ -89,8 +91,17 @@ def output_of(outputs: Mapping[str, Array], task: Task, bf16: Collection[str] = 
             first = _numbers(array[:1], name in bf16)  # such an output has one element a row
             return score_step(float(first.item(0)))
         if array.shape[-1] <= (task.values or MAX_PLACE):
-            return int(_numbers(array[(0,) * (array.ndim - 1)], name in bf16).argmax())
+            return _largest(array[(0,) * (array.ndim - 1)], name in bf16)
     return None
+
+
+def _largest(row: Array, is_bf16: bool) -> int:
+    """Returns the place of the largest element, or of the first NaN."""
+    if row.size <= FEW_ELEMENTS and row.dtype.kind == "f":
+        numbers = row.tolist()
+        if math.isfinite(sum(numbers)):
+            return int(numbers.index(max(numbers)))
+    return int(_numbers(row, is_bf16).argmax())
 
 
 def has_nan(outputs: Mapping[str, Array], bf16: Collection[str] = ()) -> bool:
@@ -102,6 +113,9 @@ def has_nan(outputs: Mapping[str, Array], bf16: Collection[str] = ()) -> bool:
     """
     for name, array in outputs.items():
         if array.dtype.kind not in "fc" and name not in bf16:
+            continue
+        few = array.size <= FEW_ELEMENTS and array.dtype.kind == "f"
+        if few and math.isfinite(sum(array.ravel().tolist())):
             continue
         if not np.isfinite(_numbers(_some_of(array), name in bf16)).all():
             return True
@@ -143,13 +157,14 @@ def compared(
         other = candidate.get(name)
         if other is None or other.shape != array.shape or _differs_in_kind(other, array):
             found = Judged(1.0, 0.0, False)
-        elif not array.size:
+        elif not array.size or _is_same(array, other, name in bf16, name in candidate_bf16):
             found = Judged(0.0, 0.0, False)
         elif array.dtype.kind not in "fc" and name not in bf16:
             found = _compared_exactly(array, other, name in candidate_bf16)
         else:
             kind = task.kind if _is_judged(name, array, task, name in bf16) else "numbers"
-            found = _compared(array, other, kind, (name in bf16, name in candidate_bf16))
+            is_bf16 = name in bf16, name in candidate_bf16
+            found = _compared_few(array, other, kind) or _compared(array, other, kind, is_bf16)
         if name in judged:
             disagreement = max(disagreement, found.disagreement)
         difference = max(difference, found.difference)
@@ -161,6 +176,17 @@ def compared(
 
 def _differs_in_kind(one: Array, other: Array) -> bool:
     return one.dtype.hasobject != other.dtype.hasobject
+
+
+def _is_same(one: Array, other: Array, *is_bf16: bool) -> bool:
+    """Returns True if small arrays have the same bytes, with one meaning."""
+    return (
+        one.nbytes <= SAME_BYTES
+        and one.dtype == other.dtype
+        and not one.dtype.hasobject
+        and is_bf16[0] == is_bf16[1]
+        and one.tobytes() == other.tobytes()
+    )
 
 
 def _is_judged(name: str, array: Array, task: Task, is_bf16: bool) -> bool:
@@ -221,6 +247,27 @@ def _finite(one: _Floats, other: _Floats) -> tuple[_Floats, _Floats, npt.NDArray
     odd = ~(np.isfinite(one) & np.isfinite(other))
     nan = bool((~np.isfinite(other) & np.isfinite(one)).any())
     return np.where(odd, 0, one), np.where(odd, 0, other), odd, nan
+
+
+def _compared_few(live: Array, candidate: Array, kind: str) -> Judged | None:
+    """Compares few finite numbers, one by one; returns None for others."""
+    if live.size > FEW_ELEMENTS or live.dtype.kind != "f" or candidate.dtype.kind != "f":
+        return None
+    columns = live.shape[-1] if kind == "classes" else _rows(live).shape[1]
+    rows = [x.reshape(-1, columns).tolist() for x in (live, candidate)]
+    if not all(math.isfinite(sum(map(sum, x))) for x in rows):
+        return None
+    apart, difference = 0.0, 0.0
+    for one, other in zip(*rows, strict=True):
+        distances = [abs(a - b) for a, b in zip(one, other, strict=True)]
+        difference = max(difference, *distances)
+        if kind == "classes":
+            apart += one.index(max(one)) != other.index(max(other))
+        elif kind == "scores":
+            apart += sum(min(x, 1.0) for x in distances)
+        elif lengths := math.hypot(*one) + math.hypot(*other):
+            apart += math.hypot(*distances) / lengths
+    return Judged(apart / (live.size if kind == "scores" else len(rows[0])), difference, False)
 
 
 class _Distance:

@@ -3,13 +3,14 @@
 In: a request whose caller has its answer, and the answer. Out: a `Pair` to each that asked for it.
 
 Rules:
-- a request is mirrored only while no caller's request waits for either version, as far as this
-  process knows; the worker, which knows of all processes, refuses it while requests wait or keep
-  it from running. It runs in idle slots of the device, and takes no caller's permit or queue;
+- requests of `GATHER_S` are sent together, so that they share a batch, and only while no caller's
+  request waits for either version, as far as this process knows; they wait for that for `HELD_S`.
+  The worker, which knows of all processes, refuses them while requests wait or keep them from
+  running. They run in idle slots of the device, and take no caller's permit or queue;
 - at most `MOST_IN_FLIGHT` and `MOST_IN_FLIGHT_BYTES` are in flight; further ones are dropped;
 - a request that its candidate does not answer within `WITHIN_S` failed there;
 - steps of sequences and streams of answers are not mirrored: they are dropped whole;
-- a fault here reaches no caller; comparing happens in a thread of low priority.
+- a fault here reaches no caller; large answers are compared in a thread of low priority.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from services.gateway.traffic.answer_comparison import Judged, Task, bf16_of, co
 from services.gateway.traffic.shown_tensors import Redacts, shown
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
-from services.queueing.records import MIRROR_PRIORITY, InferReply, Lane
+from services.queueing.records import MIRROR_PRIORITY, InferReply, InferRequest, Lane
 from services.rollouts.shadow_figures import AGREES_BELOW, KeptPair
 from services.telemetry.metrics import Metrics
 
@@ -39,6 +40,11 @@ MOST_IN_FLIGHT = 16
 """A batch of idle slots; more would delay the next caller's request for longer."""
 MOST_IN_FLIGHT_BYTES = 32 * 2**20
 """Inputs and answers of those in flight; the edge's own budget no longer counts them."""
+GATHER_S = 0.005
+HELD_S = 0.05
+FEW_ELEMENTS = 256
+"""Elements of inputs and answers of a pair that the event loop compares: a hand-over to the thread
+takes longer, and the thread would keep the interpreter lock meanwhile."""
 MOST_TEXTS = 4096
 """BYTES elements of a request that is mirrored: they are counted one by one."""
 WITHIN_S = 30.0
@@ -71,12 +77,26 @@ class Target(NamedTuple):
 class _InFlight:
     """A mirrored request. Its live answer is kept until both are compared."""
 
-    __slots__ = ("call", "entry", "nbytes", "reply", "target")
+    __slots__ = ("call", "entry", "nbytes", "reply", "request", "target", "until")
 
-    def __init__(self, target: Target, call: InferCall, reply: InferReply, nbytes: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        call: InferCall,
+        reply: InferReply,
+        request: InferRequest,
+        nbytes: int,
+    ) -> None:
         self.target, self.call, self.reply = target, call, reply
+        self.request = request
         self.nbytes = nbytes
+        self.until = time.monotonic() + HELD_S
         self.entry: Entry | None = None
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Model and candidate."""
+        return self.call.model, str(self.target.version)
 
 
 class Mirrors:
@@ -99,6 +119,11 @@ class Mirrors:
         self._admission, self._queue, self._metrics = admission, queue, metrics
         self._redacts = redacts
         self._in_flight: set[_InFlight] = set()
+        self._gathered: list[_InFlight] = []
+        """Those that are not sent yet."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._answers: list[tuple[_InFlight, Outcome]] = []
+        """Large answers to be compared, in the next iteration of the loop."""
         self._bytes = 0
         self._thread: ThreadPoolExecutor | None = None
 
@@ -124,10 +149,11 @@ class Mirrors:
         for one in list(self._in_flight):
             if one.entry is not None:
                 one.entry.cancel()
-                self._over(one)
+            self._over(one)
+        self._gathered.clear()
 
     def _begin(self, target: Target, call: InferCall, reply: InferReply) -> str:
-        """Submits one; returns the reason if it was dropped.
+        """Takes one, to be sent with others; returns the reason if it was dropped.
 
         Raises:
             ServingError: the candidate is not ready, or does not take the request.
@@ -145,22 +171,39 @@ class Mirrors:
         if self._bytes + nbytes > MOST_IN_FLIGHT_BYTES:
             return "in_flight"
         named = msgspec.structs.replace(call, version=str(target.version), caller=None)
-        request = self._admission.checked(named)
-        if self._waits(reply.lane) or self._waits(request.lane):
-            return "busy"
-        now = time.monotonic()
-        request = msgspec.structs.replace(
-            request, deadline=now + WITHIN_S, priority=MIRROR_PRIORITY
-        )
-        one = _InFlight(target, call, reply, nbytes)
+        one = _InFlight(target, call, reply, self._admission.checked(named), nbytes)
         self._in_flight.add(one)
         self._bytes += nbytes
         self._admission.mirrored += 1
-        entry = self._queue.submit(request, partial(self._answered, one), None, now)
-        one.entry = entry
-        if one not in self._in_flight:  # it was answered at once, perhaps with a part
-            entry.cancel()
+        self._gathered.append(one)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._send)
         return ""
+
+    def _send(self) -> None:
+        """Submits what was gathered, unless callers' requests wait."""
+        self._timer = None
+        gathered, self._gathered, now = self._gathered, [], time.monotonic()
+        lanes = {lane for one in gathered for lane in (one.reply.lane, one.request.lane)}
+        busy = {lane for lane in lanes if self._waits(lane)}
+        for one in gathered:
+            if busy.isdisjoint((one.reply.lane, one.request.lane)):
+                self._submit(one, now)
+            elif now < one.until:
+                self._gathered.append(one)
+            else:
+                self._over(one)
+                self.drop(one.target, one.call.model, "busy")
+        if self._gathered:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._send)
+
+    def _submit(self, one: _InFlight, now: float) -> None:
+        request = msgspec.structs.replace(
+            one.request, deadline=now + WITHIN_S, priority=MIRROR_PRIORITY
+        )
+        one.entry = self._queue.submit(request, partial(self._answered, one), None, now)
+        if one not in self._in_flight:  # it was answered at once, perhaps with a part
+            one.entry.cancel()
 
     def _waits(self, lane: Lane) -> bool:
         """Returns True if a caller's request waits for a lane of this process."""
@@ -194,11 +237,22 @@ class Mirrors:
             self._over(one)
             self.drop(one.target, one.call.model, reason)
             return
+        if _elements_of(one, outcome) <= FEW_ELEMENTS:
+            self._compared([one], _pairs([(one, outcome)], self._redacts))
+            return
+        if not self._answers:
+            asyncio.get_running_loop().call_soon(self._compare)
+        self._answers.append((one, outcome))
+
+    def _compare(self) -> None:
+        """Has the large answers of one iteration of the loop compared in the thread."""
+        answers, self._answers = self._answers, []
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "mirrors", lower_priority, (STEPS_BELOW_LOOP,))
-        compare = partial(_pair, one.target, one.call, one.reply, outcome, self._redacts)
-        work = asyncio.get_running_loop().run_in_executor(self._thread, compare)
-        work.add_done_callback(partial(self._compared, one))
+        work = asyncio.get_running_loop().run_in_executor(
+            self._thread, _pairs, answers, self._redacts
+        )
+        work.add_done_callback(lambda work: self._compared([x for x, _ in answers], work.result()))
 
     def _why_too_large(self, one: _InFlight, nbytes: int) -> str:
         """Counts the candidate's answer beside the live one; returns why it is not compared."""
@@ -210,18 +264,28 @@ class Mirrors:
         self._bytes += nbytes
         return ""
 
-    def _compared(self, one: _InFlight, work: "asyncio.Future[Pair]") -> None:
-        self._over(one)
-        lane = one.call.model, str(one.target.version)
-        if work.cancelled() or work.exception() is not None:
-            logger.error("answers could not be compared", exc_info=work.exception())
-            self.drop(one.target, one.call.model, "internal")
-            return
-        pair = work.result()
-        agrees = pair.judged.disagreement < AGREES_BELOW
-        result = "failed" if pair.candidate_s is None else "agreed" if agrees else "differed"
-        self._metrics.mirrored_pairs.labels(*lane, result).inc()
-        one.target.take(pair)
+    def _compared(self, mirrored: list[_InFlight], pairs: "list[Pair | Exception]") -> None:
+        for one, pair in zip(mirrored, pairs, strict=True):
+            self._over(one)
+            if isinstance(pair, Exception):
+                logger.error("answers could not be compared", exc_info=pair)
+                self.drop(one.target, one.call.model, "internal")
+                continue
+            agrees = pair.judged.disagreement < AGREES_BELOW
+            result = "failed" if pair.candidate_s is None else "agreed" if agrees else "differed"
+            self._metrics.mirrored_pairs.labels(*one.name, result).inc()
+            one.target.take(pair)
+
+
+def _pairs(answers: list[tuple[_InFlight, Outcome]], redacts: Redacts) -> "list[Pair | Exception]":
+    """Compares answers; a fault of one is returned in its place."""
+    found: list[Pair | Exception] = []
+    for one, outcome in answers:
+        try:
+            found.append(_pair(one.target, one.call, one.reply, outcome, redacts))
+        except Exception as error:
+            found.append(error)
+    return found
 
 
 def _pair(
@@ -231,7 +295,7 @@ def _pair(
     outcome: Outcome,
     redacts: Redacts,
 ) -> Pair:
-    """Compares both answers, in the thread."""
+    """Compares both answers."""
     candidate_s: float | None = None
     judged, error = Judged(1.0, 0.0, False), ""
     if isinstance(outcome, InferReply):
@@ -254,6 +318,14 @@ def _pair(
         error=error[:500],
     )
     return Pair(judged, live.execution_s, candidate_s, kept)
+
+
+def _elements_of(one: _InFlight, outcome: Outcome) -> int:
+    """Returns the elements of a mirrored request and of both answers."""
+    arrays = [tensor.array for tensor in one.call.inputs] + list(one.reply.outputs.values())
+    if isinstance(outcome, InferReply):
+        arrays += outcome.outputs.values()
+    return sum(array.size for array in arrays)
 
 
 def _named(reply: InferReply) -> Sequence[tuple[str, str, Array]]:

@@ -220,7 +220,7 @@ def _of_split(split: Split, counts: TrafficCounts) -> dict[int, tuple[Counted, .
 
 def _of_rollout(rollout: Rollout, task: Task, comparison: Comparison) -> Target:
     def take(pair: Pair) -> None:
-        comparison.evidence.count_pair(pair.judged.disagreement)
+        comparison.count_pair(pair.judged.disagreement)
 
     return Target(rollout.candidate, task, False, take, lambda _: None)
 

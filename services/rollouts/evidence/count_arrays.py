@@ -1,7 +1,7 @@
 """Counts as arrays, as the e-processes take them: those of one rollout, or of simulated ones."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,7 +43,8 @@ class CountArrays:
             factors: [factors], the first axis of the counts that are returned.
         """
         names = {field.name for field in fields(self)} - NO_COUNTS
-        return replace(self, **{name: _outer(factors, getattr(self, name)) for name in names})
+        grown: dict[str, Any] = {name: _outer(factors, getattr(self, name)) for name in names}
+        return replace(self, **grown)
 
 
 def _outer(factors: Array, counts: Array) -> Array:

@@ -51,8 +51,9 @@ class Evidence:
         failed: bool = False,
         nan: bool = False,
         output: int | None = None,
+        times: int = 1,
     ) -> None:
-        """Counts one request of the split traffic, once its outcome is known.
+        """Counts a request of the split traffic, or several alike, once its outcome is known.
 
         Args:
             share: the candidate's share of the traffic when the request's version was drawn; at 0
@@ -61,19 +62,20 @@ class Evidence:
             failed: True for an error or a timeout of the version's own.
             nan: True if an output has a NaN or an infinity.
             output: the class, or the score as `score_step` has it.
+            times: number of such requests.
         """
         parts = round(share * PARTS)
         if not 0 < parts < PARTS:
             return
         place = f"share/{parts}/{version}"
-        self._add(f"{place}/requests")
+        self._add(f"{place}/requests", times)
         if failed:
-            self._add(f"{place}/errors")
+            self._add(f"{place}/errors", times)
             return
         if nan:
-            self._add(f"{place}/nan")
+            self._add(f"{place}/nan", times)
         if output is not None:
-            self._add(f"{place}/output/{output}")
+            self._add(f"{place}/output/{output}", times)
 
     def count_pair(self, disagreement: float) -> None:
         """Counts a mirrored pair: 0 if both answers agree, 1 if not, or between."""
@@ -92,8 +94,8 @@ class Evidence:
         self._add(f"latency/{kind}/candidate/{candidate}")
         self._add(f"latency/{kind}/live/{live}")
 
-    def _add(self, name: str) -> None:
-        self.counts[name] = self.counts.get(name, 0) + 1
+    def _add(self, name: str, times: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + times
 
     def as_plain(self) -> dict[str, Any]:
         """Returns what `json.dumps` takes, and `from_plain` restores."""

@@ -34,6 +34,23 @@ def test_disagreement_is_between_0_and_1(array: Array, task: Task, data: st.Data
     assert found.nan == bool((~np.isfinite(other)).any())
 
 
+@given(
+    npst.array_shapes(min_dims=2, max_dims=3, max_side=3),
+    st.sampled_from([Task(), CLASSES, SCORES]),
+    st.data(),
+)
+def test_few_elements_are_judged_like_many(
+    shape: tuple[int, ...], task: Task, data: st.DataObject
+) -> None:
+    numbers = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, np.nan, np.inf])
+    live, other = (data.draw(npst.arrays(np.float64, shape, elements=numbers)) for _ in "12")
+    many = [{"y": x.repeat(100, axis=0)} for x in (live, other)]
+    few = compared({"y": live}, {"y": other}, task)
+    assert compared(*many, task) == pytest.approx(few, abs=1e-9)
+    assert output_of({"y": live}, task) == output_of(many[0], task)
+    assert has_nan({"y": live}) == has_nan(many[0])
+
+
 def test_classes_differ_by_the_place_of_the_largest() -> None:
     live = {"y": np.array([[0.1, 0.9, 0], [0.5, 0.4, 0.1]], np.float32)}
     other = {"y": np.array([[0.3, 0.7, 0], [0.4, 0.5, 0.1]], np.float32)}

@@ -177,10 +177,10 @@ async def test_large_answer_counts_once_it_is_encoded(error: ServingError | None
     goes_on = Event()
     sink.slices = encoding(goes_on, error)
     place.answer(CANDIDATE)
-    evidence = place.router.counts.of(one.id)
-    assert not evidence.counts
+    assert not place.router.counts.of(one.id).counts
     goes_on.set()
-    await until(lambda: len(evidence.counts) > 0)
+    await until(lambda: len(place.router.counts.of(one.id).counts) > 0)
+    evidence = place.router.counts.of(one.id)
     failed = {"candidate/errors": 1} if error else {}
     assert counts_of(evidence) == {"candidate/requests": 1} | failed
     assert (len(sink.replies), len(sink.errors)) == ((0, 1) if error else (1, 0))

@@ -18,7 +18,7 @@ from services.errors import (
     DisplacedError,
     ServingError,
 )
-from services.gateway.traffic.mirrors import MOST_IN_FLIGHT, MOST_IN_FLIGHT_BYTES
+from services.gateway.traffic.mirrors import FEW_ELEMENTS, MOST_IN_FLIGHT, MOST_IN_FLIGHT_BYTES
 from services.queueing.memory_queue import Entry
 from services.queueing.records import MIRROR_PRIORITY, InferReply, SequenceStep, ServedVersion
 from services.rollouts.traffic_counts import MOST_LATENCIES_A_BLOCK
@@ -170,7 +170,6 @@ async def test_arms_of_a_split_share_the_latencies_of_a_block() -> None:
 
 
 async def until_compared(place: Place, **labels: str) -> None:
-    """A thread compares."""
     await until(lambda: place.counted("mirrored_pairs", **labels))
 
 
@@ -187,6 +186,7 @@ async def test_mirrored_request_is_compared_once_the_caller_has_its_answer(
     assert place.waiting() == (1, 0)
     place.answer(LIVE)
     assert len(sink.replies) == 1
+    await place.until_mirrored()
     (entry,) = place.shelves[CANDIDATE].entries
     assert entry.request.priority == MIRROR_PRIORITY
     place.answer(CANDIDATE, outcome)
@@ -202,6 +202,7 @@ async def test_shadow_keeps_the_worst_pairs() -> None:
     for outcome in (0.9, -1.0, 0.8):
         place.begin()
         place.answer(LIVE)
+        await place.until_mirrored()
         place.answer(CANDIDATE, outcome)
     await until(lambda: place.router.counts.shadow(shadow.id).pairs == 3)
     figures = place.router.counts.shadow(shadow.id)
@@ -223,25 +224,72 @@ async def test_no_request_is_mirrored_while_callers_wait() -> None:
         place.begin()
         place.begin("2")
         place.answer(LIVE)
+        await until(lambda: place.counted("dropped_mirrors", reason="busy") == 1)
         assert place.waiting() == (0, 1)
         assert place.router.counts.shadow(shadow.id).dropped == {"busy": 1}
-        assert place.counted("dropped_mirrors", reason="busy") == 1
+        assert place.admission.mirrored == 0
+
+
+async def test_mirrored_request_waits_a_moment_for_those_of_callers() -> None:
+    with shadowed() as (place, shadow):
+        place.begin()
+        place.begin("2")
+        place.answer(LIVE)
+        place.answer(CANDIDATE)
+        await place.until_mirrored()
+        place.answer(CANDIDATE)
+        await until(lambda: place.router.counts.shadow(shadow.id).agreed == 1)
+        assert place.router.counts.shadow(shadow.id).dropped == {}
+
+
+async def test_requests_of_one_moment_are_mirrored_together() -> None:
+    with shadowed() as (place, _):
+        for _ in range(3):
+            place.begin()
+            place.answer(LIVE)
+            assert place.waiting() == (0, 0)
+        await place.until_mirrored(3)
+
+
+@pytest.mark.parametrize("elements", [8, FEW_ELEMENTS])
+async def test_pairs_are_compared_on_the_loop_or_in_a_thread(elements: int) -> None:
+    signature = one_to_one((elements,), rows=8)
+    place, shadow = Place(signature, signature), Shadow(candidate=2, sample=1.0)
+    place.share(shadow=shadow)
+    for _ in range(2):
+        place.begin(columns=elements)
+        place.answer(LIVE)
+    await place.until_mirrored(2)
+    for outcome in (1.0, 0.5):
+        place.answer(CANDIDATE, outcome)
+    await until(lambda: place.router.counts.shadow(shadow.id).pairs == 2)
+    figures = place.router.counts.shadow(shadow.id)
+    assert (figures.agreed, figures.difference) == (1, 0.5)
 
 
 async def test_mirrored_requests_in_flight_are_limited_and_take_no_permit() -> None:
     with shadowed(limit=1) as (place, shadow):
-        held: list[Entry] = []
         for _ in range(MOST_IN_FLIGHT + 2):
             _, sink = place.begin()
             assert not sink.errors
             place.answer(LIVE)
-            held += place.shelves[CANDIDATE].entries
-            place.shelves[CANDIDATE].entries.clear()
-        assert len(held) == MOST_IN_FLIGHT
+        await place.until_mirrored(MOST_IN_FLIGHT)
+        held: list[Entry] = list(place.shelves[CANDIDATE].entries)
         assert place.router.counts.shadow(shadow.id).dropped == {"in_flight": 2}
         place.router.mirrors.abandon()
         assert place.queue.unanswered == place.admission.mirrored == 0
         assert all(entry.dead for entry in held)
+
+
+async def test_process_that_drains_sends_no_mirrored_request() -> None:
+    with shadowed() as (place, _):
+        place.begin()
+        place.answer(LIVE)
+        place.router.mirrors.abandon()
+        assert place.admission.mirrored == 0
+        place.begin()
+        place.answer(LIVE)
+        await place.until_mirrored(1)
 
 
 async def test_too_large_requests_streams_and_steps_are_dropped_whole() -> None:
@@ -268,6 +316,7 @@ async def test_pair_whose_answers_are_too_large_is_dropped() -> None:
     with shadowed() as (place, shadow):
         place.begin()
         place.answer(LIVE)
+        await place.until_mirrored()
         large = {"y": np.zeros(MOST_IN_FLIGHT_BYTES // 4, np.float32)}
         entry = place.shelves[CANDIDATE].entries.pop()
         entry.finish(
@@ -293,6 +342,7 @@ async def test_candidate_that_never_answers_has_failed() -> None:
     with shadowed() as (place, shadow):
         place.begin()
         place.answer(LIVE)
+        await place.until_mirrored()
         place.answer(CANDIDATE, DeadlineExceededError("x"))
         await until_compared(place, result="failed")
         figures = place.router.counts.shadow(shadow.id)
@@ -304,6 +354,7 @@ async def test_mirrored_request_that_callers_keep_from_running_has_not_failed() 
     with shadowed() as (place, shadow):
         place.begin()
         place.answer(LIVE)
+        await place.until_mirrored()
         place.answer(CANDIDATE, DisplacedError("x"))
         assert place.router.counts.shadow(shadow.id).dropped == {"busy": 1}
         assert place.router.counts.shadow(shadow.id).failed == 0
