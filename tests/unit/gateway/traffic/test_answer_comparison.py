@@ -44,9 +44,9 @@ def test_few_elements_are_judged_like_many(
 ) -> None:
     numbers = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, np.nan, np.inf])
     live, other = (data.draw(npst.arrays(np.float64, shape, elements=numbers)) for _ in "12")
-    many = [{"y": x.repeat(100, axis=0)} for x in (live, other)]
+    many: list[dict[str, Array]] = [{"y": x.repeat(100, axis=0)} for x in (live, other)]
     few = compared({"y": live}, {"y": other}, task)
-    assert compared(*many, task) == pytest.approx(few, abs=1e-9)
+    assert compared(many[0], many[1], task) == pytest.approx(few, abs=1e-9)
     assert output_of({"y": live}, task) == output_of(many[0], task)
     assert has_nan({"y": live}) == has_nan(many[0])
 
