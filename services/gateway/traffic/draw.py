@@ -8,6 +8,8 @@ growing share keeps the keys that had the candidate before.
 import hashlib
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import accumulate
 
 from model_store.rollouts.traffic import Rollout, Split
 from services.queueing.records import SequenceStep
@@ -29,19 +31,20 @@ def point_of(route_id: str, key: str) -> float:
     return (int.from_bytes(digest) >> (_BITS - 53)) / 2**53  # as many bits as a float has
 
 
-def rollout_version(rollout: Rollout, point: float) -> int:
-    """Returns the version that a point of [0, 1) draws."""
-    return rollout.candidate if point < rollout.share else rollout.baseline
+def version_ends(route: Rollout | Split) -> list[tuple[float, int]]:
+    """Returns where the parts of [0, 1) end, in order, and the versions that they draw."""
+    if isinstance(route, Rollout):
+        return [(route.share, route.candidate), (1.0, route.baseline)]
+    ends = accumulate(arm.share for arm in route.arms)
+    return [(end, arm.version) for end, arm in zip(ends, route.arms, strict=True)]
 
 
-def split_version(split: Split, point: float) -> int:
-    """Returns the version that a point of [0, 1) draws."""
-    ends = 0.0
-    for arm in split.arms:
-        ends += arm.share
-        if point < ends:
-            return arm.version
-    return split.arms[-1].version  # the shares add up to 1 but for rounding
+def version_at(ends: Sequence[tuple[float, int]], point: float) -> int:
+    """Returns the version that a point of [0, 1) draws, by `version_ends`."""
+    for end, version in ends:
+        if point < end:
+            return version
+    return ends[-1][1]  # the shares add up to 1 but for rounding
 
 
 class SequenceVersions:

@@ -36,12 +36,13 @@ from services.telemetry.metrics import Metrics
 
 logger = logging.getLogger("flambeau.mirrors")
 
-MOST_IN_FLIGHT = 16
+MOST_IN_FLIGHT = 32
 """A batch of idle slots; more would delay the next caller's request for longer."""
 MOST_IN_FLIGHT_BYTES = 32 * 2**20
 """Inputs and answers of those in flight; the edge's own budget no longer counts them."""
-GATHER_S = 0.005
-HELD_S = 0.05
+GATHER_S = 0.025
+"""A run of 1 or of 15 small requests delays callers for the same time."""
+HELD_S = 0.1
 FEW_ELEMENTS = 256
 """Elements of inputs and answers of a pair that the event loop compares: a hand-over to the thread
 takes longer, and the thread would keep the interpreter lock meanwhile."""

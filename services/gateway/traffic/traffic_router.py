@@ -27,14 +27,15 @@ from services.gateway.traffic.answer_comparison import Task, task_of
 from services.gateway.traffic.draw import (
     SequenceVersions,
     point_of,
-    rollout_version,
-    split_version,
+    version_at,
+    version_ends,
 )
 from services.gateway.traffic.mirrors import Mirrors, Pair, Target
 from services.gateway.traffic.routed_call import Counted, RoutedCall
 from services.gateway.traffic.shown_tensors import Redacts
 from services.queueing.directory import LIVE_ALIAS
 from services.queueing.memory_queue import MemoryQueue
+from services.queueing.records import SequenceStep
 from services.rollouts.traffic_counts import USUAL_RATIO, Comparison, TrafficCounts
 from services.telemetry.metrics import Metrics
 
@@ -49,6 +50,8 @@ class _Plan(NamedTuple):
     """Those of the directory when it was worked out."""
     route: Rollout | Split | None
     """None if the live version gets all requests."""
+    ends: Sequence[tuple[float, int]]
+    """Points of [0, 1) at which the parts of the route's versions end, in order."""
     task: Task
     counted: Mapping[int, tuple[Counted, ...]]
     """Where a request is counted, by the version that is drawn."""
@@ -112,7 +115,10 @@ class TrafficRouter:
             if version != live and (reason := self._why_not(call, version)):
                 refused = counted if reason == "refused_inputs" else _NOTHING
                 version, counted = live, _NOTHING
-            renew = self._kept(call, plan.route, signature, version)
+            if call.sequence is not None and signature.sequence is not None:
+                renew = self._kept(
+                    plan.route, call.sequence, signature.sequence.max_idle_s, version
+                )
         targets = _NO_TARGETS
         if version != live:
             call = msgspec.structs.replace(call, version=str(version))
@@ -140,22 +146,19 @@ class TrafficRouter:
             known = self._sequences.known(route.id, step)
             if known is not None and known in plan.counted:
                 return known
-            return _version_at(route, point_of(route.id, f"sequence {step.id}"))
+            return version_at(plan.ends, point_of(route.id, f"sequence {step.id}"))
         if route.sticky:
             source, _, name = route.sticky.partition(":")
             if key := key_of(source, name):
-                return _version_at(route, point_of(route.id, key))
-        return _version_at(route, random.random())  # noqa: S311
+                return version_at(plan.ends, point_of(route.id, key))
+        return version_at(plan.ends, random.random())  # noqa: S311
 
     def _kept(
-        self, call: InferCall, route: Rollout | Split, signature: Signature, version: int
-    ) -> Callable[[], None] | None:
+        self, route: Rollout | Split, step: SequenceStep, idle_s: float, version: int
+    ) -> Callable[[], None]:
         """Remembers the version that gets a step; returns what to call once it is answered."""
-        step, sequences = call.sequence, signature.sequence
-        if step is None or sequences is None:
-            return None
-        self._sequences.keep(route.id, step, sequences.max_idle_s, version)
-        return partial(self._sequences.renew, route.id, step, sequences.max_idle_s)
+        self._sequences.keep(route.id, step, idle_s, version)
+        return partial(self._sequences.renew, route.id, step, idle_s)
 
     def _why_not(self, call: InferCall, version: int) -> str:
         """Returns why a version cannot have a request; empty if it can."""
@@ -175,11 +178,6 @@ class TrafficRouter:
             return self._admission.fits(call)
         except ServingError:
             return False
-
-
-def _version_at(route: Rollout | Split, point: float) -> int:
-    drawn = rollout_version if isinstance(route, Rollout) else split_version
-    return drawn(route, point)  # type: ignore[arg-type]  # the function is that of the class
 
 
 def _plan(
@@ -203,7 +201,8 @@ def _plan(
         counted = _of_split(split, counts)
     if shadow is not None:
         mirrored.append((shadow.sample, _of_shadow(shadow, task_of(None, signature), counts)))
-    return _Plan(changes, route, task, counted, mirrored)
+    ends = [] if route is None else version_ends(route)
+    return _Plan(changes, route, ends, task, counted, mirrored)
 
 
 def _of_split(split: Split, counts: TrafficCounts) -> dict[int, tuple[Counted, ...]]:

@@ -9,8 +9,8 @@ from model_store.rollouts.traffic import Arm, Rollout, Split
 from services.gateway.traffic.draw import (
     SequenceVersions,
     point_of,
-    rollout_version,
-    split_version,
+    version_at,
+    version_ends,
 )
 from services.queueing.records import SequenceStep
 
@@ -20,6 +20,10 @@ SHARES = st.floats(0.001, 0.999)
 
 def rollout(share: float, **fields: str) -> Rollout:
     return Rollout(candidate=2, baseline=1, steps=(share,), **fields)  # type: ignore[arg-type]
+
+
+def drawn_version(route: Rollout | Split, point: float) -> int:
+    return version_at(version_ends(route), point)
 
 
 @given(KEYS)
@@ -35,7 +39,7 @@ def test_point_is_what_it_was_in_the_first_release() -> None:
 
 def test_candidate_has_the_points_below_its_share() -> None:
     """Another order would move callers at an update."""
-    assert [rollout_version(rollout(0.3), point) for point in (0, 0.299, 0.3, 0.999)] == [
+    assert [drawn_version(rollout(0.3), point) for point in (0, 0.299, 0.3, 0.999)] == [
         2,
         2,
         1,
@@ -47,8 +51,8 @@ def test_candidate_has_the_points_below_its_share() -> None:
 def test_growing_share_keeps_the_keys_of_the_candidate(key: str, one: float, other: float) -> None:
     low, high = sorted((one, other))
     point = point_of("0123456789abcdef", key)
-    before = rollout_version(rollout(low), point)
-    after = rollout_version(rollout(high), point)
+    before = drawn_version(rollout(low), point)
+    after = drawn_version(rollout(high), point)
     assert before <= after  # 1 is the baseline
 
 
@@ -58,7 +62,7 @@ def test_keys_are_shared_as_asked(route_id: str, share: float) -> None:
     """Six standard deviations: one example in a thousand million is beyond."""
     count = 4000
     drawn = Counter(
-        rollout_version(rollout(share), point_of(route_id, f"user {n}")) for n in range(count)
+        drawn_version(rollout(share), point_of(route_id, f"user {n}")) for n in range(count)
     )
     assert abs(drawn[2] - share * count) <= 6 * (share * (1 - share) * count) ** 0.5 + 1
 
@@ -66,7 +70,7 @@ def test_keys_are_shared_as_asked(route_id: str, share: float) -> None:
 def test_each_rollout_draws_anew() -> None:
     keys = [f"user {n}" for n in range(200)]
     first, second = (
-        [rollout_version(rollout(0.5), point_of(route_id, key)) for key in keys]
+        [drawn_version(rollout(0.5), point_of(route_id, key)) for key in keys]
         for route_id in ("0" * 16, "1" * 16)
     )
     assert first != second
@@ -77,7 +81,7 @@ def test_each_rollout_draws_anew() -> None:
 def test_point_draws_the_arm_whose_share_it_is_in(weights: list[int], point: float) -> None:
     total = sum(weights)
     arms = tuple(Arm(version=n, share=w / total) for n, w in enumerate(weights, start=1))
-    drawn = split_version(Split(name="s", arms=arms), point)
+    drawn = drawn_version(Split(name="s", arms=arms), point)
     before = sum(arm.share for arm in arms[: drawn - 1])
     assert before <= point + 1e-9
     assert point < before + arms[drawn - 1].share + 1e-9
