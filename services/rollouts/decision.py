@@ -1,10 +1,12 @@
 """What to do with a rollout, from the verdict on it, its traffic and the time. Pure.
 
 Rules: a broken guard ends it at any step, paused or not. A step lasts `every_s` at least, and
-until the candidate has answered some requests at its share: silence is no evidence. The step 1, a
+until the candidate has answered some requests at its share: silence is no evidence. It lasts longer
+while a guard speaks against the candidate (`DOUBTFUL`), though it is not broken. The step 1, a
 promotion, needs the verdict `promote`.
 """
 
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -16,6 +18,9 @@ from services.rollouts.evidence.verdict import Verdict
 LEAST_REQUESTS = 30
 """Requests of the candidate at a step's share before the next step: a candidate that fails half of
 them, where the default guards are set, is rolled back by then."""
+DOUBTFUL = 10.0
+"""E-value against the candidate at which it gets no larger share: one within its limits ever
+reaches it with a probability of a tenth at most, and goes on once it has fallen."""
 
 Move = Literal["rolled_back", "advanced", "promoted"]
 
@@ -54,6 +59,14 @@ def decide(rollout: Rollout, verdict: Verdict, evidence: Evidence, now: datetime
             f"too little traffic: the candidate has answered {requests} requests at "
             f"{rollout.share:.4g} of the traffic, and the next step needs {LEAST_REQUESTS}",
         )
+    for finding in verdict.findings:
+        if finding.log_e_now >= math.log(DOUBTFUL):
+            e_value = f"{math.exp(min(finding.log_e_now, 700)):,.4g}"
+            return Decision(
+                None,
+                f"{finding.guard} speaks against the candidate: e-value {e_value}, and the next "
+                f"step needs one below {DOUBTFUL:g}",
+            )
     share = f"{rollout.steps[following] * 100:.6g} %"
     if rollout.steps[following] < 1:
         return Decision("advanced", f"{share} of the requests: no guard is broken")

@@ -10,6 +10,7 @@ version that ended in the same block of time, both drawn at random; the others c
 import random
 import time
 from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
 from model_store.rollouts.guards import LatencyGuard
 from services.rollouts.evidence.evidence import Evidence, Version
@@ -35,6 +36,13 @@ USUAL_RATIO = LatencyGuard().ratio
 
 _Outcome = tuple[float, Version, bool, bool, int | None]
 """Arguments of `Evidence.count_request`."""
+
+
+class WaitingRequest(Protocol):
+    """A request that has no answer yet."""
+
+    def fail_hanging(self) -> None:
+        """Counts a failure if it has waited for longer than a version may take."""
 
 
 class _Sample:
@@ -67,6 +75,7 @@ class Comparison:
         most_latencies: latencies of a version that are kept of one block.
 
     Attributes:
+        waiting: requests without an answer, and when they began, the oldest first.
         patience_s: seconds without an answer after which a request of either version hangs.
     """
 
@@ -74,6 +83,7 @@ class Comparison:
         self, ratio: float = USUAL_RATIO, most_latencies: int = MOST_LATENCIES_A_BLOCK
     ) -> None:
         self._evidence = Evidence()
+        self.waiting: dict[WaitingRequest, float] = {}
         self._outcomes: dict[_Outcome, int] = {}
         """Requests that are not in the evidence yet, by outcome: there are few outcomes."""
         self._most = most_latencies
@@ -123,6 +133,12 @@ class Comparison:
             self.end_block()
             self._block_ends = now + BLOCK_S
         self._latencies[version].add(seconds)
+
+    def fail_hanging(self) -> None:
+        """Counts requests that have waited for longer than a version may take."""
+        before = time.monotonic() - self.patience_s
+        for request in [x for x, began in self.waiting.items() if began <= before]:
+            request.fail_hanging()
 
     def count_pair(self, disagreement: float) -> None:
         """Counts a mirrored pair, as `Evidence.count_pair` does."""
@@ -263,5 +279,6 @@ class TrafficCounts:
 
 
 def _copied(comparison: Comparison) -> Evidence:
+    comparison.fail_hanging()
     found = comparison.evidence
     return Evidence(dict(found.counts), dict(found.peaks))

@@ -242,7 +242,7 @@ def _compared(
 
 def _finite(one: _Floats, other: _Floats) -> tuple[_Floats, _Floats, npt.NDArray[np.bool_], bool]:
     """Returns both with 0 where they cannot be compared, where one is odd, and if `other` is."""
-    both_odd = (np.isnan(one) & np.isnan(other)) | (one == other)  # equal infinities, too
+    both_odd = (np.isnan(one) & np.isnan(other)) | (np.isinf(one) & (one == other))
     one, other = np.where(both_odd, 0, one), np.where(both_odd, 0, other)
     odd = ~(np.isfinite(one) & np.isfinite(other))
     nan = bool((~np.isfinite(other) & np.isfinite(one)).any())

@@ -6,7 +6,8 @@ A failure is one of the version's own:
 - its backend failed, other than by refusing the input, or its queue was full;
 - it gave no answer although the request waited for the server's own limit, or for so much longer
   than the live version usually takes (`Comparison.patience_s`) that it hangs; whether the caller
-  disconnects then, or its deadline passes, is the same, and both versions are judged alike;
+  still waits then, disconnects, or its deadline passes, is the same, and both versions are judged
+  alike;
 - its answer could not be written, through no fault of the request;
 - it does not take an input that the live version has taken in its place.
 What a caller can bring about alone, such as a short deadline, is not counted: it would move a
@@ -58,9 +59,9 @@ class RoutedCall:
     """
 
     __slots__ = (
-        "_began", "_counted", "_done", "_has_last", "_is_failed", "_is_over", "_is_written",
-        "_limit_s", "_mirrors", "_nan", "_output", "_refused", "_renew", "_seconds", "_targets",
-        "_task", "call",
+        "_began", "_counted", "_done", "_has_last", "_has_outcome", "_is_failed", "_is_over",
+        "_is_written", "_limit_s", "_mirrors", "_nan", "_output", "_refused", "_renew", "_seconds",
+        "_targets", "_task", "call",
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +85,7 @@ class RoutedCall:
         self._seconds = -1.0
         """Time until the first answer: how fast a caller reads the others says nothing."""
         self._done: Done
-        self._is_failed = self._is_over = self._nan = False
+        self._has_outcome = self._is_failed = self._is_over = self._nan = False
         self._has_last = self._is_written = False
         """Whether the last answer has come, and whether it is encoded, or known not to be: small
         ones are encoded as they come, large ones in slices, later."""
@@ -98,6 +99,15 @@ class RoutedCall:
     def admitted(self) -> None:
         """Handles that admission has taken the request."""
         self._count(self._refused, failed=True)
+        if not self._has_outcome:
+            for comparison, _, _ in self._counted:
+                comparison.waiting[self] = self._began
+
+    def fail_hanging(self) -> None:
+        """Counts a failure if the request has waited for longer than a version may take."""
+        if self._hangs():
+            self._is_failed = True
+            self._end()
 
     def written(self) -> None:
         """Handles that the last answer is encoded and about to be written."""
@@ -115,14 +125,21 @@ class RoutedCall:
         """Handles a caller that waits no longer: it has disconnected, or its time is over."""
         if self._has_last:
             self._end()
-        elif self._hangs():
-            self._is_failed = True
-            self._end()
+        else:
+            self.fail_hanging()
+            self._wait_no_longer()
+
+    def _wait_no_longer(self) -> None:
+        for comparison, _, _ in self._counted:
+            comparison.waiting.pop(self, None)
 
     def _replied(self, outcome: Outcome) -> None:
         if self._seconds < 0 and isinstance(outcome, InferReply):
             self._seconds = time.monotonic() - self._began
         self._done(outcome)
+        if not self._has_outcome:
+            self._has_outcome = True
+            self._wait_no_longer()
         try:
             if isinstance(outcome, InferReply):
                 self._answered(outcome)
@@ -176,6 +193,7 @@ class RoutedCall:
         if self._is_over:
             return
         self._is_over = True
+        self._wait_no_longer()
         self._count(self._counted, failed=self._is_failed)
 
     def _count(self, counted: Sequence[Counted], *, failed: bool) -> None:

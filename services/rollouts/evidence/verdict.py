@@ -17,6 +17,8 @@ class Finding:
     """Broken, proven to be kept, or neither yet."""
     log_e_against: float
     """Logarithm of the e-value against the candidate, the highest at any look."""
+    log_e_now: float
+    """The same at this look alone."""
     log_e_to_roll_back: float
     """`log_e_against` that breaks the guard."""
     log_e_for: float

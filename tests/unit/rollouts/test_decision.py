@@ -1,14 +1,15 @@
 """Decisions about rollouts: what each verdict, time and traffic lead to."""
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from model_store.rollouts.traffic import Rollout
-from services.rollouts.decision import LEAST_REQUESTS, counts_by_share, decide
+from services.rollouts.decision import DOUBTFUL, LEAST_REQUESTS, counts_by_share, decide
 from services.rollouts.evidence.evidence import Evidence
-from services.rollouts.evidence.verdict import Decision, Verdict
+from services.rollouts.evidence.verdict import Decision, Finding, Verdict
 
 BEGAN = datetime(2026, 11, 28, 12, tzinfo=UTC)
 ENDS = "2026-11-28 12:01:00 UTC"
@@ -21,14 +22,45 @@ def rollout_at(step: int, steps: tuple[float, ...] = STEPS, **fields: Any) -> Ro
     )
 
 
-def verdict_of(decision: Decision) -> Verdict:
+def verdict_of(decision: Decision, *findings: Finding) -> Verdict:
     return Verdict(
-        decision=decision, reason=f"it is {decision}", guard=None, more_requests=None, findings=()
+        decision=decision,
+        reason=f"it is {decision}",
+        guard=None,
+        more_requests=None,
+        findings=findings,
     )
 
 
 def evidence_of(requests: int, share: float) -> Evidence:
     return Evidence({f"share/{round(share * 1e6)}/candidate/requests": requests})
+
+
+@pytest.mark.parametrize(("e_value", "move"), [(DOUBTFUL, None), (0.99 * DOUBTFUL, "advanced")])
+def test_candidate_in_doubt_gets_no_larger_share(e_value: float, move: str | None) -> None:
+    """One that has just failed some of its first requests, for example."""
+    finding = Finding(
+        guard="errors",
+        state="open",
+        log_e_against=5.0,  # an earlier look's
+        log_e_now=math.log(e_value),
+        log_e_to_roll_back=5.3,
+        log_e_for=0.0,
+        log_e_to_promote=4.6,
+        observed=57,
+        unit="requests",
+        more=None,
+        figures={},
+    )
+    rollout = rollout_at(0)
+    found = decide(
+        rollout,
+        verdict_of("undecided", finding),
+        evidence_of(57, rollout.share),
+        BEGAN + timedelta(seconds=60),
+    )
+    assert found.move == move
+    assert move or found.why.startswith("errors speaks against the candidate: e-value 10, ")
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,10 @@ def test_scores_disagree_by_their_difference() -> None:
 def test_numbers_disagree_by_their_relative_distance() -> None:
     live, other = ({"y": np.array([a, 5.0])} for a in (1.0, 3.0))
     assert compared(live, other, Task()).disagreement == pytest.approx(0.25)
+    row = [3.0, 4.0]  # equal elements of a row count in its length
+    for rows in (1, 100):
+        live, other = ({"y": np.array([[a, *row]] * rows)} for a in (0.0, 12.0))
+        assert compared(live, other, Task()).disagreement == pytest.approx(12 / (5 + 13))
 
 
 def test_texts_and_whole_numbers_differ_or_not() -> None:

@@ -101,6 +101,25 @@ async def test_request_without_an_answer_fails_once_it_has_waited_for_long(
     assert counts == ({f"{name}/requests": 1, f"{name}/errors": 1} if is_counted else {})
 
 
+@ARMS
+@pytest.mark.parametrize("patience_s", [0, 5])
+async def test_hanging_request_fails_while_its_caller_waits(patience_s: int, share: float) -> None:
+    """A caller may be patient; the candidate gets no larger share meanwhile."""
+    place, one = Place(), rollout(share)
+    place.share(rollout=one)
+    place.router.counts.comparison(one.id).patience_s = patience_s
+    _, sink = place.begin()
+    name, failed = arm_of(share), patience_s == 0
+    for _ in range(2):
+        counts = counts_of(place.router.counts.snapshot()[one.id])
+        assert counts == ({f"{name}/requests": 1, f"{name}/errors": 1} if failed else {})
+    place.answer(CANDIDATE if share == ALWAYS else LIVE)
+    assert len(sink.replies) == 1
+    counts = counts_of(place.router.counts.snapshot()[one.id])
+    assert counts == {f"{name}/requests": 1} | ({f"{name}/errors": 1} if failed else {})
+    assert not place.router.counts.comparison(one.id).waiting
+
+
 @pytest.mark.parametrize(
     ("error", "is_counted"),
     [
