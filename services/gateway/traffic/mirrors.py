@@ -46,6 +46,8 @@ HELD_S = 0.1
 FEW_ELEMENTS = 256
 """Elements of inputs and answers of a pair that the event loop compares: a hand-over to the thread
 takes longer, and the thread would keep the interpreter lock meanwhile."""
+FEW_BYTES = 2**16
+"""Bytes of the same: an element may be a long text."""
 MOST_TEXTS = 4096
 """BYTES elements of a request that is mirrored: they are counted one by one."""
 WITHIN_S = 30.0
@@ -184,6 +186,8 @@ class Mirrors:
     def _send(self) -> None:
         """Submits what was gathered, unless callers' requests wait."""
         self._timer = None
+        if self._admission.draining:
+            self.abandon()
         gathered, self._gathered, now = self._gathered, [], time.monotonic()
         lanes = {lane for one in gathered for lane in (one.reply.lane, one.request.lane)}
         busy = {lane for lane in lanes if self._waits(lane)}
@@ -238,7 +242,7 @@ class Mirrors:
             self._over(one)
             self.drop(one.target, one.call.model, reason)
             return
-        if _elements_of(one, outcome) <= FEW_ELEMENTS:
+        if one.nbytes <= FEW_BYTES and _elements_of(one, outcome) <= FEW_ELEMENTS:
             self._compared([one], _pairs([(one, outcome)], self._redacts))
             return
         if not self._answers:
@@ -253,7 +257,13 @@ class Mirrors:
         work = asyncio.get_running_loop().run_in_executor(
             self._thread, _pairs, answers, self._redacts
         )
-        work.add_done_callback(lambda work: self._compared([x for x, _ in answers], work.result()))
+        work.add_done_callback(partial(self._compared_all, [one for one, _ in answers]))
+
+    def _compared_all(
+        self, mirrored: list[_InFlight], work: "asyncio.Future[list[Pair | Exception]]"
+    ) -> None:
+        if not work.cancelled():  # else the process ends
+            self._compared(mirrored, work.result())
 
     def _why_too_large(self, one: _InFlight, nbytes: int) -> str:
         """Counts the candidate's answer beside the live one; returns why it is not compared."""

@@ -285,11 +285,9 @@ async def test_process_that_drains_sends_no_mirrored_request() -> None:
     with shadowed() as (place, _):
         place.begin()
         place.answer(LIVE)
-        place.router.mirrors.abandon()
-        assert place.admission.mirrored == 0
-        place.begin()
-        place.answer(LIVE)
-        await place.until_mirrored(1)
+        place.admission.draining = True
+        await until(lambda: place.admission.mirrored == 0)
+        assert place.waiting() == (0, 0)
 
 
 async def test_too_large_requests_streams_and_steps_are_dropped_whole() -> None:
