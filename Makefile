@@ -36,7 +36,10 @@ FOREGROUND := $(BIN)/python -I flambeau/foreground_job.py
 VERSIONS := $(VENV)/serving-versions.txt
 # Bytecode is made on all cores, and here: where nothing else may write it, every start of a process
 # would compile what it imports. Some packages ship files for other versions of Python.
-COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
+# Tests of packages, a fifth of all, nobody imports.
+COMPILE := $(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib > /dev/null 2>&1 || true
+# Of our sources for tests, which start hundreds of processes: many machines forbid these to write any.
+COMPILE_OURS := $(BIN)/python -m compileall -q -j 0 flambeau model_store protos services training
 TORCHED := $(VENV)/.torch-installed
 SERVING := $(VENV)/.serving-installed
 DEVELOPING := $(VENV)/.developing-installed
@@ -156,20 +159,28 @@ demo-bring: $(SERVING) ## Models from memory, files, a class and a pipeline: pub
 	@$(BIN)/python -W ignore examples/demo.py
 
 # Training has processes of its own: behind tests of all other kinds, torch's loaders ended a process
-# of pytest's by a segmentation fault in some runs. Every group runs, also behind one that failed.
+# of pytest's by a segmentation fault in some runs. It computes and waits for nothing, so it has one
+# process for each core. Every group runs, also behind one that failed.
 .PHONY: test
 test: $(DEVELOPING) ## Every test but the long ones and the slow suites.
+	@$(COMPILE_OURS)
 	@failed=0; \
 	$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s --ignore tests/unit/training \
 		$(SIDE_BY_SIDE) $(ARGS) || failed=1; \
-	$(BIN)/pytest tests/unit/training $(SIDE_BY_SIDE) $(ARGS) || failed=1; \
+	$(BIN)/pytest tests/unit/training -n $$(n=$$(nproc); echo $$((n < 8 ? n : 8))) --dist worksteal $(ARGS) || failed=1; \
 	$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS) || failed=1; \
 	exit $$failed
 
-LONG ?= tests/unit tests/contract tests/e2e tests/examples/test_demo.py
+# Only files that have some: each of the processes imports all files that it is given.
+LONG_FILES = $(sort $(wildcard tests/contract/test_*.py) \
+	$(shell grep -rl --include='test_*.py' 'mark\.long' tests/unit tests/e2e tests/examples))
+# One of so many parts of them: SHARE=3/8.
+SHARE ?= 0/1
 .PHONY: test-long
-test-long: $(DEVELOPING) ## What takes long and repeats shorter tests: pages of docs/, chaos, attacks, families.
-	@$(BIN)/pytest $(LONG) -m long $(SIDE_BY_SIDE) $(ARGS)
+test-long: $(DEVELOPING) ## What takes long and repeats shorter tests: pages of docs/, chaos, attacks, families. SHARE=3/8
+	@$(COMPILE_OURS)
+	@$(BIN)/pytest $$(printf '%s\n' $(LONG_FILES) | awk 'NR % $(notdir $(SHARE)) == $(patsubst %/,%,$(dir $(SHARE)))') \
+		-m long $(SIDE_BY_SIDE) $(ARGS)
 
 .PHONY: test-examples
 test-examples: $(EXAMPLES_INSTALLED) ## Every script and page of examples/, with the models of other packages.
