@@ -159,16 +159,18 @@ demo-bring: $(SERVING) ## Models from memory, files, a class and a pipeline: pub
 	@$(BIN)/python -W ignore examples/demo.py
 
 # Training has processes of its own: behind tests of all other kinds, torch's loaders ended a process
-# of pytest's by a segmentation fault in some runs. It computes and waits for nothing, so it has one
-# process for each core. Every group runs, also behind one that failed.
+# of pytest's by a segmentation fault in some runs. It computes while the others wait for servers, and
+# gives way to them. Every group runs, also behind one that failed.
 .PHONY: test
 test: $(DEVELOPING) ## Every test but the long ones and the slow suites.
 	@$(COMPILE_OURS)
-	@failed=0; \
+	@failed=0; output=$$(mktemp); \
+	nice -n 15 $(BIN)/pytest tests/unit/training -n 1 $(ARGS) > "$$output" 2>&1 < /dev/null & training=$$!; \
+	trap 'kill $$training 2> /dev/null || true; rm -f "$$output"' EXIT; \
 	$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s --ignore tests/unit/training \
 		$(SIDE_BY_SIDE) $(ARGS) || failed=1; \
-	$(BIN)/pytest tests/unit/training -n $$(n=$$(nproc); echo $$((n < 8 ? n : 8))) --dist worksteal $(ARGS) || failed=1; \
 	$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS) || failed=1; \
+	wait $$training || failed=1; cat "$$output"; \
 	exit $$failed
 
 # Only files that have some: each of the processes imports all files that it is given.
