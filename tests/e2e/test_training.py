@@ -234,6 +234,7 @@ def test_an_artifact_outside_its_tolerance_is_reported_and_not_published(home: H
     assert home.live() == 1
 
 
+@pytest.mark.long
 def test_nothing_proven_is_an_error_and_publishes_nothing(home: Home) -> None:
     before = home.store.versions("digits")
     nothing = "export=[{kind: onnx, tolerance: {max_abs_difference: 0}}]"
