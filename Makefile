@@ -22,6 +22,9 @@ BIN := $(VENV)/bin
 # Tests of one file mostly stay together, for they share servers; who has none left takes some.
 # Many wait for a server or a process: one more at a time than there are cores keeps those busy.
 SIDE_BY_SIDE := -n $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8))) --dist worksteal
+# Gives way to all others. A shell has what it runs in the background ignore Ctrl-C, which tests send.
+BEHIND := $(BIN)/python -c 'import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); \
+	os.nice(15); os.execv(sys.argv[1], sys.argv[1:])'
 PROTOC := $(CLIENTS)/bin/python -m grpc_tools.protoc -I.
 PROTOS := protos/*.proto protos/flambeau/v1/*.proto
 # Contracts of doors that the client does not use.
@@ -165,7 +168,7 @@ demo-bring: $(SERVING) ## Models from memory, files, a class and a pipeline: pub
 test: $(DEVELOPING) ## Every test but the long ones and the slow suites.
 	@$(COMPILE_OURS)
 	@failed=0; output=$$(mktemp); \
-	nice -n 15 $(BIN)/pytest tests/unit/training -n 1 $(ARGS) > "$$output" 2>&1 < /dev/null & training=$$!; \
+	$(BEHIND) $(BIN)/pytest tests/unit/training -n 1 $(ARGS) > "$$output" 2>&1 < /dev/null & training=$$!; \
 	trap 'kill $$training 2> /dev/null || true; rm -f "$$output"' EXIT; \
 	$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s --ignore tests/unit/training \
 		$(SIDE_BY_SIDE) $(ARGS) || failed=1; \
