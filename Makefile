@@ -22,6 +22,9 @@ BIN := $(VENV)/bin
 # Tests of one file mostly stay together, for they share servers; who has none left takes some.
 # Many wait for a server or a process: one more at a time than there are cores keeps those busy.
 SIDE_BY_SIDE := -n $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8))) --dist worksteal
+# Gives way to all others. A shell has what it runs in the background ignore Ctrl-C, which tests send.
+BEHIND := $(BIN)/python -c 'import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); \
+	os.nice(15); os.execv(sys.argv[1], sys.argv[1:])'
 PROTOC := $(CLIENTS)/bin/python -m grpc_tools.protoc -I.
 PROTOS := protos/*.proto protos/flambeau/v1/*.proto
 # Contracts of doors that the client does not use.
@@ -36,7 +39,10 @@ FOREGROUND := $(BIN)/python -I flambeau/foreground_job.py
 VERSIONS := $(VENV)/serving-versions.txt
 # Bytecode is made on all cores, and here: where nothing else may write it, every start of a process
 # would compile what it imports. Some packages ship files for other versions of Python.
-COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
+# Tests of packages, a fifth of all, nobody imports.
+COMPILE := $(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib > /dev/null 2>&1 || true
+# Of our sources for tests, which start hundreds of processes: many machines forbid these to write any.
+COMPILE_OURS := $(BIN)/python -m compileall -q -j 0 flambeau model_store protos services training
 TORCHED := $(VENV)/.torch-installed
 SERVING := $(VENV)/.serving-installed
 DEVELOPING := $(VENV)/.developing-installed
@@ -156,20 +162,30 @@ demo-bring: $(SERVING) ## Models from memory, files, a class and a pipeline: pub
 	@$(BIN)/python -W ignore examples/demo.py
 
 # Training has processes of its own: behind tests of all other kinds, torch's loaders ended a process
-# of pytest's by a segmentation fault in some runs. Every group runs, also behind one that failed.
+# of pytest's by a segmentation fault in some runs. It computes while the others wait for servers, and
+# gives way to them. Every group runs, also behind one that failed.
 .PHONY: test
 test: $(DEVELOPING) ## Every test but the long ones and the slow suites.
-	@failed=0; \
+	@$(COMPILE_OURS)
+	@failed=0; output=$$(mktemp); \
+	$(BEHIND) $(BIN)/pytest tests/unit/training -n 1 $(ARGS) > "$$output" 2>&1 < /dev/null & training=$$!; \
+	trap 'kill $$training 2> /dev/null || true; rm -f "$$output"' EXIT; \
 	$(BIN)/pytest tests/unit tests/contract tests/client tests/repo tests/k8s --ignore tests/unit/training \
 		$(SIDE_BY_SIDE) $(ARGS) || failed=1; \
-	$(BIN)/pytest tests/unit/training $(SIDE_BY_SIDE) $(ARGS) || failed=1; \
 	$(BIN)/pytest tests/e2e $(SIDE_BY_SIDE) $(ARGS) || failed=1; \
+	wait $$training || failed=1; cat "$$output"; \
 	exit $$failed
 
-LONG ?= tests/unit tests/contract tests/e2e tests/examples/test_demo.py
+# Only files that have some: each of the processes imports all files that it is given.
+LONG_FILES = $(sort $(wildcard tests/contract/test_*.py) \
+	$(shell grep -rl --include='test_*.py' 'mark\.long' tests/unit tests/e2e tests/examples))
+# One of so many parts of them: SHARE=3/8.
+SHARE ?= 0/1
 .PHONY: test-long
-test-long: $(DEVELOPING) ## What takes long and repeats shorter tests: pages of docs/, chaos, attacks, families.
-	@$(BIN)/pytest $(LONG) -m long $(SIDE_BY_SIDE) $(ARGS)
+test-long: $(DEVELOPING) ## What takes long and repeats shorter tests: pages of docs/, chaos, attacks, families. SHARE=3/8
+	@$(COMPILE_OURS)
+	@$(BIN)/pytest $$(printf '%s\n' $(LONG_FILES) | awk 'NR % $(notdir $(SHARE)) == $(patsubst %/,%,$(dir $(SHARE)))') \
+		-m long $(SIDE_BY_SIDE) $(ARGS)
 
 .PHONY: test-examples
 test-examples: $(EXAMPLES_INSTALLED) ## Every script and page of examples/, with the models of other packages.

@@ -232,6 +232,7 @@ def test_a_deletion_that_others_keep_from_its_generation_says_so(
     assert delete_version(two, "digits", 1).why == "old"
 
 
+@pytest.mark.parametrize("store_url", ["folder"], indirect=True)
 def test_the_number_of_aliases_is_limited(two: ModelStore) -> None:
     for number in range(MAX_ALIASES - 1):
         two.promote("digits", 1, f"alias-{number}")

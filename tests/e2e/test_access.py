@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,16 +13,11 @@ from typer.testing import CliRunner, Result
 
 from flambeau.commands.access import access_app
 from services.atomic_file import write_atomically
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.servers import ROOT, ServerProcess, running_server
 from tests.fixtures.triton_client import TritonClient, TritonError
 
 BODY = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
-
-
-def flambeau(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Runs a verb of the command line to its end."""
-    command = [sys.executable, "-m", "flambeau", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 def access(*arguments: str) -> Result:
@@ -72,7 +66,7 @@ def test_a_key_is_given_out_used_and_taken_back(store: Path, tmp_path: Path) -> 
     with running_server(store, "--model=linear", api_keys_file=str(file)) as server:
         assert [status(server, key), status(server, "flb_wrong")] == [200, 401]
         asked = ("infer", "linear", "--input", "x=[[1, 2, 3, 4]]", "--server", server.grpc)
-        found = flambeau(*asked, "--json", "--token-file", str(key_file))
+        found = run_flambeau(*asked, "--json", "--token-file", str(key_file))
         assert np.allclose(json.loads(found.stdout)["y"], [[2, 4, 6, 8]])
         with TritonClient("grpc", server.grpc) as client:
             assert client.call("is_server_ready")

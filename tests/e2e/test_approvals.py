@@ -21,7 +21,8 @@ from tests.e2e.rest_calls import Reply, call
 from tests.e2e.test_registry_grpc import Stub
 from tests.e2e.test_rollout_control import report
 from tests.fixtures import onnx_models
-from tests.fixtures.servers import COMMAND, ROOT, Log, ServerProcess, running_server
+from tests.fixtures.command_forker import run_flambeau
+from tests.fixtures.servers import Log, ServerProcess, running_server
 
 GRANTS = {
     "ann": ("read:linear", "promote:linear", "delete:linear"),
@@ -335,9 +336,7 @@ def test_the_command_line(registry: Registry, store: ModelStore, tmp_path: Path)
         token = tmp_path / who
         token.write_text(registry.keys[who])
         place = ("--at", f"http://{registry.server.http}", "--token-file", str(token))
-        return subprocess.run(
-            [COMMAND, *arguments, *place], cwd=ROOT, capture_output=True, text=True, timeout=120
-        )
+        return run_flambeau(*arguments, *place)
 
     asked = flambeau("ann", "models", "promote", "linear", "2", "--why", "better")
     assert asked.returncode == 0, asked.stderr
@@ -355,10 +354,7 @@ def test_the_command_line(registry: Registry, store: ModelStore, tmp_path: Path)
     assert f"flambeau models approve linear 2 --at http://{registry.server.http}" in started.stdout
     withdrawn = flambeau("ann", "models", "refuse", "linear", "2")
     assert withdrawn.stdout == "request 2 for linear is withdrawn\n"
-    moves = subprocess.run(
-        [COMMAND, "models", "history", "linear", "--store", store.url],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    moves = run_flambeau("models", "history", "linear", "--store", store.url)
     assert "key:ann, approved by key:ben" in moves.stdout
 
 
@@ -375,8 +371,5 @@ def test_a_setting_that_cannot_hold_is_refused(
 ) -> None:
     chosen = {"registry_two_person": "[linear@production]", **settings}
     arguments = [part for name, text in chosen.items() for part in ("--set", f"{name}={text}")]
-    done = subprocess.run(
-        [COMMAND, "serve", "--store", store.url, *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_flambeau("serve", "--store", store.url, *arguments)
     assert (done.returncode != 0, said in done.stderr) == (True, True), done.stderr

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tests.e2e.rest_calls import Reply, infer, infer_path, linear_input
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.onnx_models import batch_rows, linear, publish
-from tests.fixtures.servers import FREE_PORTS, ServerProcess, running_server, spawn_server
+from tests.fixtures.servers import FREE_PORTS, ServerProcess, running_server, serving
 from tests.fixtures.worker_processes import children_of
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -114,8 +115,7 @@ def test_a_model_has_an_artifact_and_a_process_of_its_own(server: ServerProcess)
 
 def test_misspelt_setting_of_a_model_stops_the_start(tmp_path: Path) -> None:
     settings = {"linear": {"instanses": 2}}
-    process = spawn_server(tmp_path, *FREE_PORTS, model_settings=settings)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode != 0
-    assert "instanses" in errors
-    assert "did you mean 'instances'?" in errors
+    ended = run_flambeau(*serving(tmp_path, *FREE_PORTS, model_settings=settings))
+    assert ended.returncode != 0
+    assert "instanses" in ended.stderr
+    assert "did you mean 'instances'?" in ended.stderr

@@ -1,7 +1,6 @@
 """The refusal of a breaking version names the callers that it breaks, at a real server."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from tests.e2e.grpc_calls import MODEL_INFER, error_of, linear_request
 from tests.e2e.rest_calls import call
 from tests.e2e.test_registry_grpc import Stub
 from tests.fixtures import onnx_models
-from tests.fixtures.servers import COMMAND, ROOT, ServerProcess, running_server
+from tests.fixtures.command_forker import run_flambeau
+from tests.fixtures.servers import ServerProcess, running_server
 
 GRANTS = {
     "boss": ("read:linear", "promote:linear"),
@@ -87,11 +87,8 @@ def test_a_refusal_names_the_callers_that_break(
         said.append(reply.error())
     token = tmp_path / "token"
     token.write_text(keys["boss"])
-    done = subprocess.run(
-        [COMMAND, "models", "promote", "linear", "2", "--at", f"http://{server.http}",
-         "--token-file", str(token)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    promote = ("models", "promote", "linear", "2")
+    done = run_flambeau(*promote, "--at", f"http://{server.http}", "--token-file", token)
     assert done.returncode == 1
     for text in (*said, done.stderr):
         assert "max_batch_size falls from 64 to 4" in text

@@ -12,10 +12,11 @@ from model_store.store import ModelStore
 from tests.e2e.rest_calls import call, infer, linear_input, post
 from tests.fixtures import onnx_models
 from tests.fixtures.azure_server import azure_server
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.gcs_server import gcs_server
 from tests.fixtures.redis_servers import until_true
 from tests.fixtures.s3_server import s3_server
-from tests.fixtures.servers import COMMAND, FREE_PORTS, ROOT, ServerProcess, serving, supervised
+from tests.fixtures.servers import COMMAND, FREE_PORTS, ServerProcess, serving, supervised
 
 AS_JSON = {"content-type": "application/json"}
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -61,7 +62,7 @@ def test_a_version_from_its_push_to_its_deletion(bucket: str, tmp_path: Path) ->
         told = urllib.request.urlopen(f"{url}/v1/registry/events?after=0", timeout=60)
 
         def flambeau(*words: str) -> None:
-            done = subprocess.run([COMMAND, *words], cwd=ROOT, capture_output=True, text=True)
+            done = run_flambeau(*words)
             assert done.returncode == 0, done.stderr
 
         for number in ("1", "2", "3"):

@@ -3,7 +3,6 @@
 import http.client
 import json
 import statistics
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -18,9 +17,10 @@ import pytest
 
 from model_store.store import ModelStore
 from tests.e2e.rest_calls import call, call_on, infer_path, linear_input
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.redis_setups import wait_until
-from tests.fixtures.servers import COMMAND, ROOT, ServerProcess, running_processes, running_server
+from tests.fixtures.servers import ServerProcess, running_processes, running_server
 from tests.fixtures.split_servers import running_split
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -35,9 +35,7 @@ RUNS: Mapping[str, Callable[..., AbstractContextManager[ServerProcess]]] = {
 
 
 def flambeau(*arguments: str) -> None:
-    done = subprocess.run(
-        [COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = run_flambeau(*arguments)
     assert done.returncode == 0, done.stderr
 
 

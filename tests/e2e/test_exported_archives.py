@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from model_store.golden import GoldenRows
 from tests.fixtures import onnx_models, python_models
-from tests.fixtures.servers import COMMAND
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.torchserve_server import TorchServeProcess, running_torchserve
 
 JSON = "application/json"
@@ -26,7 +25,7 @@ class Model:
 
 def command(*arguments: str) -> str:
     """Returns what a command prints, once it has ended well."""
-    found = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
+    found = run_flambeau(*arguments)
     assert found.returncode == 0, found.stderr
     return found.stdout
 
@@ -100,6 +99,7 @@ def test_the_limits_of_batches_are_those_of_the_version(server: TorchServeProces
     assert described["customizedMetadata"]["model"] == "doubling"
 
 
+@pytest.mark.long
 def test_an_exported_archive_is_imported_again(folder: Path) -> None:
     store, bodies = str(folder / "imported"), [b'{"x": [1, 2, 3, 4]}', b'{"x": [0, 0, 0, 0]}']
     np.savez(folder / "bodies.npz", body=np.array(bodies))

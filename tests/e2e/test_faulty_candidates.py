@@ -39,6 +39,7 @@ FAULTS = {
     "raises for half of the inputs": "if value % 2: raise RuntimeError('odd')",
     "refuses half of the inputs": "if value % 2: raise ValueError('odd')",
 }
+LONG = {"exits", "refuses half of the inputs"}
 SHAPES: dict[str, Any] = {"all-in-one": running_server, "several processes": running_processes}
 GUARDS = Guards(
     errors=RateGuard(rate=0.05), disagreement=DisagreementGuard(limit=0.05),
@@ -51,7 +52,9 @@ OVER_S = 120.0
 @pytest.mark.parametrize(
     "shape", ["all-in-one", pytest.param("several processes", marks=pytest.mark.long)]
 )
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=pytest.mark.long if name in LONG else []) for name in FAULTS]
+)
 def test_faulty_candidate_ends_its_rollout_and_harms_no_caller(
     tmp_path: Path, fault: str, shape: str
 ) -> None:

@@ -71,6 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield one
 
 
+@pytest.mark.long
 def test_a_batch_axis_that_the_file_cannot_tell_is_served(server: ServerProcess) -> None:
     x = tensor("x", "FP32", [4, 2, 3], STEPS.ravel().tolist())
     right: Array = STEPS.sum(0)
@@ -82,6 +83,7 @@ def test_a_batch_axis_that_the_file_cannot_tell_is_served(server: ServerProcess)
         assert (output["shape"], output["data"]) == ([2, 3], wanted.ravel().tolist())
 
 
+@pytest.mark.long
 def test_limits_of_a_program_hold_for_every_artifact(server: ServerProcess) -> None:
     def ask(*lengths: int) -> Reply:
         sizes = zip(("x", "weight"), lengths, strict=True)

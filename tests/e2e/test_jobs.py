@@ -22,6 +22,7 @@ import pytest
 from model_store.store import ModelStore
 from protos.flambeau.v1 import jobs_pb2
 from tests.e2e.rest_calls import Reply, call, infer, linear_input, lookup_inputs
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.onnx_models import echo, linear, publish, slow_lookup
 from tests.fixtures.redis_servers import RedisProcess, redis_process
 from tests.fixtures.servers import ServerProcess, running_server
@@ -456,11 +457,6 @@ def test_one_process_alone_keeps_no_jobs(store: ModelStore) -> None:
 
 def run(server: SplitServer, command: str, *arguments: str, code: int = 0) -> str:
     """Returns the output of `flambeau jobs`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "flambeau", "jobs", command, *arguments, f"--server={server.grpc}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_flambeau("jobs", command, *arguments, f"--server={server.grpc}")
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr if code else done.stdout

@@ -244,6 +244,7 @@ class Scorer:
         return {"score": inputs["other"]}
 
 
+@pytest.mark.long
 def test_a_part_that_would_break_a_pipeline_is_refused_where_it_is_published(
     tmp_path: Path,
 ) -> None:

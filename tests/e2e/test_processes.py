@@ -30,9 +30,10 @@ from tests.e2e.rest_calls import call, infer, linear_input, lookup_inputs
 from tests.e2e.test_memory import LARGE_MIB, MEBIBYTE, publish_large
 from tests.e2e.test_tls import calling
 from tests.fixtures.certificates import Authority
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
 from tests.fixtures.redis_servers import until_true
-from tests.fixtures.servers import ServerProcess, processes, running_server, spawn_server
+from tests.fixtures.servers import FREE_PORTS, ServerProcess, processes, running_server, serving
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -257,23 +258,18 @@ def test_rate_of_a_caller_is_that_of_all_processes_together(
 
 def test_port_that_is_in_use_is_named(server: ServerProcess, store: ModelStore) -> None:
     for setting, port in (("http", server.http_port), ("grpc", server.grpc_port)):
-        other = spawn_server(
-            Path(store.url), "--processes=2", f"--{setting}-port={port}", "--metrics-port=0"
-        )
-        _, errors = other.communicate(timeout=60)
+        ports = (f"--{setting}-port={port}", "--metrics-port=0")
+        other = run_flambeau(*serving(store.url, "--processes=2", *ports))
         assert other.returncode == 1
-        assert f"cannot listen on port {port} ({setting}_port)" in errors
+        assert f"cannot listen on port {port} ({setting}_port)" in other.stderr
 
 
 def test_store_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    other = spawn_server(
-        file, "--processes=2", "--http-port=0", "--grpc-port=0", "--metrics-port=0"
-    )
-    _, errors = other.communicate(timeout=60)
-    assert other.returncode == 1, errors
-    assert str(file) in errors
+    other = run_flambeau(*serving(file, "--processes=2", *FREE_PORTS))
+    assert other.returncode == 1, other.stderr
+    assert str(file) in other.stderr
 
 
 def test_process_that_cannot_be_started_just_now_is_started_later(server: ServerProcess) -> None:

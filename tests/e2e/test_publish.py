@@ -212,6 +212,7 @@ def test_targets_give_a_metric_and_metadata_is_kept(tmp_path: Path) -> None:
     assert manifest["signature"]["labels"] == {"logits": ["a", "b", "c"]}
 
 
+@pytest.mark.long
 def test_a_renamed_input_is_told_as_what_breaks_callers(tmp_path: Path) -> None:
     net, rows = nn.Linear(4, 3).eval(), torch.randn(8, 4)
     said: list[str] = []
@@ -228,6 +229,7 @@ def test_a_renamed_input_is_told_as_what_breaks_callers(tmp_path: Path) -> None:
     assert said.count(f"note: {words}") == 1
 
 
+@pytest.mark.long
 def test_sizes_that_vary_are_served(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()

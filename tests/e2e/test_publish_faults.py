@@ -33,7 +33,8 @@ def progress(text):
             threading.Thread(target=interrupt).start()
 net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)).eval()
 try:
-    flambeau.publish(net, torch.randn(8, 64), name="mine", to=store, progress=progress)
+    rows = torch.randn(8, 64)
+    flambeau.publish(net, rows, name="mine", to=store, artifacts=["onnx"], progress=progress)
 except (flambeau.PublishError, KeyboardInterrupt) as error:
     print(f"{type(error).__name__}: {error}", flush=True)
 """
@@ -105,7 +106,9 @@ class Run:
         return [name for name in names if not name.startswith(OF_TORCH)]
 
 
-@pytest.mark.parametrize("step", ["capturing", "making", "verifying"])
+@pytest.mark.parametrize(
+    "step", ["capturing", pytest.param("making", marks=pytest.mark.long), "verifying"]
+)
 def test_ctrl_c_leaves_nothing(step: str, tmp_path: Path) -> None:
     run = Run(tmp_path, step)
     assert run.line().startswith(step)
@@ -116,7 +119,7 @@ def test_ctrl_c_leaves_nothing(step: str, tmp_path: Path) -> None:
     run.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("step", ["making", "verifying"])
+@pytest.mark.parametrize("step", ["making", pytest.param("verifying", marks=pytest.mark.long)])
 def test_ctrl_c_within_a_step_leaves_no_file(step: str, tmp_path: Path) -> None:
     run = Run(tmp_path, step, "itself")
     assert run.line().startswith(step)

@@ -70,6 +70,7 @@ def answer(server: ServerProcess, key: Path, rows: np.ndarray) -> np.ndarray:
     return np.array(found["data"], np.float32).reshape(found["shape"])
 
 
+@pytest.mark.long
 def test_versions_arrive_under_the_numbers_of_the_server(
     server: ServerProcess, place: Path
 ) -> None:

@@ -20,6 +20,7 @@ from model_store.store import ModelStore
 from services.access.api_keys import ApiKey, add_key, digest_of, new_key
 from tests.e2e.rest_calls import Reply, call
 from tests.fixtures import onnx_models
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.servers import COMMAND, ROOT, ServerProcess, running_processes, running_server
 from tests.fixtures.signing import key_in, signer_in
 from tests.fixtures.store_versions import draft_in
@@ -31,9 +32,7 @@ BIG_BYTES = 40 * 2**20
 
 def flambeau(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """Runs a command to its end."""
-    return subprocess.run(
-        [COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    return run_flambeau(*arguments)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import hashlib
 import http.client
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ from services.access.api_keys import ApiKey, add_key, digest_of, new_key
 from tests.e2e.grpc_calls import TIMEOUT_S, error_of
 from tests.e2e.rest_calls import call
 from tests.fixtures import onnx_models
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.redis_servers import redis_process
-from tests.fixtures.servers import COMMAND, ROOT, ServerProcess, running_processes, running_server
+from tests.fixtures.servers import ServerProcess, running_processes, running_server
 from tests.fixtures.split_servers import running_gateway, running_worker
 from tests.fixtures.store_versions import draft_in
 from tests.fixtures.uploads import version_bytes
@@ -365,12 +365,10 @@ def test_webhooks_of_the_settings_are_called(source: ModelStore, tmp_path: Path)
             _, document = asyncio.run(receiver.call())
             assert (document["type"], document["data"]["model"]) == ("registry.pushed", "linear")
         assert receiver.calls.empty()
-    command = [COMMAND, "serve", "--store", str(tmp_path / "store")]
+    command = ("serve", "--store", tmp_path / "store")
     for setting, words in (
         ("registry_webhooks=[http://127.0.0.1/x]", "set webhook_secret_file too"),
         ("registry_webhooks=[ftp://127.0.0.1/x]", "is no URL"),
     ):
-        done = subprocess.run(
-            [*command, "--set", setting], cwd=ROOT, capture_output=True, text=True, timeout=60
-        )
+        done = run_flambeau(*command, "--set", setting)
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr

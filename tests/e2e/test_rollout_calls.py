@@ -15,7 +15,8 @@ from services.rollouts.comparison_files import write_comparisons
 from services.rollouts.shadow_figures import KeptPair, ShadowFigures
 from tests.e2e.rest_calls import Reply, call
 from tests.fixtures import onnx_models
-from tests.fixtures.servers import COMMAND, ROOT, ServerProcess, running_server
+from tests.fixtures.command_forker import run_flambeau
+from tests.fixtures.servers import ServerProcess, running_server
 
 AS_JSON = {"content-type": "application/json"}
 GRANTS = {
@@ -67,9 +68,7 @@ def server(store: ModelStore, keys: tuple[Path, dict[str, str]]) -> Iterator[Ser
 
 
 def flambeau(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    return run_flambeau(*arguments)
 
 
 def at(server: ServerProcess, key: str, method: str, path: str, body: Any = None) -> Reply:

@@ -236,6 +236,7 @@ class Summing(nn.Module):
         return after * 2, after
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["torchscript", "openvino", "pt2"])
 def test_any_kind_of_artifact_may_have_states(tmp_path: Path, kind: str) -> None:
     rows = torch.arange(8.0).reshape(8, 1)

@@ -29,20 +29,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["isolated", "in the process", "split"])
 def server(store: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    """Runs all models."""
+    """Runs all models; isolated ones, each in a process that a test can hold."""
     if request.param == "split":
         with running_split(store) as split:
             yield split
     else:
         with running_server(store, isolate=request.param == "isolated", access_log=True) as one:
             yield one
-
-
-@pytest.fixture(scope="module")
-def isolated(store: Path) -> Iterator[ServerProcess]:
-    """Runs all models, each in a process that a test can hold."""
-    with running_server(store, isolate=True, access_log=True) as one:
-        yield one
 
 
 def sound(rows: int, length: int, rate: int) -> dict[str, Array]:
@@ -230,25 +223,27 @@ def test_a_client_adds_a_missing_batch_along_its_axis(server: ServerProcess) -> 
             list(stateful.map([{}]))
 
 
-def test_requests_share_a_batch_only_with_the_same_scalar(isolated: ServerProcess) -> None:
+@pytest.mark.parametrize("server", ["isolated"], indirect=True)
+def test_requests_share_a_batch_only_with_the_same_scalar(server: ServerProcess) -> None:
     def ask(factor: float, id: str) -> Any:
         x = tensor("x", "FP32", [1, 4], [1.0] * 4)
-        return infer(isolated, "scaled", x, tensor("factor", "FP32", [], [factor]), id=id)
+        return infer(server, "scaled", x, tensor("factor", "FP32", [], [factor]), id=id)
 
     factors = (2.0, 3.0, 2.0, 3.0)
     held = [tensor("x", "FP32", [1, 4], [1.0] * 4), tensor("factor", "FP32", [], [9.0])]
     with ThreadPoolExecutor(len(factors)) as threads:
-        with held_worker(isolated, "scaled", *held):
+        with held_worker(server, "scaled", *held):
             replies = [threads.submit(ask, f, f"scalar {i}") for i, f in enumerate(factors)]
-            isolated.wait_for_metric(len(factors), "flambeau_queue_depth", model="scaled")
+            server.wait_for_metric(len(factors), "flambeau_queue_depth", model="scaled")
         for factor, reply in zip(factors, replies, strict=True):
             assert reply.result().outputs() == {"y": [factor] * 4, "twice": [2 * factor]}
     for number, factor in enumerate(factors):
-        log = isolated.wait_for_log(message="request", request_id=f"scalar {number}")
+        log = server.wait_for_log(message="request", request_id=f"scalar {number}")
         assert log["batch_rows"] == factors.count(factor)
 
 
-def test_states_along_another_axis_share_a_batch(isolated: ServerProcess) -> None:
+@pytest.mark.parametrize("server", ["isolated"], indirect=True)
+def test_states_along_another_axis_share_a_batch(server: ServerProcess) -> None:
     """The first two, of one row each: the machine's speed decides on batches of more rows."""
     rows = (1, 1, 2, 3)
     asked = [sound(count, 4, 8000) for count in rows]
@@ -256,19 +251,19 @@ def test_states_along_another_axis_share_a_batch(isolated: ServerProcess) -> Non
         inputs["state"] = inputs["state"] + 100 * number
 
     def ask(number: int) -> dict[str, Array]:
-        with Client(isolated.grpc) as client:
+        with Client(server.grpc) as client:
             return client.infer("stateful", asked[number], request_id=f"state {number}")
 
     held = [as_json(*item) for item in sound(1, 4, 1).items()]
     run = runner(MODELS["stateful"][1]())
     with ThreadPoolExecutor(len(asked)) as threads:
-        with held_worker(isolated, "stateful", *held):
+        with held_worker(server, "stateful", *held):
             found = []
             for number in range(len(asked)):  # in this order
                 found.append(threads.submit(ask, number))
-                isolated.wait_for_metric(len(found), "flambeau_queue_depth", model="stateful")
+                server.wait_for_metric(len(found), "flambeau_queue_depth", model="stateful")
         for inputs, one in zip(asked, found, strict=True):
             assert_same(one.result(), run(inputs))
-    logs = [isolated.wait_for_log(message="request", request_id=f"state {n}") for n in range(2)]
+    logs = [server.wait_for_log(message="request", request_id=f"state {n}") for n in range(2)]
     first, second = (log["batch_rows"] for log in logs)
     assert first == second > 1

@@ -23,6 +23,7 @@ from model_store.store import ModelStore
 from tests.e2e.grpc_calls import linear_request
 from tests.e2e.rest_calls import call, infer, linear_input, lookup_inputs, post
 from tests.fixtures import misbehaving_models
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.misbehaving_models import TRIGGER, WIDTH
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
 from tests.fixtures.redis_servers import RedisProcess, redis_process, until_true
@@ -353,8 +354,9 @@ async def _bury(redis: RedisProcess, *names: str) -> None:
 
 def _dead(redis: RedisProcess, *arguments: str, code: int = 0) -> str:
     """Returns the output of `flambeau queue dead`."""
-    command = ("-m", "flambeau", "queue", "dead", *arguments, f"--queue={redis.url}")
-    return _python(*command, code=code)
+    done = run_flambeau("queue", "dead", *arguments, f"--queue={redis.url}")
+    assert done.returncode == code, done.stderr
+    return done.stdout or done.stderr
 
 
 def _python(*arguments: str, code: int = 0) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import ssl
-import subprocess
 import threading
 import time
 import urllib.error
@@ -22,8 +21,8 @@ from tests.e2e.grpc_calls import error_of, linear_request
 from tests.e2e.rest_calls import call, infer, infer_path, linear_input, post
 from tests.fixtures import onnx_models
 from tests.fixtures.certificates import Authority
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.redis_servers import RedisProcess, redis_process, until_true
-from tests.fixtures.servers import COMMAND, ROOT
 from tests.fixtures.split_servers import Part, running_gateway, running_registry, running_worker
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub
 
@@ -54,8 +53,7 @@ class Split:
         options = ["--at", self.url, "--token-file", str(self.keys[key])]
         if arguments[0] == "push":
             options[0] = "--to"
-        command = [COMMAND, "--ca-file", str(self.authority.file), *arguments, *options]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        done = run_flambeau("--ca-file", self.authority.file, *arguments, *options)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -280,8 +278,8 @@ def test_a_registry_that_stops_ends_its_streams_and_exits_with_0(tmp_path: Path)
 def test_a_registry_that_strangers_would_reach_without_credentials_does_not_start(
     tmp_path: Path,
 ) -> None:
-    command = [COMMAND, "registry", "--queue=redis://127.0.0.1:1", "--host=0.0.0.0"]
+    command = ("registry", "--queue=redis://127.0.0.1:1", "--host=0.0.0.0")
     options = [f"--store={tmp_path}", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
+    done = run_flambeau(*command, *options)
     assert done.returncode == 2
     assert "api_keys_file" in done.stderr

@@ -10,20 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.rest_calls import call, infer, linear_input
+from tests.fixtures.command_forker import run_flambeau
 from tests.fixtures.onnx_models import linear, publish
-from tests.fixtures.servers import FREE_PORTS, ROOT, START_TIMEOUT_S, running_server, spawn_server
+from tests.fixtures.servers import FREE_PORTS, ROOT, START_TIMEOUT_S, running_server, serving
 
 
 def failed_start(store: Path, *arguments: str, **settings: object) -> tuple[int, str, str]:
     """Returns exit code, standard output and standard error of a server that must not start."""
-    process = spawn_server(store, *arguments, **settings)
-    try:
-        output, errors = process.communicate(timeout=START_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, errors = process.communicate()
-        raise AssertionError(f"it started:\n{output}\n{errors}") from None
-    return process.returncode, output, errors
+    ended = run_flambeau(*serving(store, *arguments, **settings), timeout_s=START_TIMEOUT_S)
+    return ended.returncode, ended.stdout, ended.stderr
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import pytest
 
 from tests.e2e.rest_calls import infer_path, linear_input
 from tests.fixtures.certificates import Authority, Pair
-from tests.fixtures.servers import COMMAND, ServerProcess, running_server
+from tests.fixtures.command_forker import run_flambeau
+from tests.fixtures.servers import ServerProcess, running_server
 from tests.fixtures.triton_client import TritonClient, TritonError
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -110,9 +111,7 @@ def test_our_command_line_gets_in(locked: Locked) -> None:
         "--certificate-file",
         ours.certificate,
     ]
-    done = subprocess.run(
-        [COMMAND, *files, "--key-file", ours.key, *asked], capture_output=True, timeout=60
-    )
+    done = run_flambeau(*files, "--key-file", ours.key, *asked)
     assert json.loads(done.stdout) == {"y": WANTED}, done.stderr
 
 

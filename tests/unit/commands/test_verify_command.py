@@ -111,7 +111,7 @@ def test_a_version_is_run_with_the_settings_of_a_worker(store: ModelStore) -> No
 
 def test_an_artifact_has_limits_of_time_and_memory(store: ModelStore) -> None:
     rows = np.zeros(2, np.int64)
-    publish(store.url, "slow", slow_lookup(), golden={"work": rows + 100_000, "index": rows})
+    publish(store.url, "slow", slow_lookup(), golden={"work": rows + 30_000, "index": rows})
     found = run(store, "verify", "slow", "--time-limit-s", "0.1")
     assert found.exit_code == 1
     assert "it took longer than 0.1 s" in found.stdout

@@ -22,7 +22,7 @@ from training.network.model import run_model
 from training.programs.calibration import calibration_batches
 from training.verification.runners import file_runner
 
-LONG = {"lstm", "seq2seq"}
+LONG = {"cnn", "lstm", "transformer", "seq2seq", "swish"}
 MADE = {
     "mlp": ("pt2", "openvino"),
     "cnn": ("pt2", "openvino"),

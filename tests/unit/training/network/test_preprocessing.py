@@ -26,23 +26,24 @@ from training.network.preprocessing import LookupLayer, network_of, with_statist
 from training.recipe.file import parse_recipe, resolved_yaml
 from training.recipe.parts.preprocess import Lookup
 from training.recipe.recipe import Recipe
-from training.verification.verify import Reference, reference, verify
+from training.verification.verify import reference, verify
 
 DYNAMIC = {"image": {2: [6, 20], 3: [6, 16]}}
-EXPORTS = [
-    {"kind": "torchscript"},
-    {"kind": "onnx"},
-    {"kind": "onnx", "precision": "int8"},
-    {"kind": "pt2"},
-    {"kind": "pt2", "precision": "int8"},
-    {"kind": "pt2", "precision": "bf16"},
-    {"kind": "openvino"},
-    {"kind": "openvino", "precision": "int8"},
-]
+EXPORTS = {
+    "torchscript": {"kind": "torchscript"},
+    "onnx": {"kind": "onnx"},
+    "onnx-int8": {"kind": "onnx", "precision": "int8"},
+    "pt2": {"kind": "pt2"},
+    "pt2-int8": {"kind": "pt2", "precision": "int8"},
+    "pt2-bf16": {"kind": "pt2", "precision": "bf16"},
+    "openvino": {"kind": "openvino"},
+    "openvino-int8": {"kind": "openvino", "precision": "int8"},
+}
+LONG = {"pt2-int8", "pt2-bf16", "openvino-int8"}
 
 
 def raw_recipe(**changes: Any) -> Recipe:
-    chosen = {"preprocess": STEPS, "dynamic": DYNAMIC, "export": EXPORTS, **changes}
+    chosen = {"preprocess": STEPS, "dynamic": DYNAMIC, "export": list(EXPORTS.values()), **changes}
     return with_statistics(recipe(**chosen), raw_splits())
 
 
@@ -55,12 +56,24 @@ def trained(chosen: Recipe, splits: Splits, folder: Path) -> Trained:
     return Trained(model=model, weights=weights, signature=signature, state=TrainState())
 
 
+class Exports:
+    """The artifacts of one network, each made when a test asks for it first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._made = folder, dict[str, Exported]()
+        self._trained = trained(raw_recipe(), raw_splits(), folder)
+        self.expected, _ = reference(self._trained, raw_splits().test)
+
+    def __getitem__(self, name: str) -> Exported:
+        if name not in self._made:
+            chosen = raw_recipe(export=[EXPORTS[name]])
+            (self._made[name],) = exported_here(chosen, self._trained, raw_splits(), self._folder)
+        return self._made[name]
+
+
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Exported], Reference]:
-    folder = tmp_path_factory.mktemp("raw")
-    found = trained(raw_recipe(), raw_splits(), folder)
-    expected, _ = reference(found, raw_splits().test)
-    return exported_here(raw_recipe(), found, raw_splits(), folder), expected
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    return Exports(tmp_path_factory.mktemp("raw"))
 
 
 def exported_here(chosen: Recipe, found: Trained, splits: Splits, folder: Path) -> list[Exported]:
@@ -72,37 +85,34 @@ def exported_here(chosen: Recipe, found: Trained, splits: Splits, folder: Path) 
     return [Exported(entry, folder / entry.file, None) for entry in chosen.listed_exports()]
 
 
-@pytest.mark.parametrize("place", range(len(EXPORTS)), ids=lambda i: "-".join(EXPORTS[i].values()))
-def test_every_kind_answers_raw_inputs_as_the_checkpoint_does(
-    place: int, exported: tuple[list[Exported], Reference]
-) -> None:
-    artifacts, expected = exported
-    assert expected.golden_inputs["image"].dtype == np.uint8
-    found = verify(artifacts[place], expected)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in LONG else []) for name in EXPORTS]
+)
+def test_every_kind_answers_raw_inputs_as_the_checkpoint_does(name: str, exports: Exports) -> None:
+    assert exports.expected.golden_inputs["image"].dtype == np.uint8
+    found = verify(exports[name], exports.expected)
     assert found.refusal is None
     assert found.max_abs_difference is not None
     assert found.max_abs_difference < (1e-5 if found.precision == "fp32" else 0.1)
 
 
-def test_quantizers_leave_the_steps_as_they_are(
-    exported: tuple[list[Exported], Reference],
-) -> None:
+@pytest.mark.long
+def test_quantizers_leave_the_steps_as_they_are(exports: Exports) -> None:
     """The blur is a convolution like the network's three; only those are in 8 bits."""
     import onnx
     import openvino
     import torchao.quantization.pt2e  # noqa: F401 - it registers the operators
 
-    files = {artifact.entry.name: artifact.path for artifact in exported[0]}
-    nodes = onnx.load(files["onnx-int8"]).graph.node
+    nodes = onnx.load(exports["onnx-int8"].path).graph.node
     quantized = {output for n in nodes if n.op_type == "DequantizeLinear" for output in n.output}
     convolutions = [quantized.issuperset(n.input[:2]) for n in nodes if n.op_type == "Conv"]
     assert sorted(convolutions) == [False, True, True, True]
 
-    graph = torch.export.load(files["pt2-int8"]).graph
+    graph = torch.export.load(exports["pt2-int8"].path).graph
     inputs = [str(n.args[0]) for n in graph.nodes if "conv2d" in str(n.target)]
     assert ["dequantize" in name for name in inputs] == [False, True, True, True]
 
-    operations = openvino.Core().read_model(files["openvino-int8"]).get_ordered_ops()
+    operations = openvino.Core().read_model(exports["openvino-int8"].path).get_ordered_ops()
     kinds = [op.get_type_name() for op in operations]
     assert kinds.index("Interpolate") < kinds.index("FakeQuantize")
     assert kinds.count("Convolution") + kinds.count("GroupConvolution") == 4
@@ -181,7 +191,7 @@ def test_text_is_read_from_bytes(tmp_path: Path) -> None:
         model={"target": "tests.unit.training.network.test_preprocessing:Reader"},
         preprocess=[{"lookup": {"vocabulary": "abc", "length": 9}}],
         dynamic={"text": {1: [2, 12]}},
-        export=EXPORTS[:2],
+        export=[EXPORTS["torchscript"], EXPORTS["onnx"]],
     )
     found = trained(chosen, splits, tmp_path)
     assert found.signature.inputs[0].datatype == "UINT8"
