@@ -128,7 +128,7 @@ class LoadingRequests:
 
 
 def _patience(one: RegisteredVersion) -> tuple[float, ServingError]:
-    """Returns the seconds that its requests wait, and the error of those that have waited so long."""
+    """Returns the seconds that requests wait for a version, and the error after them."""
     seconds = float(one.response_timeout_s)
     if one.client_timeout_ms and one.client_timeout_ms < seconds * 1000:
         error = DeadlineExceededError("the workers of its model have not started in time")

@@ -97,7 +97,7 @@ class Reconciler:
         self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
         self._pipelines = Pipelines(store, queue, directory, metrics, policy, self._lanes.worker_of)
         self._control.parts_of = self._pipelines.parts_of
-        self._lanes.drained = self._control.nudge
+        self._lanes.drained = self._has_drained
         directory.missing = self._control.missed
         self._background_choice = BackgroundChoice(store, self._lanes)
         self._choosing: asyncio.Task[None] | None = None
@@ -256,6 +256,12 @@ class Reconciler:
     def _served(self) -> list[Lane]:
         """Returns the default lanes that accept requests, of models and of pipelines."""
         return [*self._lanes.loaded(), *self._pipelines.open_lanes()]
+
+    def _has_drained(self, lane: Lane) -> None:
+        """Has the next pass begin at once, if an act or a request waits for the end of a drain."""
+        if self._directory.is_awaited(lane):
+            self._control.missed(lane, False)
+        self._control.nudge()
 
     def _unload(self, lane: Lane) -> None:
         if lane in self._pipelines:
