@@ -121,7 +121,7 @@ def _webhooks(
     """Makes the sender of webhooks.
 
     Raises:
-        SecretError: there is no secret, or it cannot be read or is too short.
+        ConfigError: there is no secret, or it cannot be read or is too short.
     """
     secret = read_secret(config.webhook_secret_file)
     queue = WebhookQueue(clients.open(), name)
