@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    JsonValue,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from flambeau.protocol.names import name_problem
 from flambeau.protocol.signature import Signature, TensorSpec
@@ -62,10 +69,25 @@ def check_name(name: str, what: str = "model name") -> str:
     return name
 
 
+def _named(what: str) -> AfterValidator:
+    """Returns the validator of a name that is safe as one segment of a path."""
+
+    def check(value: str) -> str:
+        if (problem := name_problem(value, what)) is not None:
+            raise ValueError(problem)
+        return value
+
+    return AfterValidator(check)
+
+
+ModelName = Annotated[str, _named("model name")]
+FileName = Annotated[str, _named("file name")]
+
+
 class FileEntry(StrictModel):
     """One file of a version, with its digest and size."""
 
-    file: str
+    file: FileName
     sha256: Sha256
     size_bytes: int = Field(ge=0)
 
@@ -74,10 +96,7 @@ class FileEntry(StrictModel):
     def _plain_name(cls, value: str) -> str:
         if value in (MANIFEST, CLAIM, SIGNATURE):
             raise ValueError("the store writes this file itself; choose another name")
-        try:
-            return check_name(value, "file name")
-        except BadNameError as error:
-            raise ValueError(str(error)) from error
+        return value
 
 
 class Verification(StrictModel):
@@ -344,7 +363,7 @@ class Lineage(StrictModel):
 class Draft(StrictModel):
     """A version before it has a number: the input of `ModelStore.publish`."""
 
-    model: str
+    model: ModelName
     signature: Signature
     artifacts: tuple[Artifact, ...]
     """At least one; none of a pipeline."""
@@ -361,14 +380,6 @@ class Draft(StrictModel):
     """Text of the publisher, such as `{"team": "vision"}`."""
     files: tuple[FileEntry, ...]
     """Every other file of the version: report, recipe, checkpoint, config.pbtxt."""
-
-    @field_validator("model")
-    @classmethod
-    def _model_name(cls, value: str) -> str:
-        try:
-            return check_name(value)
-        except BadNameError as error:
-            raise ValueError(str(error)) from error
 
     @model_validator(mode="after")
     def _artifacts_or_pipeline(self) -> "Draft":

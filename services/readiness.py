@@ -38,6 +38,8 @@ class Look:
     """Reasons by model that exists and whose production version is not served."""
     fault: str = ""
     """Reason why the store itself cannot be served; empty if it can."""
+    awaits: str = ""
+    """What the process waits for before it can scan everything, without names; empty if nothing."""
     loading: tuple[str, ...] = ()
     """Models that are read, verified or loaded for the first time."""
     unloaded: tuple[str, ...] = ()
@@ -82,7 +84,7 @@ class Readiness:
         enough = look.started or (self._rule == "any_model" and look.served > 0)
         self.is_ready = enough and not self._blocks(look)
         self._was_ready = self._was_ready or self.is_ready
-        if enough and self._told != (told := (self.is_ready, self.why())):
+        if (enough or look.awaits) and self._told != (told := (self.is_ready, self.why())):
             self._tell(about or {})
             self._told = told
 
@@ -91,7 +93,9 @@ class Readiness:
         look = self.look
         if not look.started:
             names = ", ".join(f"'{name}'" for name in look.loading[:MAX_REASONS])
-            return look.fault or (f"starting: loading {names}" if names else STARTING)
+            if not look.fault and names:
+                return f"starting: loading {names}"
+            return look.fault or look.awaits or STARTING
         models = {**look.missing, **look.refused}
         said = [_short(f"model '{name}': {why}") for name, why in sorted(models.items())]
         if len(said) > MAX_REASONS:
@@ -102,7 +106,7 @@ class Readiness:
         """Returns a summary without names and reasons, for callers not allowed to see them."""
         look = self.look
         if not look.started:
-            return STARTING
+            return look.awaits or STARTING
         count = len({**look.missing, **look.refused})
         if not count and not look.fault:
             return look.notice
@@ -118,7 +122,9 @@ class Readiness:
 
     def _tell(self, about: Mapping[str, Any]) -> None:
         reason = self.why()
-        if not self.is_ready:
+        if not self.look.started and not self.is_ready:
+            logger.warning("not ready yet", extra={**about, "reason": reason})
+        elif not self.is_ready:
             logger.error("not ready", extra={**about, "reason": reason})
         elif not reason:
             logger.info("ready", extra=dict(about))

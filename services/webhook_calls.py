@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from services.settings import ConfigError
+
 DEADLINE_S = 10.0
 """Longest duration of a call."""
 AT_ONCE_PER_URL = 4
@@ -37,29 +39,25 @@ SECRET_PREFIX = b"whsec_"
 LEAST_SECRET_BYTES = 24
 
 
-class SecretError(ValueError):
-    """The secret that webhooks are signed with cannot be used."""
-
-
 def read_secret(file: str) -> bytes:
     """Reads a secret: `whsec_` and base64, or any other bytes as they are.
 
     Raises:
-        SecretError: the file cannot be read, or holds less than `LEAST_SECRET_BYTES`.
+        ConfigError: the file cannot be read, or holds less than `LEAST_SECRET_BYTES`.
     """
     if not file:
-        raise SecretError("there are webhooks: set webhook_secret_file too, to sign with")
+        raise ConfigError("there are webhooks: set webhook_secret_file too, to sign with")
     try:
         secret = Path(file).read_bytes().strip()
     except OSError as error:
-        raise SecretError(f"webhook_secret_file {file}: {error.strerror}") from error
+        raise ConfigError(f"webhook_secret_file {file}: {error.strerror}") from error
     if secret.startswith(SECRET_PREFIX):
         try:
             secret = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
         except ValueError as error:
-            raise SecretError(f"webhook_secret_file {file}: not base64 ({error})") from error
+            raise ConfigError(f"webhook_secret_file {file}: not base64 ({error})") from error
     if len(secret) < LEAST_SECRET_BYTES:
-        raise SecretError(
+        raise ConfigError(
             f"webhook_secret_file {file} holds {len(secret)} bytes; give {LEAST_SECRET_BYTES} or "
             "more"
         )

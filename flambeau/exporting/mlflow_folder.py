@@ -10,7 +10,6 @@ before anybody else sees the folder; the same version gives the same bytes.
 Source: MLflow's "MLflow Models", "Model Signatures" and "Storage Format".
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,19 +19,20 @@ import yaml
 
 from flambeau.exporting.errors import NotExportableError
 from flambeau.exporting.export_request import Exported, ExportRequest
-from flambeau.exporting.self_contained_model import check_model
+from flambeau.exporting.self_contained_model import write_folder
 from flambeau.exporting.version_files import (
     PACKAGE,
     artifact_bytes,
     check_datatypes,
     chosen_artifact,
+    filled_inputs,
     network_file,
     package_files,
     self_contained_files,
-    write_files,
 )
 from flambeau.protocol.tensor_spec import TensorSpec
 from flambeau.protocol.tensors import DATATYPES
+from model_store.certificates.certificates import manifest_sha256
 from model_store.manifest import Artifact, Manifest
 from services.inference.backends.device import CPU
 from services.inference.loading.artifact_files import check_servable
@@ -72,16 +72,8 @@ def write_mlflow_model(request: ExportRequest, path: Path) -> Exported:
     files[REQUIREMENTS] = _requirements(manifest, artifact)
     dependencies = [f"-r {REQUIREMENTS}"]
     files[ENVIRONMENT] = _yaml({"python": python, "dependencies": dependencies})
-    size_bytes = write_files(files, path)
-    if is_onnx:
-        return Exported(path=path, size_bytes=size_bytes, artifact=artifact.name)
-    return Exported(
-        path=path,
-        size_bytes=size_bytes,
-        artifact=artifact.name,
-        rows=manifest.golden.rows,
-        max_abs_difference=check_model(request, artifact, "ExportedMlflowModel", path),
-    )
+    checked_by = "" if is_onnx else "ExportedMlflowModel"
+    return write_folder(request, artifact, files, path, checked_by)
 
 
 def _artifact_of(request: ExportRequest) -> Artifact:
@@ -115,9 +107,8 @@ def _model(
     request: ExportRequest, flavors: Mapping[str, Any], fills_mask: bool
 ) -> dict[str, object]:
     manifest, signature = request.manifest, request.manifest.signature
-    digest = hashlib.sha256(request.store.sealed(manifest)).hexdigest()
-    padding = signature.padding if fills_mask else None
-    filled = () if padding is None else (padding.mask, padding.lengths)
+    digest = manifest_sha256(request.store, manifest)
+    filled = filled_inputs(signature) if fills_mask else ()
     semver = {} if manifest.semver is None else {"semver": manifest.semver}
     return {
         "flavors": dict(flavors),
@@ -137,7 +128,7 @@ def _model(
     }
 
 
-def _tensors(specs: Iterable[TensorSpec], filled: Iterable[str | None] = ()) -> str:
+def _tensors(specs: Iterable[TensorSpec], filled: Iterable[str] = ()) -> str:
     """Returns tensors as the JSON of MLflow's signatures."""
     return json.dumps(
         [

@@ -21,8 +21,9 @@ from pydantic import JsonValue
 
 from flambeau.exporting import triton_stand_in
 from flambeau.exporting.archived_version.batch_inputs import BatchInputs
-from flambeau.exporting.export_request import ExportRequest
+from flambeau.exporting.export_request import Exported, ExportRequest
 from flambeau.exporting.golden_check import check_answers
+from flambeau.exporting.version_files import write_files
 from flambeau.protocol.python_model import Context
 from flambeau.protocol.tensors import Array, object_array
 from flambeau.torchserve.self_contained import refuse_our_packages
@@ -36,18 +37,42 @@ from services.inference.backends.files_folder import FilesFolder
 from services.inference.backends.verified_artifact import VerifiedArtifact
 
 
-def check_model(request: ExportRequest, artifact: Artifact, class_name: str, folder: Path) -> float:
-    """Compares the answers of an exported folder with a version's golden outputs.
+def write_folder(
+    request: ExportRequest,
+    artifact: Artifact,
+    files: Mapping[str, bytes],
+    path: Path,
+    class_name: str = "",
+    model_folder: str = "",
+) -> Exported:
+    """Writes an exported folder; has its Python code, if it has any, answer the golden rows.
 
     Args:
         request: the version and the limits.
-        artifact: the artifact that was exported.
-        class_name: class of this module that runs the folder.
-        folder: the folder.
+        artifact: the artifact that is exported.
+        files: the files by path.
+        path: the new folder.
+        class_name: class of this module that runs the code; empty where another runtime has the
+            version's own file.
+        model_folder: folder of the code within the new one.
 
     Raises:
         ExportCheckError, StoreError: see `check_answers`.
     """
+    size_bytes = write_files(files, path)
+    if not class_name:
+        return Exported(path=path, size_bytes=size_bytes, artifact=artifact.name)
+    return Exported(
+        path=path,
+        size_bytes=size_bytes,
+        artifact=artifact.name,
+        rows=request.manifest.golden.rows,
+        max_abs_difference=_difference(request, artifact, class_name, path / model_folder),
+    )
+
+
+def _difference(request: ExportRequest, artifact: Artifact, class_name: str, folder: Path) -> float:
+    """Compares the answers of an exported folder with a version's golden outputs."""
     signature = request.manifest.signature
     source = source_of(class_name, __name__)
     file = FileEntry(

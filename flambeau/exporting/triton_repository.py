@@ -10,25 +10,25 @@ golden rows before anybody else sees the folder; the same version gives the same
 Source: Triton's "Model Repository" and "Model Configuration".
 """
 
-import hashlib
 from pathlib import Path
 
 from flambeau.exporting.archived_version.triton_model import THREADS
 from flambeau.exporting.errors import NotExportableError
 from flambeau.exporting.export_request import Exported, ExportRequest
-from flambeau.exporting.self_contained_model import check_model
+from flambeau.exporting.self_contained_model import write_folder
 from flambeau.exporting.version_files import (
     KINDS,
     PACKAGE,
     artifact_bytes,
     check_datatypes,
     chosen_artifact,
+    filled_inputs,
     network_file,
     package_files,
     self_contained_files,
-    write_files,
 )
 from model_store.artifact_kinds import STORED_KINDS
+from model_store.certificates.certificates import manifest_sha256
 from model_store.manifest import Artifact
 from services.inference.backends.device import CPU
 from services.inference.loading.artifact_files import check_servable
@@ -80,17 +80,8 @@ def write_triton_model(request: ExportRequest, path: Path) -> Exported:
             **self_contained_files(request, artifact, (MODEL, f"{PACKAGE}.py")),
         }
     files |= {f"{folder}/{name}": data for name, data in contents.items()}
-    size_bytes = write_files(files, path)
-    if not _is_python(request, artifact):
-        return Exported(path=path, size_bytes=size_bytes, artifact=artifact.name)
-    difference = check_model(request, artifact, "ExportedTritonModel", path / folder)
-    return Exported(
-        path=path,
-        size_bytes=size_bytes,
-        artifact=artifact.name,
-        rows=manifest.golden.rows,
-        max_abs_difference=difference,
-    )
+    checked_by = "ExportedTritonModel" if _is_python(request, artifact) else ""
+    return write_folder(request, artifact, files, path, checked_by, folder)
 
 
 def artifact_for_triton(request: ExportRequest) -> Artifact:
@@ -119,8 +110,7 @@ def triton_config(request: ExportRequest, artifact: Artifact) -> str:
     manifest, signature = request.manifest, request.manifest.signature
     is_python = _is_python(request, artifact)
     more = _parameter("flambeau_version", manifest.version_text)
-    digest = hashlib.sha256(request.store.sealed(manifest)).hexdigest()
-    more += _parameter(MANIFEST_DIGEST, digest)
+    more += _parameter(MANIFEST_DIGEST, manifest_sha256(request.store, manifest))
     more += _parameter("flambeau_artifact", artifact.name)
     if is_python:
         more += _parameter(THREADS, "1")
@@ -130,8 +120,7 @@ def triton_config(request: ExportRequest, artifact: Artifact) -> str:
     if is_python and signature.sequence is not None:
         more += "instance_group [ { count: 1 } ]\n"
     kind, file = (PYTHON, MODEL) if is_python else (artifact.kind, str(network_file(artifact)))
-    padding = signature.padding if is_python else None
-    filled = () if padding is None else (padding.mask, padding.lengths)
+    filled = filled_inputs(signature) if is_python else ()
     return config_pbtxt(manifest.model, kind, file, signature, more, filled)
 
 

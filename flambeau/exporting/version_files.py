@@ -12,6 +12,7 @@ from flambeau.exporting import archived_version
 from flambeau.exporting.archived_version.opened_version import CODE_FOLDER, DESCRIPTION
 from flambeau.exporting.errors import NotExportableError
 from flambeau.exporting.export_request import ExportRequest
+from flambeau.protocol.signature import Signature
 from model_store.artifact_kinds import STORED_KINDS
 from model_store.manifest import Artifact
 from model_store.python_models.open_model import MAX_SOURCE_BYTES
@@ -147,6 +148,12 @@ def package_files(*without: str) -> dict[str, bytes]:
         for file in sorted(folder.glob("*.py"))
         if file.stem not in without
     }
+
+
+def filled_inputs(signature: Signature) -> tuple[str, ...]:
+    """Returns the inputs that the Python code of an export fills where callers omit them."""
+    padding = signature.padding
+    return () if padding is None else tuple(filter(None, (padding.mask, padding.lengths)))
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> int:

@@ -14,9 +14,9 @@ from pydantic import AfterValidator, Field
 
 from flambeau.protocol.strict import StrictModel
 from model_store.approvals.asked_move import AskedMove
-from model_store.document import SMALL, parse_as
 from model_store.errors import DocumentError, UnknownRequestError
-from model_store.storage.storage import MissingFileError, Storage
+from model_store.storage.storage import Storage
+from model_store.storage.stored_document import stored_document
 
 Outcome = Literal["approved", "refused", "withdrawn", "expired", "outdated"]
 """`approved` by a second person; `withdrawn` by the first one; `outdated`: the pointers moved."""
@@ -113,13 +113,12 @@ def request_of(storage: Storage, model: str, number: int) -> MoveRequest:
         StorageError: the store cannot be read.
     """
     path = request_path(model, number)
-    try:
-        found = parse_as(MoveRequest, storage.get(path, SMALL.max_bytes), path, SMALL)
-    except MissingFileError:
+    found = stored_document(storage, path, MoveRequest)
+    if found is None:
         raise UnknownRequestError(
             f"'{model}' has no request {number}; list those that there are (flambeau models "
             "requests)"
-        ) from None
+        )
     if (found.model, found.number) != (model, number):
         raise DocumentError(f"{path} has request {found.number} of '{found.model}'; remove it")
     return found
@@ -132,8 +131,4 @@ def decision_of(storage: Storage, model: str, number: int) -> Decision | None:
         DocumentError: it is damaged.
         StorageError: the store cannot be read.
     """
-    path = decision_path(model, number)
-    try:
-        return parse_as(Decision, storage.get(path, SMALL.max_bytes), path, SMALL)
-    except MissingFileError:
-        return None
+    return stored_document(storage, decision_path(model, number), Decision)

@@ -15,7 +15,8 @@ from pydantic import Field, ValidationError
 from flambeau.protocol.strict import StrictModel, explain
 from model_store.document import SMALL, parse_as
 from model_store.errors import AnnotationError, DocumentError
-from model_store.storage.storage import MissingFileError, Storage
+from model_store.storage.storage import Storage
+from model_store.storage.stored_document import stored_document
 
 Tags = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=256)]],
@@ -45,11 +46,8 @@ def annotations_of(storage: Storage, model: str, version: int | None) -> Annotat
         DocumentError: they are damaged.
         StorageError: the store cannot be read.
     """
-    path = annotations_path(model, version)
-    try:
-        return parse_as(Annotations, storage.get(path, SMALL.max_bytes), path, SMALL)
-    except MissingFileError:
-        return Annotations()
+    found = stored_document(storage, annotations_path(model, version), Annotations)
+    return found or Annotations()
 
 
 def annotate(

@@ -9,9 +9,9 @@ from typing import Literal
 from pydantic import Field
 
 from flambeau.protocol.strict import StrictModel
-from model_store.document import SMALL, parse_as
 from model_store.errors import VersionDeletedError
-from model_store.storage.storage import MissingFileError, Storage
+from model_store.storage.storage import Storage
+from model_store.storage.stored_document import stored_document
 
 
 class Tombstone(StrictModel):
@@ -45,11 +45,7 @@ def tombstone_of(storage: Storage, model: str, version: int) -> Tombstone | None
         DocumentError: it is damaged.
         StorageError: the store cannot be read.
     """
-    path = tombstone_path(model, version)
-    try:
-        return parse_as(Tombstone, storage.get(path, SMALL.max_bytes), path, SMALL)
-    except MissingFileError:
-        return None
+    return stored_document(storage, tombstone_path(model, version), Tombstone)
 
 
 def refuse_deleted(storage: Storage, model: str, version: int) -> None:

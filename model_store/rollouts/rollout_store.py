@@ -103,33 +103,27 @@ def pause_rollout(
         RolloutError: no rollout runs, or another one, or it is paused.
         ConflictError: other writers moved the pointers, again and again.
     """
-
-    def act(current: Pointers | None, by: str) -> Pointers:
-        return transitions.paused(_some(current), rollout_id, by, why)
-
-    return _moved(store, model, who, act)
+    return _moved(
+        store, model, who, lambda now, by: transitions.paused(_some(now), rollout_id, by, why)
+    )
 
 
 def resume_rollout(
     store: ModelStore, model: str, why: str = "", who: str = "", rollout_id: str = ""
 ) -> Pointers:
     """Lets the paused rollout go on; arguments and errors are as those of `pause_rollout`."""
-
-    def act(current: Pointers | None, by: str) -> Pointers:
-        return transitions.resumed(_some(current), rollout_id, by, why)
-
-    return _moved(store, model, who, act)
+    return _moved(
+        store, model, who, lambda now, by: transitions.resumed(_some(now), rollout_id, by, why)
+    )
 
 
 def abort_rollout(
     store: ModelStore, model: str, why: str = "", who: str = "", rollout_id: str = ""
 ) -> Pointers:
     """Ends the rollout, as `pause_rollout` has it; its baseline answers every request again."""
-
-    def act(current: Pointers | None, by: str) -> Pointers:
-        return transitions.ended(_some(current), rollout_id, by, why)
-
-    return _moved(store, model, who, act)
+    return _moved(
+        store, model, who, lambda now, by: transitions.ended(_some(now), rollout_id, by, why)
+    )
 
 
 def promote_rollout(

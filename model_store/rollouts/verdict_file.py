@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from flambeau.protocol.strict import StrictModel
-from model_store.document import LARGE, parse_as
+from model_store.document import LARGE
 from model_store.rollouts.finding_text import finding_text
-from model_store.storage.storage import MissingFileError, Storage
+from model_store.storage.storage import Storage
+from model_store.storage.stored_document import stored_document
 
 MAX_FINDINGS = 16
 MAX_FIGURES = 64
@@ -97,8 +98,4 @@ def stored_verdict(storage: Storage, model: str, rollout_id: str) -> StoredVerdi
         DocumentError: it is damaged.
         StorageError: the store cannot be read.
     """
-    path = verdict_path(model, rollout_id)
-    try:
-        return parse_as(StoredVerdict, storage.get(path, LARGE.max_bytes), path, LARGE)
-    except MissingFileError:
-        return None
+    return stored_document(storage, verdict_path(model, rollout_id), StoredVerdict, LARGE)

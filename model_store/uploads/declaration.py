@@ -16,8 +16,16 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from flambeau.protocol.strict import StrictModel, explain
 from model_store.document import LARGE, DocumentLimits, check_size, parse_as
-from model_store.errors import BadNameError, DocumentError, UploadRefusedError
-from model_store.manifest import CLAIM, MANIFEST, SIGNATURE, Manifest, Sha256, check_name
+from model_store.errors import DocumentError, UploadRefusedError
+from model_store.manifest import (
+    CLAIM,
+    MANIFEST,
+    SIGNATURE,
+    FileName,
+    Manifest,
+    ModelName,
+    Sha256,
+)
 from model_store.signatures.signing import MAX_SIGNATURE_BYTES
 
 MAX_FILES = 1024
@@ -36,7 +44,7 @@ _WHAT = "the declaration of the upload"
 class DeclaredFile(StrictModel):
     """One file of an upload."""
 
-    file: str
+    file: FileName
     size_bytes: Annotated[int, Field(ge=0, le=MAX_VERSION_BYTES)]
     sha256: Sha256
 
@@ -45,26 +53,15 @@ class DeclaredFile(StrictModel):
     def _plain_name(cls, value: str) -> str:
         if value == CLAIM:
             raise ValueError("the store writes this file itself; leave it out")
-        try:
-            return check_name(value, "file name")
-        except BadNameError as error:
-            raise ValueError(str(error)) from error
+        return value
 
 
 class Declaration(StrictModel):
     """The files of one version, with its manifest and, if it is signed, its signature."""
 
-    model: str
+    model: ModelName
     version: Annotated[int, Field(ge=1, le=999_999_999)]
     files: Annotated[tuple[DeclaredFile, ...], Field(min_length=1, max_length=MAX_FILES)]
-
-    @field_validator("model")
-    @classmethod
-    def _model_name(cls, value: str) -> str:
-        try:
-            return check_name(value)
-        except BadNameError as error:
-            raise ValueError(str(error)) from error
 
     @model_validator(mode="after")
     def _files_of_a_version(self) -> "Declaration":

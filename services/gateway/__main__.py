@@ -9,29 +9,15 @@ from model_store.host.install_advice import needing
 def main(arguments: Sequence[str]) -> int:
     """Runs the process with these arguments. Returns its exit code."""
     with needing("edges"):
+        from services.exit_codes import exit_code
         from services.gateway.config import GatewayConfig
         from services.gateway.server import serve
-        from services.ports import PortError
-        from services.queueing.redis_streams.clients import QueueUrlError
-        from services.settings import ConfigError, settings_from
-        from services.webhook_calls import SecretError
+        from services.settings import settings_from
 
-    try:
-        serve(
-            settings_from(
-                arguments,
-                GatewayConfig,
-                "Accepts requests over REST and gRPC, and sends them to workers.",
-                "flambeau gateway",
-            )
-        )
-    except (ConfigError, QueueUrlError, SecretError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except PortError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    about = "Accepts requests over REST and gRPC, and sends them to workers."
+    return exit_code(
+        lambda: serve(settings_from(arguments, GatewayConfig, about, "flambeau gateway"))
+    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from services.errors import (
     UnsupportedError,
 )
 from services.gateway.artifact_preference import ArtifactPreference, faster_artifact, find_lane
-from services.gateway.load_waits import LoadWaits
+from services.gateway.load_waits import ReturningWaits
 from services.gateway.request_pacer import RequestPacer
 from services.gateway.sliced_work import SlicedWork
 from services.gateway.triton.words import Words
@@ -224,7 +224,7 @@ class Admission:
         self.callers: CallerCounts | None = None
         self.mirrored = 0
         # Beside those in the queue, so that requests for other versions keep their places.
-        self.load_waits = LoadWaits(directory, max(max_in_flight_requests // 2, 1))
+        self.load_waits = ReturningWaits(directory, max(max_in_flight_requests // 2, 1))
         self._queue = queue
         self._limit = self._max_in_flight = max_in_flight_requests
         self._room = max(1, min(max_in_flight_requests, queue.max_depth) // processes)
@@ -246,7 +246,7 @@ class Admission:
     def refuse_new(self) -> None:
         """Stops admitting requests."""
         self.draining = True
-        self.load_waits.begin_all()
+        self.load_waits.end_all()
 
     def infer(self, call: InferCall, answered: Done, has_waited: bool = False) -> Entry:
         """Admits one request.

@@ -44,6 +44,11 @@ from services.webhook_calls import read_secret
 
 logger = logging.getLogger("flambeau.server")
 
+NO_WORKERS = (
+    "starting: no worker has announced itself in this gateway's Redis; start one with the same "
+    "queue (flambeau inference), or see its log"
+)
+
 
 def serve(config: GatewayConfig) -> None:
     """Runs until SIGTERM or SIGINT.
@@ -121,7 +126,7 @@ def _webhooks(
     """Makes the sender of webhooks.
 
     Raises:
-        SecretError: there is no secret, or it cannot be read or is too short.
+        ConfigError: there is no secret, or it cannot be read or is too short.
     """
     secret = read_secret(config.webhook_secret_file)
     queue = WebhookQueue(clients.open(), name)
@@ -159,6 +164,7 @@ def _seen(named: Sequence[str], directory: Directory, started: bool, view: Fleet
     that worker alone, which is not ready itself.
     """
     known = _models(directory)
+    loading = {lane.model for lane, one in view.versions.items() if one.state == "loading"}
     missing = [] if view.is_chosen else [name for name in named if name not in known]
     return Look(
         started=started,
@@ -166,6 +172,8 @@ def _seen(named: Sequence[str], directory: Directory, started: bool, view: Fleet
         missing={name: f"no worker has it{nearest_name(name, known)}" for name in missing},
         refused=directory.refused(),
         fault="" if known else "; ".join(view.faults),
+        awaits="" if view.present else NO_WORKERS,
+        loading=() if started else tuple(sorted(loading)),
         unloaded=tuple(sorted({name for one in view.follow for name in one.unloaded} - known)),
     )
 

@@ -3,37 +3,25 @@
 import sys
 from collections.abc import Sequence
 
-from model_store.errors import StoreError
 from model_store.host.install_advice import needing
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the process with these arguments and returns its exit code."""
     with needing("serve"):
+        from services.exit_codes import exit_code
         from services.inference.config import InferenceConfig
         from services.inference.server import serve
-        from services.ports import PortError
         from services.process import end_past_held_threads
-        from services.queueing.redis_streams.clients import QueueUrlError
-        from services.settings import ConfigError, settings_from
+        from services.settings import settings_from
 
-    try:
-        serve(
-            settings_from(
-                arguments,
-                InferenceConfig,
-                "Runs models for gateways, on a device of this machine.",
-                "flambeau inference",
-            )
-        )
-    except (ConfigError, QueueUrlError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (PortError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    end_past_held_threads()
-    return 0
+    about = "Runs models for gateways, on a device of this machine."
+    code = exit_code(
+        lambda: serve(settings_from(arguments, InferenceConfig, about, "flambeau inference"))
+    )
+    if not code:
+        end_past_held_threads()
+    return code
 
 
 if __name__ == "__main__":

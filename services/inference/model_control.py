@@ -81,9 +81,9 @@ class ModelControl:
         anew, self._anew = self._anew, set()
         return anew
 
-    def nudge(self) -> None:
-        """Has the next pass begin at once, if an act waits for it."""
-        if self._acts:
+    def nudge(self, is_awaited: bool = False) -> None:
+        """Has the next pass begin at once, if an act waits for it, or a request."""
+        if self._acts or is_awaited:
             self._nudged.set()
 
     def missed(self, _: Lane, is_known: bool) -> None:

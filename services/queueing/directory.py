@@ -108,6 +108,10 @@ class Directory:
         self._missed.discard(lane)
         return missed
 
+    def is_awaited(self, lane: Lane) -> bool:
+        """Returns True if a version was requested since unloading; `is_missed` says it once."""
+        return self.is_unloaded(lane) and lane in self._missed
+
     def is_unloaded(self, lane: Lane) -> bool:
         """Returns True if a version made room for others, and loads again once requested."""
         served = self._served.get(lane.model, {}).get(lane.version)

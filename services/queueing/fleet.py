@@ -111,6 +111,8 @@ class FleetView:
     """The value of `AnnouncedVersion`, of all workers together."""
     started: bool
     """True if any worker is started."""
+    present: int = 0
+    """Workers that have announced themselves."""
     faults: tuple[str, ...] = ()
     """Faults of workers' stores, each once."""
     workers: dict[Lane, frozenset[str]] = field(default_factory=dict)
@@ -175,6 +177,7 @@ def fleet_view(announcements: Sequence[Announcement]) -> FleetView:
         live={model: _live(model, announcements) for model in models},
         row_s=_row_s_by_lane(by_lane),
         started=any(announcement.started for announcement in announcements),
+        present=len(announcements),
         faults=tuple(dict.fromkeys(said.fault for said in announcements if said.fault)),
         workers={lane: frozenset(names) for lane, names in workers.items()},
         aliases=_aliases(announcements, versions),

@@ -27,10 +27,10 @@ from urllib.parse import urlsplit
 import orjson
 
 from flambeau.protocol.strict import StrictModel
-from model_store.document import SMALL, parse_as
 from model_store.errors import ConflictError, DocumentError
 from model_store.records.events import event_of
-from model_store.storage.storage import MissingFileError, Storage
+from model_store.storage.storage import Storage
+from model_store.storage.stored_document import stored_document
 from services.errors import InvalidRequestError, ServingError
 from services.registry.event_feed import Event, EventCaller, EventFeed
 from services.webhook_calls import WebhookCalls
@@ -256,9 +256,7 @@ class EventWebhooks:
     def _claim_at(self, path: str) -> Claim | None:
         """Reads a claim; None if it has gone, and one of nobody if it is damaged."""
         try:
-            return parse_as(Claim, self._storage.get(path, SMALL.max_bytes), path, SMALL)
-        except MissingFileError:
-            return None
+            return stored_document(self._storage, path, Claim)
         except DocumentError:  # its server ended while it wrote
             return Claim(state="claimed", at_s=0)
 

@@ -3,35 +3,21 @@
 import sys
 from collections.abc import Sequence
 
-from model_store.errors import StoreError
 from model_store.host.install_advice import needing
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the process with these arguments. Returns its exit code."""
     with needing("edges"):
-        from services.ports import PortError
-        from services.queueing.redis_streams.clients import QueueUrlError
+        from services.exit_codes import exit_code
         from services.registry_server.config import RegistryConfig
         from services.registry_server.server import serve
-        from services.settings import ConfigError, settings_from
+        from services.settings import settings_from
 
-    try:
-        serve(
-            settings_from(
-                arguments,
-                RegistryConfig,
-                "Shows the versions of the model store, takes new ones and moves aliases.",
-                "flambeau registry",
-            )
-        )
-    except (ConfigError, QueueUrlError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (PortError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    about = "Shows the versions of the model store, takes new ones and moves aliases."
+    return exit_code(
+        lambda: serve(settings_from(arguments, RegistryConfig, about, "flambeau registry"))
+    )
 
 
 if __name__ == "__main__":

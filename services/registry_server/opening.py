@@ -15,8 +15,7 @@ from services.registry.event_webhooks import WebhookTargets
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
 from services.registry_server.config import RegistrySettings
-from services.settings import ConfigError
-from services.webhook_calls import SecretError, WebhookCalls, read_secret
+from services.webhook_calls import WebhookCalls, read_secret
 
 
 def open_registry(
@@ -67,12 +66,9 @@ def _webhooks(config: RegistrySettings) -> WebhookTargets | None:
     """Returns the webhooks of the settings.
 
     Raises:
-        ConfigError: there is no secret to sign with.
+        ConfigError: there is no secret to sign with, or it cannot be read or is too short.
     """
     if not config.registry_webhooks:
         return None
-    try:
-        secret = read_secret(config.webhook_secret_file)
-    except SecretError as error:
-        raise ConfigError(str(error)) from error
+    secret = read_secret(config.webhook_secret_file)
     return WebhookTargets(config.registry_webhooks, WebhookCalls(secret))

@@ -3,8 +3,8 @@
 In: what was counted. Out: files in the model store (`comparison_files`), replaced if they change.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_store.rollouts.traffic import Traffic
 from model_store.storage.storage import Storage
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Counted = tuple[dict[int, Evidence], ShadowFigures | None]
     """Counts of a split by arm, and the figures of a shadow."""
+
+T = TypeVar("T")
 
 
 class ComparisonWriter:
@@ -63,25 +65,23 @@ class ComparisonWriter:
             del self._written[model, process]
 
     async def _counted(self, traffic: Traffic) -> "dict[str, Counted]":
+        """Returns the counts of all processes, by their names."""
+        from services.rollouts.traffic_counts import arm_id
+
         found: dict[str, Counted] = {}
         split, shadow = traffic.split, traffic.shadow
-        if self._counts is not None and split is not None:
-            arms = self._counts.split_snapshot().get(split.id, {})
-            found[self._counts.name_of(split.id, self._process)] = arms, None
-        if self._counts is not None and shadow is not None:
-            name = self._counts.name_of(shadow.id, self._process)
-            figures = self._counts.shadow_snapshot().get(shadow.id)
-            found[name] = found.get(name, ({}, None))[0], figures
-        if self._gateways is not None and split is not None:
-            from services.rollouts.gateway_counts import arm_id
-
+        if split is not None:
+            own = self._counts.evidence(self._process) if self._counts is not None else {}
+            others = self._gateways.of if self._gateways is not None else _none
             for arm in split.arms[1:]:
-                by_gateway = await self._gateways.of(arm_id(split.id, arm.version))
-                for gateway, evidence in by_gateway.items():
-                    found.setdefault(gateway, ({}, None))[0][arm.version] = evidence
-        if self._gateways is not None and shadow is not None:
-            for gateway, one in (await self._gateways.figures(shadow.id)).items():
-                found[gateway] = found.get(gateway, ({}, None))[0], one
+                parts = await _parts(arm_id(split.id, arm.version), own, others)
+                for process, evidence in parts.items():
+                    found.setdefault(process, ({}, None))[0][arm.version] = evidence
+        if shadow is not None:
+            own_figures = self._counts.figures(self._process) if self._counts is not None else {}
+            of_others = self._gateways.figures if self._gateways is not None else _none
+            for process, one in (await _parts(shadow.id, own_figures, of_others)).items():
+                found[process] = found.get(process, ({}, None))[0], one
         return found
 
     async def _write(
@@ -98,3 +98,18 @@ class ComparisonWriter:
             lambda: write_comparisons(self._storage, model, traffic, process, arms, figures)
         )
         self._written[model, process] = arms, figures
+
+
+async def _parts(
+    counted_id: str,
+    own: Mapping[str, tuple[str, T]],
+    others: Callable[[str], Awaitable[Mapping[str, T]]],
+) -> dict[str, T]:
+    """Returns the counts of an id by process: of this one, and of those without a store."""
+    parts = dict([own[counted_id]] if counted_id in own else ())
+    return {**parts, **await others(counted_id)}
+
+
+async def _none(_: str) -> Mapping[str, Any]:
+    """Returns the counts of no process."""
+    return {}

@@ -191,10 +191,10 @@ class RolloutController:
     async def _write_counts(self, model: str, rollout: Rollout) -> None:
         if self._counts is None:
             return
-        counts = self._counts.snapshot().get(rollout.id)
-        if counts is not None:
+        own = self._counts.evidence(self._process).get(rollout.id)
+        if own is not None:
             controlled = self._controlled(model, rollout)
-            name = self._counts.name_of(rollout.id, self._process)
+            name, counts = own
             await beside_loop(lambda: controlled.write_own(counts, name))
 
     async def _write_own(self, traffics: Mapping[str, Traffic]) -> None:

@@ -85,28 +85,19 @@ class GatewayCounts:
         await self._send()
 
     async def _send(self) -> None:
-        counts, arms = self._counts.snapshot(), self._counts.split_snapshot()
-        shadows = self._counts.shadow_snapshot()
-        names = {one: self._counts.name_of(one, self._name) for one in [*counts, *arms, *shadows]}
+        counts, shadows = self._counts.evidence(self._name), self._counts.figures(self._name)
 
         def written() -> list[tuple[str, str, bytes]]:
-            found = [(key, names[key], bytes_of(one)) for key, one in counts.items()]
-            for split_id, by_version in arms.items():
-                for version, one in by_version.items():
-                    found.append((arm_id(split_id, version), names[split_id], bytes_of(one)))
-            found += [(key, names[key], bytes_of_figures(one)) for key, one in shadows.items()]
-            return found
+            return [
+                *((key, name, bytes_of(one)) for key, (name, one) in counts.items()),
+                *((key, name, bytes_of_figures(one)) for key, (name, one) in shadows.items()),
+            ]
 
         trip = self._redis.trip()
         for counted_id, name, data in await beside_loop(written):
             trip.add("HSET", evidence_key(counted_id), name, data)
             trip.add("EXPIRE", evidence_key(counted_id), LIVES_S)
         await trip.execute()
-
-
-def arm_id(split_id: str, version: int) -> str:
-    """Returns the id of the counts of a split's arm."""
-    return f"{split_id}:{version}"
 
 
 class CountsOfGateways:

@@ -241,23 +241,28 @@ class TrafficCounts:
             self._begun[shadow_id] = self._forgotten
         return found
 
-    def snapshot(self) -> dict[str, Evidence]:
-        """Returns copies of the evidence by rollout."""
-        return {name: _copied(one) for name, one in self._rollouts.items()}
+    def evidence(self, process: str) -> dict[str, tuple[str, Evidence]]:
+        """Returns copies of the evidence by id, of rollouts and of arms, with their names.
 
-    def split_snapshot(self) -> dict[str, dict[int, Evidence]]:
-        """Returns copies of the evidence by split, and by version of each arm but the first.
+        The first arm of a split is the live version of each: its requests are counted in all.
 
-        The first arm is the live version of each: its requests are counted in all of them.
+        Args:
+            process: name of this process, as for `name_of`.
         """
+        found = {one: (one, comparison) for one, comparison in self._rollouts.items()}
+        for split_id, arms in self._splits.items():
+            found.update((arm_id(split_id, one), (split_id, arms[one])) for one in arms)
         return {
-            name: {version: _copied(one) for version, one in arms.items()}
-            for name, arms in self._splits.items()
+            counted_id: (self.name_of(owner, process), _copied(comparison))
+            for counted_id, (owner, comparison) in found.items()
         }
 
-    def shadow_snapshot(self) -> dict[str, ShadowFigures]:
-        """Returns copies of the figures by shadow."""
-        return {name: one.copied() for name, one in self._shadows.items()}
+    def figures(self, process: str) -> dict[str, tuple[str, ShadowFigures]]:
+        """Returns copies of the figures by shadow, with their names; see `evidence`."""
+        return {
+            shadow_id: (self.name_of(shadow_id, process), one.copied())
+            for shadow_id, one in self._shadows.items()
+        }
 
     def keep_only(self, ids: Collection[str]) -> None:
         """Forgets the others, once they were not seen for `FORGOTTEN_AFTER_S`."""
@@ -276,6 +281,11 @@ class TrafficCounts:
     def ids(self) -> Mapping[str, None]:
         """Returns the ids of all that is counted."""
         return dict.fromkeys([*self._rollouts, *self._splits, *self._shadows])
+
+
+def arm_id(split_id: str, version: int) -> str:
+    """Returns the id of the counts of a split's arm."""
+    return f"{split_id}:{version}"
 
 
 def _copied(comparison: Comparison) -> Evidence:

@@ -28,32 +28,22 @@ def main(arguments: Sequence[str]) -> int:
         from services.process import hush_grpc
 
         hush_grpc()  # before gRPC is imported
-        from services.errors import QueueUnavailableError
-        from services.ports import PortError
-        from services.queueing.redis_streams.clients import QueueUrlError
-        from services.settings import ConfigError, settings_from
+        from services.exit_codes import exit_code
+        from services.settings import settings_from
         from services.trainer.config import TrainerConfig
         from services.trainer.server import serve
 
     given = [SWITCHES.get(argument, argument) for argument in arguments]
-    try:
-        config = settings_from(
-            given,
-            TrainerConfig,
-            "Accepts training jobs over REST and gRPC, and runs them.",
-            "flambeau trainer",
-        )
+
+    def run() -> None:
+        about = "Accepts training jobs over REST and gRPC, and runs them."
+        config = settings_from(given, TrainerConfig, about, "flambeau trainer")
         if config.worker and config.executor == "local":
             with needing("trainer"):  # otherwise every job would fail
                 _find("torch")
         serve(config)
-    except (ConfigError, QueueUrlError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (PortError, QueueUnavailableError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_code(run, OSError)
 
 
 if __name__ == "__main__":

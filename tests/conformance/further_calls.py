@@ -215,6 +215,8 @@ FURTHER: Sequence[Call] = [
     Call("KServe v1, status", REST, getting("/v1/models/linear", "model_version_status")),
     Call("KServe v1, predict", REST,
          _posting("/v1/models/linear:predict", {"instances": ROW}, 200, "predictions")),
+    Call("TensorFlow Serving, metadata", REST,
+         getting("/v1/models/linear/metadata", "signature_def")),
     Call("TensorFlow Serving, Predict", GRPC, _predict),
     Call("TensorFlow Serving, metadata", GRPC, _metadata),
     Call("TensorFlow Serving, status", GRPC, _status),

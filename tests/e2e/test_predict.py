@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.json_format import ParseDict
 
 from tests.e2e.rest_calls import Reply, call
 from tests.fixtures.servers import ServerProcess
+from tests.fixtures.tensorflow_messages import tf
 
 ROWS = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]
 
@@ -79,6 +81,31 @@ def test_methods(server: ServerProcess) -> None:
     for path in ("linear:predict", "linear/versions/1:classify"):
         reply = predict(server, path, b"", "GET")
         assert (reply.status, reply.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(("path", "version"), [("linear", "2"), ("linear/versions/1", "1")])
+def test_metadata(server: ServerProcess, path: str, version: str) -> None:
+    reply = call(server, "GET", f"/v1/models/{path}/metadata")
+    assert reply.status == 200, reply.body
+    found = reply.json()
+    assert found["model_spec"] == {"name": "linear", "signature_name": "", "version": version}
+    assert list(found["metadata"]) == ["signature_def"]
+    signatures = ParseDict(found["metadata"]["signature_def"], tf.SignatureDefMap())
+    assert list(signatures.signature_def) == ["serving_default"]
+    signature = signatures.signature_def["serving_default"]
+    assert signature.method_name == "tensorflow/serving/predict"
+    assert (list(signature.inputs), list(signature.outputs)) == (["x"], ["y"])
+    info = signature.inputs["x"]
+    assert (info.name, info.dtype) == ("x", 1)
+    assert [dim.size for dim in info.tensor_shape.dim] == [-1, 4]
+
+
+def test_metadata_is_refused(server: ServerProcess) -> None:
+    for path, status in (
+        ("nowhere", 404), ("linear/versions/9", 404), ("linear/labels/1", 404), ("refused", 503),
+    ):  # fmt: skip
+        assert call(server, "GET", f"/v1/models/{path}/metadata").status == status
+    assert call(server, "POST", "/v1/models/linear/metadata").status == 405
 
 
 def test_status(server: ServerProcess) -> None:

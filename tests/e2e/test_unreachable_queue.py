@@ -1,4 +1,4 @@
-"""Gateways and workers that cannot reach Redis when they start."""
+"""Gateways and workers that cannot reach Redis, or each other, when they start."""
 
 import urllib.error
 import urllib.request
@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from services.gateway.server import NO_WORKERS
 from services.settings import command_line
 from tests.fixtures.command_forker import ForkedCommand
 from tests.fixtures.onnx_models import linear, publish
+from tests.fixtures.redis_servers import redis_process
 from tests.fixtures.redis_setups import free_port
 from tests.fixtures.servers import Log, ServerProcess
+from tests.fixtures.split_servers import running_worker
 
 MESSAGE = "the queue is unreachable"
 
@@ -53,6 +56,18 @@ def test_a_gateway_without_redis_says_where_it_looks_for_it() -> None:
         said = why_not_ready(port)
         assert queue in said
         assert "--queue" in said
+    assert len(complaints(gateway)) == 1
+
+
+def test_gateway_without_workers_says_that_they_are_missing(tmp_path: Path) -> None:
+    publish(str(tmp_path), "linear", linear(1))
+    port = free_port()
+    ports = {"http_port": port, "grpc_port": 0, "metrics_port": 0}
+    with redis_process() as redis, started("services.gateway", queue=redis.url, **ports) as gateway:
+        assert gateway.wait_for_log(message="not ready yet")["reason"] == NO_WORKERS
+        assert NO_WORKERS in why_not_ready(port)
+        with running_worker(tmp_path, redis.url):
+            gateway.wait_for_log(message="ready")
     assert len(complaints(gateway)) == 1
 
 

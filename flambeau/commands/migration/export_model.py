@@ -133,6 +133,8 @@ def export(
 
     if format not in FORMATS:
         known = ", ".join(f"{name} ({one.words})" for name, one in FORMATS.items())
+        if not format:
+            raise typer.BadParameter(f"the option --format is missing; give one of {known}")
         raise typer.BadParameter(f"'{format}' is none of {known}", param_hint="--format")
     options: dict[str, Any] = {
         "artifact": artifact,

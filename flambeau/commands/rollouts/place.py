@@ -126,11 +126,6 @@ def traffic_place(store: str, server: str, token_file: Path | None) -> Iterator[
         yield _AtStore(existing_store(store))
 
 
-def act_at(place: TrafficPlace, model: str, act: str, why: str, as_json: bool) -> None:
-    """Does an act such as `rollout pause`, and prints the new pointers."""
-    print_moved(place, model, place.act(model, act, why), as_json)
-
-
 def print_moved(place: TrafficPlace, model: str, moved: dict[str, Any], as_json: bool) -> None:
     """Prints new pointers, or the request for them that waits for a second person."""
     if tell_request(moved, place.url, as_json):

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.model import ModelName, parse_version
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
@@ -20,11 +19,9 @@ from flambeau.commands.rollouts.place import (
     OfServer,
     Sticky,
     TrafficPlace,
-    Why,
-    act_at,
-    print_moved,
     traffic_place,
 )
+from flambeau.commands.rollouts.traffic_commands import add_act, starting
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.rollouts import (
     ended_line,
@@ -78,10 +75,8 @@ Guards = Annotated[
 ]
 
 
-@rollout_app.command()
-@failing_with(FAILURES)
+@starting(rollout_app, "rollout")
 def start(
-    model: ModelName,
     version: Candidate,
     steps: Steps = "1%,10%,50%,100%",
     every: Every = "5m",
@@ -89,18 +84,12 @@ def start(
     mirror: Mirror = "10%",
     risk: Risk = "1%",
     guard: Guards = None,
-    allow_breaking: AllowBreaking = False,
-    why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
+) -> dict[str, Any]:
     """Start a rollout of VERSION beside the version in production.
 
     Servers go on by themselves, and roll back once a guard is broken: see rollout status.
     """
-    wanted = {
+    return {
         "version": version,
         "steps": shares(steps, "--steps"),
         "every_s": duration(every, "--every"),
@@ -108,72 +97,19 @@ def start(
         "mirrored": share(mirror, "--mirror"),
         "risk": share(risk, "--risk"),
         "guards": changed_guards(guard or []),
-        "allow_breaking": allow_breaking,
-        "why": why,
     }
-    with traffic_place(store, server, token_file) as place:
-        moved = place.start(model, "rollout", wanted)
-    print_moved(place, model, moved, as_json)
 
 
-@rollout_app.command()
-@failing_with(FAILURES)
-def pause(
-    model: ModelName,
-    why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Keep the rollout at its step; a broken guard still rolls it back."""
-    with traffic_place(store, server, token_file) as place:
-        act_at(place, model, "rollout pause", why, as_json)
-
-
-@rollout_app.command()
-@failing_with(FAILURES)
-def resume(
-    model: ModelName,
-    why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Let the paused rollout go on; its step begins again."""
-    with traffic_place(store, server, token_file) as place:
-        act_at(place, model, "rollout resume", why, as_json)
-
-
-@rollout_app.command()
-@failing_with(FAILURES)
-def abort(
-    model: ModelName,
-    why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """End the rollout: the version in production answers every request again."""
-    with traffic_place(store, server, token_file) as place:
-        act_at(place, model, "rollout abort", why, as_json)
-
-
-@rollout_app.command()
-@failing_with(FAILURES)
-def promote(
-    model: ModelName,
-    why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Point production at the new version now, whatever its evidence, and end the rollout."""
-    with traffic_place(store, server, token_file) as place:
-        act_at(place, model, "rollout promote", why, as_json)
+for act, about in (
+    ("pause", "Keep the rollout at its step; a broken guard still rolls it back."),
+    ("resume", "Let the paused rollout go on; its step begins again."),
+    ("abort", "End the rollout: the version in production answers every request again."),
+    (
+        "promote",
+        "Point production at the new version now, whatever its evidence, and end the rollout.",
+    ),
+):
+    add_act(rollout_app, "rollout", act, about)
 
 
 @rollout_app.command()

@@ -1,26 +1,13 @@
 """`flambeau shadow`: repeats a share of a model's requests at another version, for no caller."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from flambeau.commands.options.allow_breaking import AllowBreaking
-from flambeau.commands.options.as_json import AsJson, print_outcome
-from flambeau.commands.options.model import ModelName
-from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
-from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.rollouts.amounts import share
-from flambeau.commands.rollouts.place import (
-    FAILURES,
-    OfServer,
-    Why,
-    act_at,
-    print_moved,
-    traffic_place,
-)
 from flambeau.commands.rollouts.rollout import Candidate
-from flambeau.commands.text.failures import failing_with
+from flambeau.commands.rollouts.traffic_commands import add_act, add_report, starting
 from flambeau.commands.text.rollouts import shadow_lines
 
 shadow_app = Verbs(
@@ -28,10 +15,8 @@ shadow_app = Verbs(
 )
 
 
-@shadow_app.command()
-@failing_with(FAILURES)
+@starting(shadow_app, "shadow")
 def start(
-    model: ModelName,
     version: Candidate,
     sample: Annotated[
         str, typer.Option(metavar="SHARE", help="Share of the requests that it answers too.")
@@ -39,51 +24,16 @@ def start(
     keep: Annotated[
         int, typer.Option(min=0, max=100, help="Pairs of the most different answers to keep.")
     ] = 20,
-    allow_breaking: AllowBreaking = False,
-    why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
+) -> dict[str, Any]:
     """Start to repeat requests of the version in production at VERSION, where a device is idle."""
-    wanted = {
-        "version": version,
-        "sample": share(sample, "--sample"),
-        "keep": keep,
-        "allow_breaking": allow_breaking,
-        "why": why,
-    }
-    with traffic_place(store, server, token_file) as place:
-        moved = place.start(model, "shadow", wanted)
-    print_moved(place, model, moved, as_json)
+    return {"version": version, "sample": share(sample, "--sample"), "keep": keep}
 
 
-@shadow_app.command()
-@failing_with(FAILURES)
-def stop(
-    model: ModelName,
-    why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """End the shadow; its figures stay in the store."""
-    with traffic_place(store, server, token_file) as place:
-        act_at(place, model, "shadow stop", why, as_json)
-
-
-@shadow_app.command()
-@failing_with(FAILURES)
-def status(
-    model: ModelName,
-    store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the shadow and its figures: agreement, differences, latencies, the worst pairs."""
-    with traffic_place(store, server, token_file) as place:
-        document = place.show(model, "shadow")
-    print_outcome("\n".join(shadow_lines(document)), document, as_json)
+add_act(shadow_app, "shadow", "stop", "End the shadow; its figures stay in the store.")
+add_report(
+    shadow_app,
+    "shadow",
+    "status",
+    "Show the shadow and its figures: agreement, differences, latencies, the worst pairs.",
+    shadow_lines,
+)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from flambeau.protocol.signature import Signature
 from services.errors import InvalidRequestError, ServingError, UnsupportedError
 from services.gateway.admission import InferCall
 from services.gateway.edges import rest_codec
@@ -82,6 +83,16 @@ class RestInferRoute:
             self.fault = error
         self.is_plain = self.header_length is None and self.fault is None
         """True if the head describes a plain JSON body."""
+
+    def signature(self) -> Signature:
+        """Returns the signature of the model.
+
+        Raises:
+            ServingError: the head has a fault, or the model is not ready.
+        """
+        if self.fault is not None:
+            raise self.fault
+        return self.path.admission.directory.resolve(self.model, self.version)[1]
 
 
 class InferExchange(HttpInference):

@@ -53,7 +53,7 @@ from services.errors import (
     ServingError,
     TooManyInFlightError,
 )
-from services.gateway.torchserve.left_folders import LeftFolders
+from services.gateway.torchserve.left_folders import LeftFolders, discard
 from services.gateway.torchserve.refusals import caller_words
 from services.gateway.torchserve.register_request import (
     Registered,
@@ -64,11 +64,13 @@ from services.gateway.torchserve.register_request import (
     version_of,
 )
 from services.gateway.torchserve.registered_versions import (
+    DirectoryChanges,
     UnseenError,
     WorkersError,
     changing,
     followed,
     is_newest,
+    is_ready,
     known,
     reopened,
 )
@@ -110,7 +112,7 @@ class ArchiveRegistry:
     ) -> None:
         self._store, self._folder = store, folder
         self._file = RegistrationFile(folder)
-        self._directory = directory
+        self._directory, self._changes = directory, DirectoryChanges(directory)
         self._act = act
         self._properties = properties
         self._tasks: set[asyncio.Task[None]] = set()
@@ -204,7 +206,7 @@ class ArchiveRegistry:
                     seen = error.generation
                     await self._look(error.model)
         except BaseException:
-            await self._threads.remove(partial(_discard, opened, request))
+            await self._threads.remove(partial(discard, opened, request))
             raise
 
     def add(self, request: RegisterRequest) -> Registered:
@@ -221,7 +223,7 @@ class ArchiveRegistry:
         try:
             return self._add(opened, request)[0]
         except BaseException:
-            _discard(opened, request)
+            discard(opened, request)
             raise
 
     def _open(self, request: RegisterRequest) -> ModelArchive:
@@ -340,7 +342,9 @@ class ArchiveRegistry:
         refused = f"it has not been loaded after {MAX_PASSES} passes"
         for _ in range(MAX_PASSES):
             try:
-                await self._act("load", name, False)
+                # The load of another version of the model may hang, and the act with it.
+                load = self._act("load", name, False)
+                await self._changes.outrun(load, lambda: self._is_settled(name, version, one))
             except TooManyInFlightError:
                 raise
             except ServingError as error:  # of this version, or of another one of the model
@@ -357,6 +361,13 @@ class ArchiveRegistry:
             extra={"model": name, "version": version, "error": refused},
         )
         raise WorkersError(name, version, refused)
+
+    def _is_settled(self, name: str, version: str, one: RegisteredVersion) -> bool:
+        """Returns True once a version is refused, or answers requests that name it."""
+        found = self.served(name, one)
+        if found is None or not is_ready(found):
+            return found is not None and found.state == "failed"
+        return self._directory.served_lane(*target(name, version)) == found.lane
 
     async def _check_newest(self, name: str, version: str, one: RegisteredVersion) -> None:
         """Checks that a change is the newest one of its version.
@@ -487,14 +498,3 @@ def target(name: str, version: str = "") -> tuple[str, str]:
         version: TorchServe's version; empty for the default one.
     """
     return name, alias_of(version) if version else PRODUCTION
-
-
-def is_ready(served: ServedVersion | None) -> bool:
-    """Returns True if a version answers."""
-    return served is not None and served.state == "ready"
-
-
-def _discard(opened: ModelArchive, request: RegisterRequest) -> None:
-    """Removes the files of an archive that was unpacked; a folder is its owner's."""
-    if opened.folder != request.archive:
-        shutil.rmtree(opened.folder, ignore_errors=True)

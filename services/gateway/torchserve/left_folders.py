@@ -7,7 +7,9 @@ import asyncio
 import shutil
 from functools import partial
 
+from model_store.archives.model_archive import ModelArchive
 from model_store.archives.registrations import RegisteredVersion
+from services.gateway.torchserve.register_request import RegisterRequest
 from services.gateway.torchserve.registry_threads import ArchiveThreads
 
 MAX_LEFT_FOLDERS = 8
@@ -45,3 +47,9 @@ class LeftFolders:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def discard(opened: ModelArchive, request: RegisterRequest) -> None:
+    """Removes the files of an archive that was unpacked; a folder is its owner's."""
+    if opened.folder != request.archive:
+        shutil.rmtree(opened.folder, ignore_errors=True)

@@ -24,11 +24,7 @@ from model_store.archives.registrations import (
 from model_store.archives.server_properties import ServerProperties
 from model_store.errors import ModelArchiveError
 from services.errors import BackendError, ServingError
-from services.gateway.torchserve.archive_registry import (
-    RETRIED_FOR_S,
-    ArchiveRegistry,
-    is_ready,
-)
+from services.gateway.torchserve.archive_registry import RETRIED_FOR_S, ArchiveRegistry
 from services.gateway.torchserve.archive_source import ArchiveSource
 from services.gateway.torchserve.predictions import DESCRIBE, Predictions
 from services.gateway.torchserve.refusals import (
@@ -48,7 +44,7 @@ from services.gateway.torchserve.refusals import (
     version_not_found,
 )
 from services.gateway.torchserve.register_request import RegisterRequest, most_sequences
-from services.gateway.torchserve.registered_versions import WorkersError
+from services.gateway.torchserve.registered_versions import WorkersError, is_ready
 
 ALL = "all"
 """In place of a version: all of them."""

@@ -1,10 +1,11 @@
-"""Registered versions: whether they are there, are still the same, and have their files.
+"""Registered versions: whether they are there, are served, are the same, and have their files.
 
 In: the registrations, and a version as a call has left it. Out: the version there, or an error.
 """
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from model_store.archives.model_archive import ModelArchive, open_archive
@@ -19,6 +20,8 @@ from model_store.errors import ModelArchiveError
 from model_store.pointers import PRODUCTION
 from model_store.store import ModelStore
 from services.errors import BackendError, UnknownModelError, UnknownVersionError
+from services.queueing.directory import Directory
+from services.queueing.records import ServedVersion
 
 
 class WorkersError(BackendError):
@@ -46,6 +49,45 @@ class UnseenError(Exception):
     def __init__(self, model: str, generation: int) -> None:
         super().__init__(f"generation {generation} of the pointers of {model}")
         self.model, self.generation = model, generation
+
+
+class DirectoryChanges:
+    """Wakes calls that wait for changes of the versions that are served.
+
+    Args:
+        directory: the versions.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        self._changed = asyncio.Event()
+        directory.watch(self._wake)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def outrun(self, act: Awaitable[None], is_settled: Callable[[], bool]) -> None:
+        """Awaits an act, until a condition of the directory holds at the latest.
+
+        Raises:
+            ServingError: the act failed before that.
+        """
+        acting = asyncio.ensure_future(act)
+        try:
+            await asyncio.sleep(0)  # it begins
+            while not acting.done() and not is_settled():
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait((acting, changed), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+            if acting.done():
+                acting.result()
+        finally:
+            acting.cancel()
+
+
+def is_ready(served: ServedVersion | None) -> bool:
+    """Returns True if a version answers."""
+    return served is not None and served.state == "ready"
 
 
 def known(registrations: Registrations, name: str, version: str = "") -> RegisteredModel:

@@ -82,7 +82,7 @@ class Lanes:
         self._tracer = tracer
         self._loaded: dict[Lane, LoadedLane] = {}
         self._draining: dict[Lane, Worker] = {}
-        self.drained: Callable[[], None] = lambda: None  # called when one of them has closed
+        self.drained: Callable[[Lane], None] = lambda _: None  # called when one of them has closed
         self._turns: dict[Device, DeviceTurns] = {}
         self._memory: dict[Device, MemoryAdmission] = {}
         self._load_turns = LoadTurns(len(os.sched_getaffinity(0)))
@@ -482,7 +482,7 @@ class Lanes:
 
     def _forget(self, lane: Lane) -> None:
         self._draining.pop(lane, None)
-        self.drained()
+        self.drained(lane)
         if lane.artifact:  # the version's metrics remain as long as its default lane
             return
         self._metrics.forget_lane(lane.model, lane.version)

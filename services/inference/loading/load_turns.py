@@ -13,7 +13,7 @@ long as few others do the same.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 
 from services.queueing.records import Lane
@@ -119,3 +119,80 @@ class LoadTurns:
         needed = sum(not other.lane.artifact for other in loading)
         need_bytes = load.file_bytes + sum(other.file_bytes for other in loading)
         return needed < self._most and AMPLE * need_bytes <= room_bytes()
+
+
+class VersionLoads:
+    """Loads the versions of one model, one after the other.
+
+    A load apart that takes longer than `PATIENCE_S` no longer delays the others: it may hang.
+
+    Attributes:
+        loading: versions that are being loaded.
+        apart: those of them that load in processes of their own.
+        changed: set when the wanted versions may have changed.
+    """
+
+    def __init__(self) -> None:
+        self.loading: set[int] = set()
+        self.apart: set[int] = set()
+        self.changed = asyncio.Event()
+
+    async def run(
+        self,
+        wanted: Callable[[], Iterable[int]],
+        load: Callable[[int], Coroutine[None, None, None]],
+        loaded: Callable[[], None],
+    ) -> None:
+        """Loads until every wanted version was tried once.
+
+        Args:
+            wanted: returns the versions, the most urgent first; they may change meanwhile.
+            load: loads a version, and handles its errors.
+            loaded: called at the end, and after a load that others outlast.
+        """
+        clock = asyncio.get_running_loop().time
+        tried: set[int] = set()
+        running: dict[asyncio.Task[None], tuple[int, float]] = {}
+        try:
+            while True:
+                self.changed.clear()
+                version, now = next((one for one in wanted() if one not in tried), None), clock()
+                late = (
+                    one in self.apart and now - at >= PATIENCE_S for one, at in running.values()
+                )
+                if version is not None and all(late):
+                    tried.add(version)
+                    self.loading.add(version)
+                    running[asyncio.create_task(load(version))] = version, now
+                elif not running:
+                    break
+                for task in await self._first_done(running, version is not None):
+                    self._end(running.pop(task)[0])
+                    task.result()
+                    if running:
+                        loaded()
+            loaded()
+        finally:
+            for task, (version, _) in running.items():
+                task.cancel()
+                self._end(version)
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _end(self, version: int) -> None:
+        self.loading.discard(version)
+        self.apart.discard(version)
+
+    async def _first_done(
+        self, running: Collection[asyncio.Task[None]], has_next: bool
+    ) -> set[asyncio.Task[None]]:
+        """Returns the loads that are over, once one is, or another one may have to begin."""
+        wake = asyncio.create_task(self.changed.wait())
+        try:
+            await asyncio.wait(
+                {*running, wake},
+                timeout=PATIENCE_S if has_next else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            wake.cancel()
+        return {task for task in running if task.done()}

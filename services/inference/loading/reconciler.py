@@ -33,14 +33,10 @@ from services.errors import BackendError, ServingError, UnknownModelError
 from services.inference.loading.background_choice import BackgroundChoice
 from services.inference.loading.kept_loads import KeptLoads
 from services.inference.loading.lanes import Lanes
+from services.inference.loading.load_turns import VersionLoads
 from services.inference.loading.loader import LoadError
 from services.inference.loading.memory_admission import OutOfMemoryError
-from services.inference.loading.model_failure import (
-    Complaints,
-    Failures,
-    in_thread,
-    reason_of,
-)
+from services.inference.loading.model_failure import Complaints, Failures, in_thread, reason_of
 from services.inference.loading.pipelines import Pipelines
 from services.inference.loading.policy import ServingPolicy, load_niceness
 from services.inference.loading.unserved_models import foreign_layout, missing_models, refusal
@@ -67,8 +63,7 @@ class _Model:
     pointers: Pointers | None = None
     wanted: list[int] = field(default_factory=list)
     """Versions that should be served."""
-    loading: int | None = None
-    """Version that is being loaded."""
+    loads: VersionLoads = field(default_factory=VersionLoads)
     failures: Failures = field(default_factory=Failures)
 
     @property
@@ -97,7 +92,7 @@ class Reconciler:
         self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
         self._pipelines = Pipelines(store, queue, directory, metrics, policy, self._lanes.worker_of)
         self._control.parts_of = self._pipelines.parts_of
-        self._lanes.drained = self._control.nudge
+        self._lanes.drained = lambda lane: self._control.nudge(directory.is_awaited(lane))
         directory.missing = self._control.missed
         self._background_choice = BackgroundChoice(store, self._lanes)
         self._choosing: asyncio.Task[None] | None = None
@@ -354,16 +349,19 @@ class Reconciler:
             self._complaints.settle(_topic(name))
 
     async def _converge(self, name: str, listing: ModelListing, workers: asyncio.TaskGroup) -> None:
-        model, tried = await self._read(name, listing), set[int]()
+        model = await self._read(name, listing)
         # The wanted versions may change while some load: pointers move, pipelines need others.
-        while (version := next((v for v in model.wanted if v not in tried), None)) is not None:
-            tried.add(version)
-            await self._load(model, Lane(name, version), workers)
-        self._settle(model, name)
+        await model.loads.run(
+            lambda: model.wanted,
+            lambda version: self._load(model, Lane(name, version), workers),
+            lambda: self._settle(model, name),
+        )
 
     async def _follow(self, name: str, listing: ModelListing) -> None:
         """Obeys pointers that have moved while versions of the model load."""
-        self._settle(await self._read(name, listing), name)
+        model = await self._read(name, listing)
+        model.loads.changed.set()
+        self._settle(model, name)
 
     async def _read(self, name: str, listing: ModelListing) -> _Model:
         """Reads the pointers of a model, and determines the versions that should be served."""
@@ -386,7 +384,7 @@ class Reconciler:
         for served in self._directory.of_model(name):
             lane = served.lane
             is_kept = lane.version in named and not model.is_withdrawn
-            if not is_kept and lane.version != model.loading:
+            if not is_kept and lane.version not in model.loads.loading:
                 self._unload(lane)
 
     async def _read_pointers(self, model: _Model, name: str, listing: ModelListing) -> None:
@@ -435,9 +433,10 @@ class Reconciler:
         if lane.version not in model.failures.at:
             loading = ServedVersion(lane=lane, state="loading", comes_back=comes_back)
             self._directory.announce(loading)
-        model.loading = lane.version
         try:
             manifest = await in_thread(self._store.manifest, lane.model, lane.version)
+            if any(artifact.folder for artifact in manifest.artifacts):
+                model.loads.apart.add(lane.version)
             if manifest.pipeline is not None:
                 await self._pipelines.read(manifest)
                 return  # it is settled once all models have converged
@@ -449,8 +448,6 @@ class Reconciler:
                 self._fail(model, lane, error)
         else:
             model.failures.forget(lane.version)
-        finally:
-            model.loading = None
 
     def _fail(self, model: _Model, lane: Lane, error: Exception) -> None:
         model.failures.at[lane.version] = time.monotonic()

@@ -181,9 +181,10 @@ class LatencyCurve:
             self._correct(rows, seconds / expected_s, together)
         else:
             # Half fixed cost, half per row: a guess, soon corrected for the sizes that run.
+            expected_s = seconds
             self._seconds = [seconds * (0.5 + 0.5 * size / rows) for size in self._sizes]
             self._survey(self._nearest(rows), 1.0)
-        bounded_s = min(hand_over_s, (self._run_s(rows) + known_s) * MAX_OBSERVATION_RATIO)
+        bounded_s = min(hand_over_s, (expected_s + known_s) * MAX_OBSERVATION_RATIO)
         self._hand_over_s = known_s + LEARNING_RATE * (bounded_s - known_s)
         self._choose_best()
 

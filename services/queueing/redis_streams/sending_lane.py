@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 
 from redis.exceptions import OutOfMemoryError, RedisError
@@ -306,16 +306,11 @@ class SendingLane:
         trip, arguments = self._pack()
         if not trip:
             return
-        try:
-            delay_us = int(uplink.row_s.get(self.lane, 0.0) * 1e6)
-            results = await self._enqueue(
-                uplink.redis, self._enqueue_keys, uplink.max_depth, delay_us, *arguments
-            )
-        except OutOfMemoryError as error:
-            results = [error] * len(trip)
-        except RedisError as error:
-            uplink.record_trip(error)
-            results = [error] * len(trip)
+        delay_us = int(uplink.row_s.get(self.lane, 0.0) * 1e6)
+        enqueued = self._enqueue(
+            uplink.redis, self._enqueue_keys, uplink.max_depth, delay_us, *arguments
+        )
+        results = await self._results(enqueued, len(trip))
         unsent: list[tuple[Sent, object]] = []
         for sent, result in zip(trip, results, strict=True):
             if isinstance(result, bytes) and result[:1].isdigit():
@@ -329,6 +324,16 @@ class SendingLane:
         sent.stream_id = stream_id
         if sent.entry.dead:  # it died on the way
             self._withdrawn.append(sent)
+
+    async def _results(self, sending: Awaitable[Sequence[object]], count: int) -> Sequence[object]:
+        """Returns what Redis answered to each of so many requests; an error for each if none."""
+        try:
+            return await sending
+        except OutOfMemoryError as error:
+            return [error] * count
+        except RedisError as error:
+            self._uplink.record_trip(error)
+            return [error] * count
 
     async def _refuse(self, unsent: Sequence[tuple[Sent, object]]) -> None:
         """Answers requests that Redis did not accept, some in each turn of the loop."""
@@ -378,16 +383,11 @@ class SendingLane:
         if not trip:
             return
         results: Sequence[object]
-        try:
-            if uplink.refusal is not None:
-                results = [b"refused"] * len(trip)
-            else:
-                results = await self._steps.send(uplink.redis, steps, uplink.max_depth)
-        except OutOfMemoryError as error:
-            results = [error] * len(trip)
-        except RedisError as error:
-            uplink.record_trip(error)
-            results = [error] * len(trip)
+        if uplink.refusal is not None:
+            results = [b"refused"] * len(trip)
+        else:
+            enqueued = self._steps.send(uplink.redis, steps, uplink.max_depth)
+            results = await self._results(enqueued, len(trip))
         unsent: list[tuple[Sent, object]] = []
         for sent, result in zip(trip, results, strict=True):
             if isinstance(result, tuple):

@@ -51,7 +51,7 @@ def test_an_archive_in_the_working_directory(
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (["digits/1"], 2, "'' is none of mar (TorchServe archive), triton (model of a Triton"),
+        (["digits/1"], 2, "the option --format is missing; give one of mar (TorchServe archive), "),
         (["--format", "mar"], 2, "give MODEL/VERSION"),
         (["digits/1", "--format", "triton", "--all"], 2, "give one of them"),
         (["--format", "mlflow", "--all"], 2, "--all needs --format triton"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.errors import ModelNotReadyError, ModelReturningError
-from services.gateway.load_waits import ASKED_EVERY_S, BEGUN_A_TURN, LoadWait, LoadWaits
+from services.gateway.load_waits import ASKED_EVERY_S, BEGUN_A_TURN, LoadWait, ReturningWaits
 from services.queueing.directory import Directory
 from services.queueing.records import Lane, ServedVersion
 from tests.fixtures.redis_servers import until
@@ -28,11 +28,13 @@ class Waiting:
         self.directory.make_live(LANE)
         self.missed: list[Lane] = []
         self.directory.missing = lambda lane, _: self.missed.append(lane)
-        self.waits = LoadWaits(self.directory, most)
+        self.waits = ReturningWaits(self.directory, most)
         self.begun: list[int] = []
         self.late: list[int] = []
 
-    def add(self, number: int, left_s: float = 60.0, holder: object = None) -> LoadWait | None:
+    def add(
+        self, number: int, left_s: float = 60.0, holder: object = None
+    ) -> LoadWait[Lane] | None:
         def keep(found: list[int]) -> Callable[[], None]:
             return lambda: found.append(number)
 
@@ -142,7 +144,7 @@ async def test_version_is_asked_for_again_while_requests_wait() -> None:
 async def test_no_request_waits_once_the_process_drains() -> None:
     waiting = Waiting()
     waiting.add(1)
-    waiting.waits.begin_all()
+    waiting.waits.end_all()
     assert waiting.add(2) is None
     await until(lambda: waiting.begun == [1])
 

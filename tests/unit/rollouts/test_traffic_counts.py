@@ -15,6 +15,7 @@ from services.rollouts.traffic_counts import (
     MOST_LATENCIES_A_BLOCK,
     Comparison,
     TrafficCounts,
+    arm_id,
 )
 
 
@@ -81,16 +82,15 @@ def test_snapshot_is_a_copy_and_what_ended_is_forgotten() -> None:
     counts.comparison("a").count(0.5, "live", 0.01)
     counts.arm("s", 2).count(0.5, "candidate", 0.01)
     counts.shadow("b", 3).drop("busy")
-    found, arms, shadows = (
-        counts.snapshot(),
-        counts.split_snapshot(),
-        counts.shadow_snapshot(),
-    )
+    found, shadows = counts.evidence("p"), counts.figures("p")
     counts.of("a").count_pair(1.0)
     counts.shadow("b").drop("busy")
-    assert found == {"a": Evidence({"share/500000/live/requests": 1})}
-    assert arms == {"s": {2: Evidence({"share/500000/candidate/requests": 1})}}
-    assert shadows["b"].dropped == {"busy": 1}
+    assert found == {
+        "a": ("p", Evidence({"share/500000/live/requests": 1})),
+        arm_id("s", 2): ("p", Evidence({"share/500000/candidate/requests": 1})),
+    }
+    assert shadows["b"][0] == "p"
+    assert shadows["b"][1].dropped == {"busy": 1}
     assert list(counts.ids) == ["a", "s", "b"]
     counts.keep_only(["b"])
     now += FORGOTTEN_AFTER_S - 1

@@ -187,7 +187,8 @@ def _input_specs(
     """Returns the inputs, and the sizes of those axes that differ between the examples.
 
     Raises:
-        DataError: the examples have no rows, or differ in names, datatypes or dimensions.
+        DataError: the examples have no rows, or differ in names, datatypes or dimensions, or in
+            sizes one of which is 0.
     """
     if not parts or not parts[0]:
         raise DataError("a Python model needs examples: arrays by input name, each [rows, ...]")
@@ -204,6 +205,11 @@ def _input_specs(
     specs, dynamic = [], {}
     for name in parts[0]:
         shape, sizes = _joint_shape(f"example '{name}'", [part[name] for part in parts])
+        if empty := [axis for axis, (low, _) in sizes.items() if not low]:
+            raise DataError(
+                f"example '{name}' has size 0 along axis {empty[0]} here, and other sizes there; "
+                "sizes that vary begin at 1, so leave out the example without elements"
+            )
         specs.append(TensorSpec(name=name, datatype=_datatype(name, parts), shape=shape))
         if sizes:
             dynamic[name] = sizes
@@ -232,7 +238,7 @@ def _joint_shape(
         shape.append(found.pop() if len(found) == 1 else -1)
         if shape[axis] == -1:
             found = {array.shape[axis] for array in arrays}
-            sizes[axis] = (max(min(found), 1), max(found))
+            sizes[axis] = (min(found), max(found))
     return tuple(shape), sizes
 
 

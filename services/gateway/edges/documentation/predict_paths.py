@@ -45,6 +45,14 @@ def predict_paths(errors: Mapping[str, str]) -> dict[str, Any]:
                 "parameters": parameters,
                 "get": operation(f"modelStates{suffix}", "State of a version", found),
             }
+        paths[f"{base}/metadata"] = {
+            "parameters": parameters,
+            "get": operation(
+                f"modelSignature{suffix}",
+                "Inputs and outputs, as TensorFlow Serving tells them",
+                responses_of("ModelSignature", {**unknown, "503": "It is not ready"}),
+            ),
+        }
         paths[f"{base}:predict"] = {
             "parameters": parameters,
             "post": operation(
@@ -67,7 +75,32 @@ def predict_schemas() -> dict[str, Any]:
         status=object_of(["error_code", "error_message"], error_code=text, error_message=text),
     )
     states = {"type": "array", "items": state}
+    size = object_of(["size", "name"], size=text, name=text)
+    shape = object_of(
+        ["dim", "unknown_rank"],
+        dim={"type": "array", "items": size},
+        unknown_rank={"type": "boolean"},
+    )
+    info = object_of(["dtype", "tensor_shape", "name"], dtype=text, tensor_shape=shape, name=text)
+    infos = {"type": "object", "additionalProperties": info}
+    signature = object_of(
+        ["inputs", "outputs", "method_name"], inputs=infos, outputs=infos, method_name=text
+    )
+    signatures = {"type": "object", "additionalProperties": signature}
     return {
+        "ModelSignature": object_of(
+            ["model_spec", "metadata"],
+            model_spec=object_of(
+                ["name", "signature_name", "version"],
+                name=text,
+                signature_name=text,
+                version=text,
+            ),
+            metadata=object_of(
+                ["signature_def"],
+                signature_def=object_of(["signature_def"], signature_def=signatures),
+            ),
+        ),
         "ModelNames": object_of(["models"], models={"type": "array", "items": text}),
         "VersionStates": object_of(["model_version_status"], model_version_status=states),
         "ModelStates": object_of(

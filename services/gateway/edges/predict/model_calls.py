@@ -19,7 +19,7 @@ from services.gateway.edges.binary_texts import Reserve
 from services.gateway.edges.grpc_large_answer import SlowAnswer
 from services.gateway.edges.predict.grpc_predict import SERVICE as PREDICTION_SERVICE
 from services.gateway.edges.predict.grpc_predict import named_version
-from services.gateway.edges.predict.model_status import STATES
+from services.gateway.edges.predict.model_status import METHOD, SIGNATURES, STATES
 from services.gateway.edges.predict.predict_codec import DEFAULT_SIGNATURE
 from services.gateway.edges.predict.tensor_proto import shape_of, type_of
 from services.gateway.edges.raw_parts import Part
@@ -27,9 +27,6 @@ from services.queueing.directory import Directory
 from services.queueing.records import ServedVersion
 
 SERVICE = "tensorflow.serving.ModelService"
-SIGNATURES = "signature_def"
-"""The only field of metadata."""
-METHOD = "tensorflow/serving/predict"
 UNKNOWN = 2
 """gRPC's code of an error that has none."""
 

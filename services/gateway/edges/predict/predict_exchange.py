@@ -65,17 +65,14 @@ class PredictExchange(InferExchange):
     def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
         """Decodes either form of a body."""
         route = self._route
-        if route.fault is not None:
-            raise route.fault
-        admission = route.path.admission
-        signature = admission.directory.resolve(route.model, route.version)[1]
+        signature = route.signature()
         predict_codec.check_size(body)
         text = bytes(body)
         if predict_codec.fits_at_once(text):
             inputs, self._is_row = predict_codec.decode(text, signature)
             return self._call(RestRequest(inputs=inputs), caller)
         text, self._is_row = predict_codec.as_inference(text, signature)
-        check = partial(admission.check_inputs, route.model, route.version, caller)
+        check = partial(route.path.admission.check_inputs, route.model, route.version, caller)
         decoded = rest_codec.decode(text, None, None, check, self.reserve)
         if isinstance(decoded, RestRequest):
             return self._call(decoded, caller)

@@ -52,12 +52,7 @@ class GenerateExchange(SlicedReplies, InferExchange):
 
     def decode(self, body: Body, caller: "Caller | None") -> InferCall | Slices[InferCall]:
         """Decodes the object by the names of the model's inputs."""
-        route = self._route
-        if route.fault is not None:
-            raise route.fault
-        admission = route.path.admission
-        signature = admission.directory.resolve(route.model, route.version)[1]
-        decoded = read_generate(body, signature)
+        decoded = read_generate(body, self._route.signature())
         if isinstance(decoded, RestRequest):
             return self._call(decoded, caller)
         return self._call_in_slices(decoded, caller)

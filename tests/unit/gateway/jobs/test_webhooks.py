@@ -16,7 +16,8 @@ from services.gateway.jobs.webhooks import Webhooks
 from services.queueing.job_records import Job
 from services.queueing.records import Lane
 from services.queueing.redis_streams.webhook_queue import PAUSES_S, Delivery
-from services.webhook_calls import SecretError, read_secret
+from services.settings import ConfigError
+from services.webhook_calls import read_secret
 
 
 @contextmanager
@@ -116,5 +117,5 @@ def test_a_secret_may_be_any_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("file", "says"), [("", "set webhook_secret_file"), ("/none", "No such")])
 def test_a_secret_that_is_not_there_is_named(file: str, says: str) -> None:
-    with pytest.raises(SecretError, match=says):
+    with pytest.raises(ConfigError, match=says):
         read_secret(file)

@@ -21,7 +21,7 @@ from services.errors import (
 from services.gateway.traffic.mirrors import FEW_ELEMENTS, MOST_IN_FLIGHT, MOST_IN_FLIGHT_BYTES
 from services.queueing.memory_queue import Entry
 from services.queueing.records import MIRROR_PRIORITY, InferReply, SequenceStep, ServedVersion
-from services.rollouts.traffic_counts import MOST_LATENCIES_A_BLOCK
+from services.rollouts.traffic_counts import MOST_LATENCIES_A_BLOCK, arm_id
 from tests.fixtures.drawn_traffic import (
     ALWAYS,
     CANDIDATE,
@@ -147,7 +147,7 @@ async def test_arms_of_a_split_are_compared_with_the_first() -> None:
     for lane, count in ((LIVE, live), (CANDIDATE, candidate)):
         for _ in range(count):
             place.answer(lane)
-    found = counts_of(place.router.counts.split_snapshot()[split.id][2])
+    found = counts_of(place.router.counts.evidence("p")[arm_id(split.id, 2)][1])
     assert found == {"live/requests": live, "candidate/requests": candidate}
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from services.inference.loading import load_turns
-from services.inference.loading.load_turns import AMPLE, LoadTurns
+from services.inference.loading.load_turns import AMPLE, LoadTurns, VersionLoads
 from services.queueing.records import Lane
+from tests.fixtures.redis_servers import until
 
 A, B, C = (Lane(name, 1) for name in "abc")
 
@@ -142,3 +143,63 @@ async def test_a_further_artifact_waits_for_versions_and_holds_up_none() -> None
     assert loading.begun == [A, further, B]
     await loading.end(further)
     await loading.end(B)
+
+
+class Versions:
+    """Loads of versions of one model, which end when told to."""
+
+    def __init__(self, *wanted: int, apart: set[int]) -> None:
+        self.wanted, self.apart = list(wanted), apart
+        self.begun: list[int] = []
+        self.settled = 0
+        self.loads = VersionLoads()
+        self.ends: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self.task = asyncio.create_task(self.loads.run(lambda: self.wanted, self._load, self._note))
+
+    async def _load(self, version: int) -> None:
+        self.begun.append(version)
+        if version in self.apart:
+            self.loads.apart.add(version)
+        await self.ends[version].wait()
+
+    def _note(self) -> None:
+        self.settled += 1
+
+
+async def test_versions_of_a_model_load_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_turns, "PATIENCE_S", 0.01)
+    versions = Versions(2, 1, apart=set())
+    await until(lambda: versions.begun == [2])
+    await asyncio.sleep(0.05)
+    assert (versions.begun, versions.loads.loading) == ([2], {2})
+    versions.ends[2].set()
+    await until(lambda: versions.begun == [2, 1])
+    versions.ends[1].set()
+    await versions.task
+    assert (versions.settled, versions.loads.loading) == (1, set())
+
+
+async def test_version_loads_beside_one_that_hangs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_turns, "PATIENCE_S", 0.01)
+    versions = Versions(1, apart={1})
+    await until(lambda: versions.loads.apart == {1})
+    versions.wanted.append(2)
+    versions.loads.changed.set()
+    await until(lambda: versions.begun == [1, 2])
+    versions.ends[2].set()
+    await until(lambda: versions.settled == 1)
+    assert versions.loads.loading == {1}
+    versions.ends[1].set()
+    await versions.task
+    assert (versions.begun, versions.settled, versions.loads.apart) == ([1, 2], 2, set())
+
+
+async def test_loads_end_with_what_waits_for_them() -> None:
+    versions = Versions(1, apart={1})
+    await until(lambda: versions.loads.loading == {1})
+    versions.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await versions.task
+    assert versions.loads.loading == set()

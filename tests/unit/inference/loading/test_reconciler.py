@@ -1,10 +1,7 @@
 """The reconciler on a real store with tiny real ONNX models: live versions and their timing."""
 
-import asyncio
 import contextlib
-import dataclasses
 import logging
-import math
 import shutil
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,24 +15,18 @@ from model_store.manifest import Artifact, FileEntry, Manifest
 from model_store.store import ModelStore
 from services.errors import (
     ModelNotReadyError,
-    ModelReturningError,
     UnknownModelError,
     UnknownVersionError,
 )
-from services.inference.backends.device_memory import DeviceMemory
-from services.inference.loading import background_choice, lanes
+from services.inference.loading import background_choice
 from services.inference.loading.artifact_choice import ChoiceRules
 from services.inference.loading.loader import (
     Candidates,
-    LoadedVersion,
     LoadOptions,
-    load_version,
 )
 from services.inference.loading.policy import LanePolicy
-from services.low_priority_thread import NICENESS, STEPS_BELOW_LOOP
-from services.queueing.records import InferRequest, Lane
+from services.queueing.records import Lane
 from services.readiness import Look
-from tests.fixtures.fake_backends import DoublingBackend
 from tests.fixtures.onnx_models import linear, publish
 from tests.fixtures.running_reconciler import Running, running_reconciler
 
@@ -228,77 +219,6 @@ async def test_an_artifact_that_is_not_there_is_named(tmp_path: Path, start: Sta
     running = await start(lane=only("tensorrt"))
     with pytest.raises(ModelNotReadyError, match="no artifact 'tensorrt'; it has: onnx"):
         running.directory.resolve("m")
-
-
-async def test_two_models_with_room_for_one_take_turns_as_they_are_asked_for(
-    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = [publish(str(tmp_path), m, linear(1)).artifacts[0].file.size_bytes for m in ("a", "b")]
-    memory = DeviceMemory(used_bytes=1000, total_bytes=10**12)  # it never moves, so files count
-    monkeypatch.setattr(lanes, "device_memory_bytes", lambda device: memory)
-    niceness = []
-
-    def load(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
-        niceness.append(options.niceness)
-        return load_version(store, manifest, options)
-
-    monkeypatch.setattr(lanes, "load_version", load)
-    running = await start(max_memory_bytes=1000 + max(sizes), unload_idle=True)
-
-    def states() -> dict[str, str]:
-        return {s.lane.model: s.state for s in running.directory.all_versions()}
-
-    await running.until(lambda: sorted(states().values()) == ["ready", "unloaded"])
-    for _ in range(2):
-        (gone,) = (name for name, state in states().items() if state == "unloaded")
-        with pytest.raises(ModelNotReadyError, match="being loaded again"):
-            running.directory.resolve(gone)
-        await running.until(lambda gone=gone: states()[gone] == "ready")  # type: ignore[misc]
-        assert sorted(states().values()) == ["ready", "unloaded"]
-        assert running.directory.resolve(gone)[0].lane.version == 1
-    # At the lowest priority they would not come while other processes keep the cores busy.
-    assert niceness == [0, 0, STEPS_BELOW_LOOP, STEPS_BELOW_LOOP]
-    publish(str(tmp_path), "c", linear(1))
-    await running.until(lambda: states().get("c") == "ready")
-    assert niceness[-1] == NICENESS
-
-
-async def test_version_without_room_is_tried_again_soon_however_rarely_the_store_is_read(
-    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = [publish(str(tmp_path), m, linear(1)).artifacts[0].file.size_bytes for m in ("a", "b")]
-    memory = DeviceMemory(used_bytes=1000, total_bytes=10**12)  # it never moves, so files count
-    monkeypatch.setattr(lanes, "device_memory_bytes", lambda device: memory)
-    backends: dict[str, DoublingBackend] = {}
-
-    def load(store: ModelStore, manifest: Manifest, options: LoadOptions) -> LoadedVersion:
-        loaded = load_version(store, manifest, options)
-        for opened in loaded.backends:
-            opened.close()
-        backends[manifest.model] = DoublingBackend()
-        return dataclasses.replace(loaded, backends=[backends[manifest.model]])
-
-    monkeypatch.setattr(lanes, "load_version", load)
-    room = 1000 + max(sizes)
-    running = await start(max_memory_bytes=room, unload_idle=True, poll_interval_s=60)
-
-    def state(model: str) -> str:
-        return running.directory.of_model(model)[0].state
-
-    (away,) = (model for model in ("a", "b") if state(model) == "unloaded")
-    (busy,) = {"a", "b"} - {away}
-    backends[busy].gate.clear()
-    request = InferRequest(
-        request_id="r", lane=Lane(busy, 1), inputs={"x": np.ones((1, 4), np.float32)}, rows=1,
-        deadline=math.inf,
-    )  # fmt: skip
-    running.queue.submit(request, lambda outcome: None)
-    await asyncio.to_thread(backends[busy].started.wait)
-    with pytest.raises(ModelReturningError):
-        running.directory.resolve(away)
-    await running.until(lambda: "does not fit" in running.directory.of_model(away)[0].reason)
-    backends[busy].gate.set()
-    await running.until(lambda: state(away) == "ready")
 
 
 def _states(running: Running) -> dict[int, str]:

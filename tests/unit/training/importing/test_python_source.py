@@ -211,6 +211,7 @@ def test_no_process_may_take_more_memory_than_is_free(
         ([X, {"z": X["x"]}], r"one example has \['x'\], and another \['z'\]"),
         ([X, {"x": X["x"].astype(int)}], "'x' has the datatypes FP32 and INT64"),
         ([X, {"x": X["x"][:, 0]}], "'x' has different numbers of dimensions"),
+        ([X, {"x": X["x"][:, :0]}], "'x' has size 0 along axis 1 here, and other sizes there"),
         ({"x": np.zeros(2, complex)}, "'x': arrays of type complex128 have no datatype"),
     ],
 )
