@@ -111,11 +111,11 @@ async def test_hanging_request_fails_while_its_caller_waits(patience_s: int, sha
     _, sink = place.begin()
     name, failed = arm_of(share), patience_s == 0
     for _ in range(2):
-        counts = counts_of(place.router.counts.snapshot()[one.id])
+        counts = counts_of(place.router.counts.evidence("p")[one.id][1])
         assert counts == ({f"{name}/requests": 1, f"{name}/errors": 1} if failed else {})
     place.answer(CANDIDATE if share == ALWAYS else LIVE)
     assert len(sink.replies) == 1
-    counts = counts_of(place.router.counts.snapshot()[one.id])
+    counts = counts_of(place.router.counts.evidence("p")[one.id][1])
     assert counts == {f"{name}/requests": 1} | ({f"{name}/errors": 1} if failed else {})
     assert not place.router.counts.comparison(one.id).waiting
 
