@@ -22,8 +22,9 @@ from training.metrics.guess import Guess, best_guess
 from training.metrics.task_metric import TaskMetric
 from training.preparation import Prepared, prepare
 from training.process.isolated_run import start_process_server
-from training.promotion import promote
+from training.promotion import Promotion, promote
 from training.publish import check_bump, publish
+from training.recipe.destination import check_destination
 from training.recipe.needed_packages import check_packages
 from training.recipe.parts.auto_export import AutoPart
 from training.recipe.parts.loss_parts import LABELS
@@ -53,6 +54,7 @@ def run(
     watcher: Watcher | None = None,
     reach: DataReach | None = None,
     ranks: Ranks = ALONE,
+    into: str = "",
 ) -> Manifest:
     """Trains the recipe, or takes its weights, and publishes the verified artifacts.
 
@@ -66,6 +68,8 @@ def run(
         watcher: receives the progress of the run, and may stop it.
         reach: files of data that may be read; None for any.
         ranks: all ranks of the run; this process is the first, and the others call `assist`.
+        into: the store that gets the version, and whose aliases the caller moves; empty for
+            `store_url`.
 
     Returns:
         The manifest of the published version.
@@ -75,9 +79,11 @@ def run(
         StoreError: the store cannot be opened or written; nothing is published.
     """
     console = console or Console()
+    check_destination(recipe, into)
     check_named_files(recipe, reach)
     check_packages(recipe)
     store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
+    target = ModelStore(into) if into else store
     prepared = prepare(recipe, store, reach, ranks)
     recipe, raw, splits, step = prepared.recipe, prepared.raw, prepared.splits, prepared.step
     folder = RunFolder(Path(runs_dir), recipe, raw.sha256())
@@ -85,7 +91,7 @@ def run(
         if watcher:
             watcher.begin(folder.path)
         trained = _trained(prepared, folder, console, resume, watcher, ranks)
-        check_bump(recipe, raw, trained, store, step)  # exporting may take longer than training
+        check_bump(recipe, raw, trained, target, step)  # exporting may take longer than training
         files = folder.empty_version()
         golden, report = _prove(recipe, trained, splits, files, console)
         with console.status("comparing with the live version"):
@@ -96,12 +102,12 @@ def run(
         )
         print_table(report, console)
         warning = _warn(recipe, report.guess, console)
-        manifest = publish(recipe, raw, trained, golden, report, files, store, sign, step)
-        promotion = promote(recipe, manifest, store, found)
+        manifest = publish(recipe, raw, trained, golden, report, files, target, sign, step)
+        promotion = Promotion(False, "") if into else promote(recipe, manifest, store, found)
         if watcher:
             watcher.promoted(promotion.text + warning)
     what = f"{manifest.model} {manifest.version_text}{', signed' if sign else ''}"
-    say(console, f"published {what}{promotion.text}")
+    say(console, f"{'verified' if into else 'published'} {what}{promotion.text}")
     return manifest
 
 

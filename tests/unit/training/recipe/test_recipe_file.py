@@ -114,6 +114,16 @@ def test_every_field_says_when_to_change_it() -> None:
         ("padding={inputs: {image: 1}}", "'padding.buckets' is missing"),
         ("padding={inputs: {image: 1}, bucket: [8]}", "did you mean 'buckets'?"),
         ("publish.slo={latency_ms: 300}", "300 is not measured; take 250"),
+        ("publish.to=models.example", "the URL of a server, as https://models.example:8000"),
+        ("publish.to=https://ci:secret@models.example", "the URL of a server"),
+        (
+            "publish={model: m, to: 'http://x', if: test/accuracy >= live}",
+            "to names a registry, whose live version is not here",
+        ),
+        (
+            "publish={model: m, to: 'http://x', rollout: {every: 1h}}",
+            "rollout is given and to names a registry",
+        ),
     ],
 )
 def test_a_bad_value_is_named_with_what_to_do(override: str, words: str) -> None:
