@@ -297,6 +297,19 @@ async def event_positions(target: Target, random: Random) -> None:
     await asyncio.gather(*(follow() for _ in range(AT_ONCE)))
 
 
+async def event_readers(target: Target, random: Random) -> None:
+    """Follows events on more connections than may, reads none of them, and leaves."""
+    request = b"GET /v1/registry/events?after=0 HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(random.choice((1, 20, 90))):
+            opened = target.connection(target.http_port, receive_bytes=1024)
+            peer = await stack.enter_async_context(opened)
+            with contextlib.suppress(ConnectionError):
+                await peer.send(request * random.choice((1, 16)))
+        await asyncio.sleep(HELD_S)
+        target.count("held")
+
+
 async def unread_downloads(target: Target, random: Random) -> None:
     """Asks for files, many times in one connection, and reads nothing."""
     path = "/v1/registry/models/linear/versions/1/files/manifest.json"
@@ -323,6 +336,7 @@ ATTACKS = [
         rollouts,
         rollout_storms,
         event_positions,
+        event_readers,
         unread_downloads,
     )
 ]
