@@ -134,7 +134,6 @@ def sweep(
     from model_store.signatures.signing import signer_with
     from model_store.store import ModelStore
     from training.errors import DataError, RecipeError, TrainingError
-    from training.recipe.destination import check_destination
 
     with (
         failing_with({RecipeError: 2, DataError: 2, TrainingError: 1, StoreError: 1, OSError: 1}),
@@ -144,7 +143,6 @@ def sweep(
         key = KeyFolder(keys).signing_key(sign_with) if publish else None
         sign = signer_with(key) if key else None
         if publish:
-            check_destination(base)
             ModelStore(store)  # an invalid store fails here, not after the search
         from training.sweep.search import SweepPlan
         from training.sweep.search import sweep as search

@@ -32,7 +32,6 @@ from model_store.manifest import Manifest
 from model_store.records.deletion import delete_version
 from model_store.storage.storage import Storage
 from model_store.store import ModelStore
-from model_store.transfer import copy_version
 from model_store.uploads import uploads as uploads_module
 from model_store.uploads.shares import Shares
 from model_store.uploads.uploads import MAX_SKIPPED, Uploads
@@ -341,27 +340,6 @@ def test_a_deleted_version_does_not_come_back(
     with pytest.raises(VersionDeletedError, match="under a new one"):
         uploads.finish(state.id, "key:late")
     assert store.models() == []
-
-
-def test_the_semantic_version_of_a_deleted_version_does_not_come_back(
-    store: ModelStore, uploads: Uploads, files: dict[str, bytes], source: ModelStore, folder: Path
-) -> None:
-    assert push(uploads, files).semver == "1.0.0"
-    second = version_bytes(source, "digits", 2)
-    deleted = push(uploads, second, version=2).semver
-    delete_version(store, "digits", 2, "ops", "leaked")
-    other = ModelStore(str(folder / "other"))
-    copy_version(source, other, "digits", 1)
-    other.claim("digits", 2, "the number of the deleted version")
-    publish_in(other, folder, artifact=b"third")
-    third = version_bytes(other, "digits", 3)
-    assert other.manifest("digits", 3).semver == deleted
-    state = uploads.begin(declared(third, version=3), OWNER)
-    assert state.taken_semvers == (deleted, "1.0.0")
-    send_missing(uploads, state, third)
-    with pytest.raises(VersionDeletedError, match=f"{deleted} was version 2 of 'digits'"):
-        uploads.finish(state.id, OWNER)
-    assert store.versions("digits") == [1]
 
 
 def test_signatures_are_checked_as_the_store_trusts(
