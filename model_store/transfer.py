@@ -70,7 +70,8 @@ def copy_version(
         with_parts: True to copy the models of a pipeline, too; else the target has them.
 
     Raises:
-        VersionDeletedError: the target had the version, and it was deleted there.
+        VersionDeletedError: the target had the version, or one with its semantic version, and it
+            was deleted there.
         ModelNotFoundError, VersionNotFoundError: the source does not have it.
         DigestMismatchError: a file of the source is corrupt, or the target stored other bytes.
         ConflictError: the number is taken in the target, by another version or publisher; or its
@@ -86,6 +87,7 @@ def copy_version(
             target.storage.replace(signature_path(model, version), signature)
         return CopyReport(0, len(manifest.all_files()), 0)
     refuse_deleted(target.storage, model, version)
+    semver_index.refuse_of_deleted(target.storage, manifest)
     _check_signature(target, manifest)
     parts = missing_parts(source, target, manifest) if with_parts else ()
     copies = [copy_version(source, target, p.model, p.version, progress) for p in parts]

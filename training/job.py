@@ -231,6 +231,7 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
             watcher=events,
             reach=reach,
             ranks=ranks,
+            into=asked.into,
         )
 
     return _once_alone(attempt)
@@ -246,6 +247,7 @@ def _same_for_all(asked: argparse.Namespace) -> list[str]:
     given = {
         "recipe": asked.recipe.absolute(),
         "store": asked.store,
+        "into": asked.into,
         "runs-dir": asked.runs_dir,
         "memory-limit-gib": asked.memory_limit_gib,
         "file-limit-gib": asked.file_limit_gib,
@@ -293,6 +295,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Runs one recipe for the training service.")
     parser.add_argument("--recipe", type=Path, required=True, help="YAML file.")
     parser.add_argument("--store", required=True, help="URL of the model store.")
+    parser.add_argument("--into", default="", help="URL of the store that gets the version.")
     parser.add_argument("--runs-dir", type=Path, required=True, help="Folder of the run.")
     parser.add_argument("--events", type=Path, required=True, help="File to append events to.")
     parser.add_argument(

@@ -22,8 +22,9 @@ from training.metrics.guess import Guess, best_guess
 from training.metrics.task_metric import TaskMetric
 from training.preparation import Prepared, prepare
 from training.process.isolated_run import start_process_server
-from training.promotion import promote
+from training.promotion import Promotion, promote
 from training.publish import check_bump, publish
+from training.recipe.destination import check_destination
 from training.recipe.needed_packages import check_packages
 from training.recipe.parts.auto_export import AutoPart
 from training.recipe.parts.loss_parts import LABELS
@@ -32,7 +33,7 @@ from training.recipe.recipe import Recipe
 from training.reporting.curves import read_curves
 from training.reporting.examination import Examination
 from training.reporting.examiner import examine
-from training.reporting.report import AutoReport, Report, print_table
+from training.reporting.report import AutoReport, LiveComparison, Report, print_table
 from training.run_folder import RunFolder
 from training.sources.data_files import DataReach
 from training.sources.named_files import check_named_files
@@ -53,6 +54,7 @@ def run(
     watcher: Watcher | None = None,
     reach: DataReach | None = None,
     ranks: Ranks = ALONE,
+    into: str = "",
 ) -> Manifest:
     """Trains the recipe, or takes its weights, and publishes the verified artifacts.
 
@@ -66,6 +68,7 @@ def run(
         watcher: receives the progress of the run, and may stop it.
         reach: files of data that may be read; None for any.
         ranks: all ranks of the run; this process is the first, and the others call `assist`.
+        into: store for the version, whose aliases the caller moves; empty for `store_url`.
 
     Returns:
         The manifest of the published version.
@@ -75,9 +78,11 @@ def run(
         StoreError: the store cannot be opened or written; nothing is published.
     """
     console = console or Console()
+    check_destination(recipe, into)
     check_named_files(recipe, reach)
     check_packages(recipe)
     store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
+    target = ModelStore(into) if into else store
     prepared = prepare(recipe, store, reach, ranks)
     recipe, raw, splits, step = prepared.recipe, prepared.raw, prepared.splits, prepared.step
     folder = RunFolder(Path(runs_dir), recipe, raw.sha256())
@@ -85,24 +90,24 @@ def run(
         if watcher:
             watcher.begin(folder.path)
         trained = _trained(prepared, folder, console, resume, watcher, ranks)
-        check_bump(recipe, raw, trained, store, step)  # exporting may take longer than training
+        check_bump(recipe, raw, trained, target, step)  # exporting may take longer than training
         files = folder.empty_version()
         golden, report = _prove(recipe, trained, splits, files, console)
         with console.status("comparing with the live version"):
             found = compare_with_live(recipe, trained, splits, golden, report.metrics, store, step)
-        curves, examination = read_curves(recipe, folder), _examination(recipe, golden, raw)
-        report = report.model_copy(
-            update={"comparison": found, "curves": curves, "examination": examination}
-        )
+        report = _completed(report, recipe, golden, raw, folder, found)
         print_table(report, console)
         warning = _warn(recipe, report.guess, console)
-        manifest = publish(recipe, raw, trained, golden, report, files, store, sign, step)
-        promotion = promote(recipe, manifest, store, found)
+        manifest = publish(recipe, raw, trained, golden, report, files, target, sign, step)
+        promotion = Promotion(False, "") if into else promote(recipe, manifest, store, found)
         if watcher:
             watcher.promoted(promotion.text + warning)
-    what = f"{manifest.model} {manifest.version_text}{', signed' if sign else ''}"
-    say(console, f"published {what}{promotion.text}")
+    say(console, f"{'verified' if into else 'published'} {_named(manifest, sign)}{promotion.text}")
     return manifest
+
+
+def _named(manifest: Manifest, sign: Sign | None) -> str:
+    return f"{manifest.model} {manifest.version_text}{', signed' if sign else ''}"
 
 
 def _trained(
@@ -118,6 +123,21 @@ def _trained(
     if prepared.given is not None:
         return take_given_weights(recipe, splits, folder, console, prepared.given)
     return train(recipe, splits, folder, console, resume, watcher, prepared.first, ranks)
+
+
+def _completed(
+    report: Report,
+    recipe: Recipe,
+    golden: Reference,
+    raw: Splits,
+    folder: RunFolder,
+    comparison: LiveComparison | None,
+) -> Report:
+    """Adds the comparison, the curves of training and the examination of answers to a report."""
+    curves, examination = read_curves(recipe, folder), _examination(recipe, golden, raw)
+    return report.model_copy(
+        update={"comparison": comparison, "curves": curves, "examination": examination}
+    )
 
 
 def _examination(recipe: Recipe, golden: Reference, raw: Splits) -> Examination | None:

@@ -31,6 +31,39 @@ class Promotion:
     """Text for people, after the version: `→ production`, `; production stays ...`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The outcome of the conditions of a recipe for one version."""
+
+    met: bool
+    finding: str
+    """The conditions as found, for people; empty for none."""
+    why: str
+    """Reason of the move, for the history."""
+
+
+def decide(
+    recipe: Recipe, manifest: Manifest, comparison: LiveComparison | None = None
+) -> Decision:
+    """Judges a version by the conditions of its recipe, but `first`.
+
+    Args:
+        recipe: the run.
+        manifest: the manifest of the new version.
+        comparison: the comparison with the live version, if the recipe asks for one.
+    """
+    rule = recipe.publish.rule()
+    found = findings(rule, manifest.lineage.metrics)
+    texts = [one.text() for one in found if not one.met] or [one.text() for one in found]
+    met = all(one.met for one in found)
+    if rule.live is not None:
+        assert comparison is not None, "a recipe with a comparison was compared"
+        texts.append(comparison.text())
+        met = met and comparison.met
+    finding = f" ({'; '.join(texts)})" if texts else ""
+    return Decision(met, finding, f"trained from recipe '{recipe.name}'{finding}")
+
+
 def promote(
     recipe: Recipe, manifest: Manifest, store: ModelStore, comparison: LiveComparison | None = None
 ) -> Promotion:
@@ -49,27 +82,21 @@ def promote(
     alias = recipe.publish.alias
     if alias is None:
         return Promotion(False, "; no alias moves")
-    rule = recipe.publish.rule()
-    found = findings(rule, manifest.lineage.metrics)
-    texts = [one.text() for one in found if not one.met] or [one.text() for one in found]
-    met = all(one.met for one in found)
+    rule, decision = recipe.publish.rule(), decide(recipe, manifest, comparison)
+    finding = decision.finding
     expecting: dict[str, int | None] = {alias: None} if rule.first else {}
-    if rule.live is not None:
-        assert comparison is not None, "a recipe with a comparison was compared"
-        texts.append(comparison.text())
-        met = met and comparison.met
+    if comparison is not None and rule.live is not None:
         expecting = {PRODUCTION: comparison.version}
-    why, finding = f"trained from recipe '{recipe.name}'", f" ({'; '.join(texts)})" if texts else ""
-    if not met:
+    if not decision.met:
         return Promotion(False, f"; {alias} stays where it is{finding}")
     if recipe.publish.rollout is not None:
         live = _live(store, manifest.model)
         expecting = expecting or {alias: live}
         if live is not None and expecting[alias] == live:
-            wanted = recipe.publish.rollout.request(manifest.version, why + finding)
+            wanted = recipe.publish.rollout.request(manifest.version, decision.why)
             return _started(store, manifest, wanted, live, finding)
     try:
-        _move(store, manifest, alias, why + finding, expecting)
+        _move(store, manifest, alias, decision.why, expecting)
     except StalePointerError as error:
         moved_on = "" if rule.first else f" ({error})"
         return Promotion(False, f"; {alias} stays where it is{moved_on}")

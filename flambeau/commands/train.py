@@ -11,6 +11,7 @@ import typer
 from flambeau.commands.options.keys import KeysFolder
 from flambeau.commands.options.output import writable_folder
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
+from flambeau.commands.remote.trained_version import pushed_where_asked
 from flambeau.commands.text.failures import failing_with
 from model_store.host.install_advice import needing
 
@@ -74,11 +75,14 @@ def train(
         if resume and loaded.weights is not None:
             raise RecipeError("train is none, so there is no training to resume; drop --resume")
         key = KeyFolder(keys).signing_key(sign_with)
-        with interrupts_resumable("" if resume else " with --resume"):
-            _run(loaded, store, Path(runs_dir), resume, key)
+        interrupts = interrupts_resumable("" if resume else " with --resume")
+        with interrupts, pushed_where_asked(loaded) as into:
+            _run(loaded, store, Path(runs_dir), resume, key, into)
 
 
-def _run(recipe: "Recipe", store: str, runs_dir: Path, resume: bool, key: Path | None) -> None:
+def _run(
+    recipe: "Recipe", store: str, runs_dir: Path, resume: bool, key: Path | None, into: str
+) -> None:
     """Trains in this process, or in as many as the recipe asks for."""
     from flambeau.protocol.heavy_imports import heavy_imports
     from model_store.signatures.signing import signer_with
@@ -88,7 +92,7 @@ def _run(recipe: "Recipe", store: str, runs_dir: Path, resume: bool, key: Path |
     if recipe.train.processes > 1:
         from training.distributed.launcher import train_together
 
-        train_together(recipe, store, runs_dir, resume=resume, private_key=key)
+        train_together(recipe, store, runs_dir, resume=resume, private_key=key, into=into)
         return
     may_fork = "torch" not in sys.modules  # or the recipe's code may have used its threads
     with heavy_imports():
@@ -98,7 +102,7 @@ def _run(recipe: "Recipe", store: str, runs_dir: Path, resume: bool, key: Path |
         fork_process_server()
 
     with own_code_named():
-        run(recipe, store, runs_dir, resume=resume, sign=sign)
+        run(recipe, store, runs_dir, resume=resume, sign=sign, into=into)
 
 
 @contextmanager

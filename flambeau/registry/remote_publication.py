@@ -27,6 +27,7 @@ from flambeau.registry.sources import StoredVersion
 from model_store.document import LARGE
 from model_store.errors import StoreError
 from model_store.manifest import MANIFEST, parse_manifest
+from model_store.semver import semver_index
 from model_store.store import ModelStore, manifest_path
 
 MAX_SKIPPED = 64
@@ -95,12 +96,14 @@ def prepare(registry: RegistryConnection, store: ModelStore, model: str) -> dict
     except RegistryError as error:
         if error.status != 404:  # a new model, or one that the caller may not push
             raise
-    number = _free_number(registry, model, int(lines[0]["version"]) + 1 if lines else 1)
+    number, taken = _free_number(registry, model, int(lines[0]["version"]) + 1 if lines else 1)
     if number > 1:
         store.claim(model, number - 1, registry.url)
-    before = next((int(line["version"]) for line in lines if line.get("semver")), 0)
+    before = next((line for line in lines if line.get("semver")), None)
+    base = str(before["semver"]) if before else ""
+    semver_index.take(store.storage, model, taken, base, number)
     if before:
-        _copy_compared(registry, store, model, before)
+        _copy_compared(registry, store, model, int(before["version"]))
     return {"number": number}
 
 
@@ -121,8 +124,8 @@ def _copy_compared(
     store.storage.replace(manifest_path(model, version), sealed)
 
 
-def _free_number(registry: RegistryConnection, model: str, number: int) -> int:
-    """Returns the first number from one on that no version has or had.
+def _free_number(registry: RegistryConnection, model: str, number: int) -> tuple[int, list[str]]:
+    """Returns the first number from one on that no version has or had, and the taken semvers.
 
     An upload is begun with it, and abandoned: so a caller who may not push learns it before the
     model is exported and verified.
@@ -139,7 +142,7 @@ def _free_number(registry: RegistryConnection, model: str, number: int) -> int:
         except RegistryError as error:
             if error.status != 404:  # another publication of the same caller has abandoned it
                 raise
-        return free
+        return free, upload.get("taken_semvers", [])[: semver_index.MOST_TAKEN]
     raise RegistryError(
         f"numbers {number} to {number + MAX_SKIPPED - 1} of '{model}' are taken at {registry.url}; "
         "publish into a store, and push from there"

@@ -5,12 +5,13 @@
 In: the identity of a new version. Out: its semantic version; also the newest version in a range.
 
 Rules: an entry is created once, so no two versions get the same semantic version, even if published
-concurrently; only a copied version replaces an entry, whose version is not there; the manifest is
-authoritative, so an entry whose version is missing or has another semantic version is ignored; a
-version with too small a bump is refused before any of its files is written.
+concurrently; the entry of a deleted version stays, so nobody gets its semantic version again; only
+a copied version replaces an entry, whose publisher failed; the manifest is authoritative, so an
+entry whose version is missing or has another semantic version is ignored; a version with too small
+a bump is refused before any of its files is written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,9 +27,11 @@ from model_store.errors import (
     ModelNotFoundError,
     StoreError,
     TooLargeError,
+    VersionDeletedError,
     VersionNotFoundError,
 )
 from model_store.manifest import MANIFEST, Manifest, parse_manifest
+from model_store.records.tombstone import tombstone_of
 from model_store.semver.compatibility import (
     Identity,
     Need,
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS = 100
 """Lost races against other publishers after which publishing fails."""
+MOST_TAKEN = 1024
+"""Semantic versions that `taken_semvers` returns: the greatest, since the next one follows them."""
 SHOWN = 8
 """Limit of the semantic versions that a message lists."""
 
@@ -187,10 +192,14 @@ def note(storage: Storage, manifest: Manifest) -> None:
     """Adds the entry of a version copied from another store.
 
     An entry of a version that has no manifest, or one with another semantic version, is replaced:
-    that version was deleted, or its publisher failed.
+    its publisher failed.
+
+    Raises:
+        VersionDeletedError: a deleted version had this semantic version.
     """
     if manifest.semver is None:
         return
+    refuse_of_deleted(storage, manifest)
     entry, path = (
         _Entry(version=manifest.version).to_bytes(),
         _path(manifest.model, manifest.semver),
@@ -200,6 +209,56 @@ def note(storage: Storage, manifest: Manifest) -> None:
     except ConflictError:
         if not _is_in_force(storage, manifest.model, manifest.semver):
             storage.replace(path, entry)
+
+
+def refuse_of_deleted(storage: Storage, manifest: Manifest) -> None:
+    """Refuses a copied version with the semantic version of a deleted one.
+
+    Raises:
+        VersionDeletedError: a deleted version had it.
+        StoreError: a tombstone is damaged, or the store cannot be read.
+    """
+    model, semver = manifest.model, manifest.semver
+    path = _path(model, semver or "")
+    try:
+        number = parse_as(_Entry, storage.get(path, SMALL.max_bytes), path, SMALL).version
+    except (DocumentError, MissingFileError, TooLargeError):
+        return
+    deleted = tombstone_of(storage, model, number)
+    if deleted is not None and deleted.semver == semver:
+        raise VersionDeletedError(
+            f"{semver} was version {number} of '{model}', which was deleted at "
+            f"{deleted.when:%Y-%m-%d %H:%M} by {deleted.who}; a semantic version is not used "
+            f"again, so publish version {manifest.version} there anew, which numbers it"
+        )
+
+
+def taken_semvers(storage: Storage, model: str) -> tuple[str, ...]:
+    """Returns the greatest semantic versions that a model has or had, the greatest first.
+
+    Raises:
+        StorageError: the store cannot be listed.
+    """
+    return tuple(map(str, sorted(_entries(storage, model), reverse=True)[:MOST_TAKEN]))
+
+
+def take(storage: Storage, model: str, semvers: Iterable[str], base: str, version: int) -> None:
+    """Keeps semantic versions from the next version: another store has given them.
+
+    Args:
+        storage: storage without versions of its own.
+        model: the model's name.
+        semvers: the semantic versions; other texts are ignored.
+        base: semantic version that the next one follows; empty for none.
+        version: number that the entries name.
+
+    Raises:
+        StorageError: the store cannot be written to.
+    """
+    after = parse_semver(base)
+    for semver in filter(None, map(parse_semver, semvers)):
+        if after is None or semver > after:
+            storage.replace(_path(model, str(semver)), _Entry(version=version).to_bytes())
 
 
 def _is_in_force(storage: Storage, model: str, semver: str) -> bool:

@@ -40,6 +40,7 @@ from model_store.errors import (
 from model_store.manifest import MANIFEST, FileEntry, Manifest, parse_manifest
 from model_store.records.claim import owner_of_copy, refuse_claimed
 from model_store.records.tombstone import refuse_deleted
+from model_store.semver.semver_index import taken_semvers
 from model_store.storage.storage import FULL, MissingFileError, Storage, append_whole
 from model_store.store import ModelStore, manifest_path
 from model_store.transfer import CopyReport, copy_version
@@ -79,6 +80,8 @@ class UploadState:
     """Files that the store had, by their digests; known when the upload begins."""
     is_published: bool = False
     """True if the store has this version already, with the same manifest."""
+    taken_semvers: tuple[str, ...] = ()
+    """The greatest semantic versions that the model has or had; known when the upload begins."""
 
 
 class Uploads:
@@ -155,7 +158,10 @@ class Uploads:
                 if not self._store.is_local:
                     linked = self._bring_known(place, declaration)
                     sizes = _sizes(place, declaration)
-                return UploadState(upload_id, declaration, sizes, tuple(sorted(linked)))
+                taken = taken_semvers(self._store.storage, declaration.model)
+                return UploadState(
+                    upload_id, declaration, sizes, tuple(sorted(linked)), taken_semvers=taken
+                )
 
     def state(self, upload_id: str, owner: str) -> UploadState:
         """Returns the state of an upload.
@@ -219,6 +225,7 @@ class Uploads:
             UploadRefusedError: the manifest does not name the declared files.
             CryptographicSignatureError: the signature is missing, foreign or does not match.
             ConflictError: another version was published under this number meanwhile.
+            VersionDeletedError: a deleted version had its semantic version.
             PipelinePartError: it is a pipeline whose parts the store lacks.
             StorageError: the store failed; finish again.
         """

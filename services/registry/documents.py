@@ -203,6 +203,7 @@ def upload_document(state: UploadState) -> dict[str, Any]:
             }
             for one in declaration.files
         ],
+        "taken_semvers": [*state.taken_semvers],
     }
 
 

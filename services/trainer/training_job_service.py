@@ -35,6 +35,7 @@ from services.trainer.records import STATES, JobEvent, State, TrainingJob
 from services.trainer.stores import transitions
 from services.trainer.stores.job_store import JobStore, change, no_such_job
 from training.errors import RecipeError
+from training.recipe.destination import check_destination
 from training.recipe.file import MAX_RECIPE_BYTES, parse_recipe, resolved_yaml
 from training.recipe.recipe import Recipe
 
@@ -300,9 +301,11 @@ def checked_recipe(wanted: Submission) -> Recipe:
             f"a recipe has {MAX_RECIPE_BYTES} characters and {MAX_OVERRIDES} overrides at most"
         )
     try:
-        return parse_recipe(wanted.recipe, wanted.name[:200], wanted.overrides)
+        recipe = parse_recipe(wanted.recipe, wanted.name[:200], wanted.overrides)
+        check_destination(recipe)
     except RecipeError as error:
         raise InvalidRequestError(str(error)) from error
+    return recipe
 
 
 def write_folder(folder: Path, recipe: str, bundle: bytes, limits: BundleLimits) -> None:

@@ -44,6 +44,11 @@ READ_BYTES_LATE = 8 * 1024
 before it can be told to wait: 4,096 full reads would be 256 MiB in a turn (docs/adr/0038)."""
 COPY_SHIFT = 13
 """To move 8 KiB that have outgrown their memory takes 1 µs, and much more where memory is new."""
+FILL_SHIFT = 13
+"""To fill 8 KiB of memory for the first time takes 1 µs besides reading them."""
+HUGE_FILL_SHIFT = 11
+"""A huge page (2 MiB) is cleared as a whole, when its first byte comes: that takes 0.5 ms, and
+3.5 ms where a hypervisor has to find the memory. By this it fills a turn."""
 SMALL_READ_BYTES = 2048
 """Size of a usual call; a larger read belongs to a large one."""
 READ_US = 40

@@ -25,7 +25,17 @@ A_STORE = "a store"
 
 Run = Callable[["Target", Random], Awaitable[None]]
 VictimName = Literal[
-    "open", "keyed", "tls", "split", "processes", "captured", "trainer", "torchserve", "registry"
+    "open",
+    "keyed",
+    "tls",
+    "split",
+    "processes",
+    "captured",
+    "trainer",
+    "torchserve",
+    "registry",
+    "two persons",
+    "registry process",
 ]
 VICTIMS: tuple[VictimName, ...] = get_args(VictimName)
 
@@ -42,7 +52,8 @@ class Attack:
             between them; one of two edges and a model process, as `processes`; one behind
             `flambeau capture`, as `captured`; the training service, without authentication, as
             `trainer`; one with TorchServe's API, without tokens, as `torchserve`; or one whose
-            registry is open to this machine, as `registry`.
+            registry is open to this machine, as `registry`; one whose aliases of `linear` need `two
+            persons`; or the registry of a split server, as `registry process`.
     """
 
     name: str
@@ -100,6 +111,7 @@ class Target:
         store: its store; an attack that adds a model removes it in the end.
         key: credential of a client, if the server requires one.
         ends_at: end of the attack, by `time.monotonic`.
+        persons: credentials of two persons who may move aliases, if moves need two.
         outcomes: counts of responses, by status or name of a code.
         wrong_answers: wrong responses that the attack reported.
     """
@@ -108,6 +120,7 @@ class Target:
     store: Path
     key: str
     ends_at: float
+    persons: tuple[str, ...] = ()
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong_answers: list[str] = field(default_factory=list)
 
@@ -196,7 +209,8 @@ def attacks_on(victim: VictimName, attacks: Sequence[Attack], seed: int) -> list
     """Returns those of the attacks that are run on a kind of server.
 
     On `processes` these are its own and, as the seed chooses, a third of those on the ports of
-    `open`: all of them would double the time. On `captured` these are those of HTTP/1 on `open`.
+    `open`: all of them would double the time. On `captured` these are those of HTTP/1 on `open`,
+    and on `registry process` those on `registry`.
     """
     found = [attack for attack in attacks if attack.victim == victim]
     of_ports = [one for one in attacks if one.victim == "open" and one.family != A_STORE]
@@ -205,6 +219,8 @@ def attacks_on(victim: VictimName, attacks: Sequence[Attack], seed: int) -> list
         more = Random(seed).sample(of_ports, math.ceil(len(of_ports) / 3))
     if victim == "captured":
         more = [one for one in of_ports if one.family == "HTTP/1"]
+    if victim == "registry process":
+        of_ports = more = [one for one in attacks if one.victim == "registry"]
     found += [
         replace(one, name=f"{victim}, {one.name}", victim=victim) for one in of_ports if one in more
     ]

@@ -36,7 +36,7 @@ PATHS = (
 )  # fmt: skip
 
 
-async def _call(
+async def call_registry(
     target: Target, method: str, path: str, body: bytes = b"", *fields: str
 ) -> tuple[str, bytes]:
     """Sends one request on a new connection; counts and returns its status."""
@@ -54,7 +54,9 @@ async def _call(
 
 
 async def _begin(target: Target, document: bytes) -> tuple[str, bytes]:
-    return await _call(target, "POST", "uploads", document, "content-type: application/json")
+    return await call_registry(
+        target, "POST", "uploads", document, "content-type: application/json"
+    )
 
 
 def _declared(*files: dict[str, Any], **changes: Any) -> bytes:
@@ -91,13 +93,17 @@ async def declarations(target: Target, random: Random) -> None:
 
 
 async def many_uploads(target: Target, random: Random) -> None:
-    """Begins more uploads than are open at once, and abandons some of them."""
-    for _ in range(AT_ONCE):
+    """Begins more uploads than may be open at once, and abandons them."""
+
+    async def begin() -> str:
         sha256 = hashlib.sha256(random.randbytes(8)).hexdigest()
         manifest = {"file": "manifest.json", "size_bytes": 2, "sha256": sha256}
         status, said = await _begin(target, _declared(files=[manifest]))
-        if status == "200" and random.random() < 0.9:
-            await _call(target, "DELETE", f"uploads/{json.loads(said)['id']}")
+        return str(json.loads(said)["id"]) if status == "200" else ""
+
+    begun = await asyncio.gather(*(begin() for _ in range(3 * AT_ONCE)))
+    for upload in filter(None, begun):  # what stays open keeps later attacks from beginning any
+        await call_registry(target, "DELETE", f"uploads/{upload}")
 
 
 async def reservations(target: Target, random: Random) -> None:
@@ -112,7 +118,7 @@ async def reservations(target: Target, random: Random) -> None:
         sizes = [_file(f"f{n}", 2 ** random.randrange(20, 38)) for n in range(4)]
         status, said = await _begin(target, _declared(files=[manifest, *sizes]))
         if status == "200":
-            await _call(target, "DELETE", f"uploads/{json.loads(said)['id']}")
+            await call_registry(target, "DELETE", f"uploads/{json.loads(said)['id']}")
         elif status not in ("503", "507", "closed"):
             target.wrong(f"a reservation: {status} {said[:200]!r}")
 
@@ -131,17 +137,17 @@ async def chunks(target: Target, random: Random) -> None:
         offset = random.choice(("0", "-1", "1e3", "", "9" * 40, str(2**62), str(size)))
         name = random.choice(("weights", "manifest.json", quote(random.choice(NAMES), safe="")))
         query = f"?offset={offset}"
-        await _call(target, "PUT", f"{path}/files/{name[:4000]}{query}", bytes(size))
+        await call_registry(target, "PUT", f"{path}/files/{name[:4000]}{query}", bytes(size))
 
     async def end() -> None:
         kind = "content-type: application/json"
-        status, said = await _call(target, "POST", f"{path}/finish", b"{}", kind)
+        status, said = await call_registry(target, "POST", f"{path}/finish", b"{}", kind)
         if status == "200":
             target.wrong(f"an upload without its bytes was published: {said[:200]!r}")
 
     await asyncio.gather(*(append() for _ in range(AT_ONCE)), end())
     if random.random() < 0.5:
-        await _call(target, "DELETE", path)
+        await call_registry(target, "DELETE", path)
 
 
 async def half_chunks(target: Target, random: Random) -> None:
@@ -152,7 +158,7 @@ async def half_chunks(target: Target, random: Random) -> None:
         async with target.connection(target.http_port) as peer:
             await peer.send(f"{head}content-length: {size}\r\n\r\n".encode(), b"x" * 5)
             target.count("left")
-    await _call(target, "GET", "models")
+    await call_registry(target, "GET", "models")
 
 
 async def names(target: Target, random: Random) -> None:
@@ -160,7 +166,9 @@ async def names(target: Target, random: Random) -> None:
     for _ in range(AT_ONCE):
         path = random.choice(PATHS).format(quote(random.choice(NAMES), safe=""))
         method = random.choice(("GET", "DELETE", "PATCH", "POST", "PUT"))
-        status, said = await _call(target, method, path, b"{}", "content-type: application/json")
+        status, said = await call_registry(
+            target, method, path, b"{}", "content-type: application/json"
+        )
         if status == "200" and b"root:" in said:
             target.wrong(f"{path[:80]} gave a file of the system")
 
@@ -172,7 +180,7 @@ async def moves(target: Target, random: Random) -> None:
         body = json.dumps({"version": random.choice((1, 2, 10**8)), "why": "x" * 400}).encode()
         alias = random.choice(("canary", "a" * 129, "7", quote("../x", safe="")))
         kind = "content-type: application/json"
-        await _call(target, "POST", f"models/linear/aliases/{alias}", body, kind)
+        await call_registry(target, "POST", f"models/linear/aliases/{alias}", body, kind)
 
     await asyncio.gather(*(move() for _ in range(AT_ONCE)))
 
@@ -222,7 +230,7 @@ async def rollouts(target: Target, random: Random) -> None:
     async def start() -> None:
         kind = random.choice(("rollout", "shadow", "split", "rollout/pause", "split/end"))
         body, fields = random.choice(_rollouts()), "content-type: application/json"
-        status, said = await _call(target, "POST", f"models/linear/{kind}", body, fields)
+        status, said = await call_registry(target, "POST", f"models/linear/{kind}", body, fields)
         if status not in (*REFUSED, "403"):
             target.wrong(f"{kind}: {status} {said[:200]!r}")
 
@@ -238,7 +246,7 @@ async def rollout_storms(target: Target, random: Random) -> None:
             await asyncio.to_thread(onnx_models.publish, store.url, name, onnx_models.linear(scale))
         await asyncio.to_thread(store.promote, name, 1)
         await asyncio.gather(*(_storm(target, random, name) for _ in range(AT_ONCE)))
-        status, said = await _call(target, "GET", f"models/{name}/rollout")
+        status, said = await call_registry(target, "GET", f"models/{name}/rollout")
         if status not in ("200", "503", "closed"):
             target.wrong(f"the rollout after a storm: {status} {said[:200]!r}")
         found = await asyncio.to_thread(store.pointers, name)
@@ -289,6 +297,19 @@ async def event_positions(target: Target, random: Random) -> None:
     await asyncio.gather(*(follow() for _ in range(AT_ONCE)))
 
 
+async def event_readers(target: Target, random: Random) -> None:
+    """Follows events on more connections than may, reads none of them, and leaves."""
+    request = b"GET /v1/registry/events?after=0 HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(random.choice((1, 20, 90))):
+            opened = target.connection(target.http_port, receive_bytes=1024)
+            peer = await stack.enter_async_context(opened)
+            with contextlib.suppress(ConnectionError):
+                await peer.send(request * random.choice((1, 16)))
+        await asyncio.sleep(HELD_S)
+        target.count("held")
+
+
 async def unread_downloads(target: Target, random: Random) -> None:
     """Asks for files, many times in one connection, and reads nothing."""
     path = "/v1/registry/models/linear/versions/1/files/manifest.json"
@@ -315,6 +336,7 @@ ATTACKS = [
         rollouts,
         rollout_storms,
         event_positions,
+        event_readers,
         unread_downloads,
     )
 ]

@@ -10,7 +10,7 @@ from random import Random
 
 from services.low_priority_thread import NICENESS, lower_priority
 from tests.adversarial.attack import Attack, Target, VictimName
-from tests.adversarial.neighbour import Neighbour, Seen, neighbour
+from tests.adversarial.neighbour import APIS, Neighbour, Seen, neighbour
 from tests.adversarial.verdict import MAX_ATTACKED_STALL_S, MAX_STALL_S, Row, combined
 from tests.adversarial.victim import Victim, make_store, running_victim
 
@@ -64,7 +64,7 @@ class Campaign:
                     grpc_port,
                     victim.key,
                     victim.certificate,
-                    "torchserve" if self._name == "torchserve" else "",
+                    self._name if self._name in APIS else "",
                 ) as beside:
                     while left and not victim.has_ended:
                         if left[0].family != family:
@@ -86,7 +86,8 @@ class Campaign:
         return combined(rows)
 
     def _attack(self, attack: Attack, victim: Victim, beside: Neighbour) -> Row:
-        target = Target(victim.server, victim.store, victim.key, time.monotonic() + self._seconds)
+        ends_at = time.monotonic() + self._seconds
+        target = Target(victim.server, victim.store, victim.key, ends_at, victim.persons)
         victim.forget_peak()
         faults = victim.major_faults()
         beside.begin()

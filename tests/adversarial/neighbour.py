@@ -4,10 +4,11 @@ Run as `python -m tests.adversarial.neighbour HTTP_PORT GRPC_PORT KEY CERTIFICAT
 is for a server that speaks TLS, else empty; a GRPC_PORT of 0 means the training service, which is
 asked for its jobs over REST; an API of `torchserve` means that of TorchServe, whose model `calm` is
 asked over REST, and `attacked`, the model `echo`, which attacks ask as well and whose queue they
-share. Otherwise four threads send requests in a loop: an inference over REST, one over gRPC,
-liveness on a new connection, and `control`, an echo process that does nothing else. A wait for
-`control` is caused by the machine, so it is subtracted from the waits for the server at the same
-moment.
+share; one of `registry process` means the registry of a split server, which runs no model and is
+asked for its own metadata. Otherwise four threads send requests in a loop: an inference over REST,
+one over gRPC, liveness on a new connection, and `control`, an echo process that does nothing else.
+A wait for `control` is caused by the machine, so it is subtracted from the waits for the server at
+the same moment.
 
 A line `begin` on its standard input starts a measurement, and `end` ends it: it then prints the
 result as one line of JSON, a `Seen`.
@@ -38,9 +39,11 @@ PROBE_PAUSE_S = 0.05
 TIMEOUT_S = 60.0
 BODY = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
 RIGHT = [2.0, 4.0, 6.0, 8.0]
+APIS = ("torchserve", "registry process")
+"""Values of API; empty for inference."""
 ATTACKED = "attacked"
 """The stream that asks the model under attack."""
-_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+_SERVICE = "/inference.GRPCInferenceService/"
 
 
 class WrongAnswerError(Exception):
@@ -179,7 +182,7 @@ def over_grpc(port: int, key: str, certificate: str) -> Callable[[], None]:
         trusted = grpc.ssl_channel_credentials(Path(certificate).read_bytes())
         channel = grpc.secure_channel(address, trusted)
     call = channel.unary_unary(
-        _METHOD,
+        f"{_SERVICE}ModelInfer",
         request_serializer=pb.ModelInferRequest.SerializeToString,
         response_deserializer=pb.ModelInferResponse.FromString,
     )
@@ -193,6 +196,20 @@ def over_grpc(port: int, key: str, certificate: str) -> Callable[[], None]:
         answer = call(message, timeout=TIMEOUT_S, metadata=metadata)
         if list(struct.unpack("4f", answer.raw_output_contents[0])) != RIGHT:
             raise WrongAnswerError(str(answer))
+
+    return ask
+
+
+def server_live(port: int) -> Callable[[], None]:
+    """Asks over gRPC if a server is live, through one channel."""
+    call = grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary(
+        f"{_SERVICE}ServerLive", request_serializer=bytes, response_deserializer=bytes
+    )
+
+    def ask() -> None:
+        answer = call(b"", timeout=TIMEOUT_S)
+        if answer != b"\x08\x01":
+            raise WrongAnswerError(repr(answer))
 
     return ask
 
@@ -266,7 +283,11 @@ def main() -> None:
     command = [sys.executable, "-m", __spec__.name, "control", str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]), theirs, ours:
         streams = {"control": Stream("control", PAUSE_S, control(ours))}
-        if api:
+        if api == "registry process":
+            streams["REST"] = Stream("REST", PAUSE_S, fetching(http_port, "/v2"))
+            streams["gRPC"] = Stream("gRPC", PAUSE_S, server_live(grpc_port))
+            live = fetching(http_port, "/v2/health/live")
+        elif api:
             streams["REST"] = Stream("REST", PAUSE_S, over_predictions(http_port, "calm"))
             streams[ATTACKED] = Stream(ATTACKED, PAUSE_S, over_predictions(http_port, "echo"))
             live = fetching(http_port, "/api-description")  # ping tells of workers that start

@@ -1,6 +1,7 @@
 """The server under attack: a process as users run it, its memory, and its state."""
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,8 +18,14 @@ from tests.fixtures import onnx_models, pipelines, shaped_models
 from tests.fixtures.capture_command import CaptureCommand, capturing
 from tests.fixtures.certificates import Authority
 from tests.fixtures.peak_memory import forget_peak, major_faults, peak_bytes
+from tests.fixtures.redis_servers import RedisProcess
 from tests.fixtures.servers import ServerProcess, running_processes, running_server
-from tests.fixtures.split_servers import SplitServer, running_split
+from tests.fixtures.split_servers import (
+    SplitServer,
+    running_registry,
+    running_split,
+    running_worker,
+)
 from tests.fixtures.stateful_models import publish_running_sum
 from tests.fixtures.torchserve_server import TorchServeProcess, running_torchserve
 from tests.fixtures.trainer_processes import TrainerProcess, running_trainer
@@ -42,8 +49,10 @@ class Victim:
         certificate: str,
         is_supervised: bool,
         proxy: CaptureCommand | None,
+        persons: tuple[str, ...] = (),
     ) -> None:
         self.server, self.store, self.key, self.certificate = server, store, key, certificate
+        self.persons = persons
         worker = server.worker if isinstance(server, SplitServer) else None
         self._parts: list[ServerProcess | TrainerProcess | CaptureCommand] = [server]
         self._parts += [part for part in (worker, proxy) if part is not None]
@@ -128,17 +137,17 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
         store: store to serve.
         folder: folder for the key file, and certificates.
     """
-    settings = {"shared_memory_objects": f"{ATTACKED_OBJECTS}*"}
+    settings: dict[str, object] = {"shared_memory_objects": f"{ATTACKED_OBJECTS}*"}
     key = certificate = ""
-    if name == "keyed":
+    persons: tuple[str, ...] = ()
+    if name in ("keyed", "two persons"):
         keys = folder / "keys.yaml"
-        asked = ["add", "neighbour", "--grant", "infer", "--file", str(keys)]
-        if keys.exists():
-            keys.unlink()
-        found = CliRunner().invoke(access_app, asked)
-        assert found.exit_code == 0, found.output
-        key = found.stdout.strip()
+        keys.unlink(missing_ok=True)
+        key = _new_key(keys, "neighbour", "infer")
         settings["api_keys_file"] = str(keys)
+    if name == "two persons":
+        persons = tuple(_new_key(keys, one, "read", "promote") for one in ("ann", "ben"))
+        settings["registry_two_person"] = ["linear"]
     if name == "registry":
         settings["registry"] = "open"
     if name == "tls":
@@ -153,9 +162,12 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
         running = running_attacked_torchserve(folder)
     elif name == "processes":
         running = running_processes(store, **settings)
+    elif name == "registry process":
+        running = running_registry_process(store)
+    elif name == "split":
+        running = running_split(store, "valkey", **settings)
     else:
-        start = running_split if name == "split" else running_server
-        running = start(store, **settings)
+        running = running_server(store, **settings)
     with running as server, contextlib.ExitStack() as stack:
         proxy = None
         if name == "captured":
@@ -163,9 +175,28 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
             path, options = folder / "capture.jsonl", ("--answers", "--max-file-mb=64")
             proxy = stack.enter_context(capturing(f"http://{server.http}", path, *options))
             server.http_port = int(proxy.url.rpartition(":")[2])
-        victim = Victim(server, store, key, certificate, name == "processes", proxy)
+        victim = Victim(server, store, key, certificate, name == "processes", proxy, persons)
         yield victim
         victim.expect_its_end()
+
+
+def _new_key(file: Path, name: str, *grants: str) -> str:
+    """Adds a key to a file; returns it."""
+    options = [word for grant in grants for word in ("--grant", grant)]
+    found = CliRunner().invoke(access_app, ["add", name, *options, "--file", str(file)])
+    assert found.exit_code == 0, found.output
+    return found.stdout.strip()
+
+
+@contextlib.contextmanager
+def running_registry_process(store: Path) -> Iterator[ServerProcess]:
+    """Runs the registry of a split server, open to this machine, with a worker and Redis."""
+    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder, contextlib.ExitStack() as stack:
+        redis = RedisProcess("valkey", Path(folder))
+        stack.callback(redis.kill)
+        redis.start()
+        stack.enter_context(running_worker(store, redis.url))
+        yield stack.enter_context(running_registry(str(store), redis.url, registry="open"))
 
 
 def running_attacked_torchserve(

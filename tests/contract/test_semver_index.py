@@ -11,13 +11,14 @@ from model_store.errors import (
     BumpTooSmallError,
     ManifestError,
     StorageError,
+    VersionDeletedError,
     VersionNotFoundError,
 )
 from model_store.golden import GoldenRows
 from model_store.manifest import Golden, Manifest
 from model_store.records.deletion import delete_version
 from model_store.semver.semver import Bump, parse_range
-from model_store.semver.semver_index import fitting
+from model_store.semver.semver_index import MOST_TAKEN, fitting, take, taken_semvers
 from model_store.store import ModelStore
 from model_store.transfer import copy_version
 from tests.fixtures.store_versions import draft_in, entry_in
@@ -152,21 +153,53 @@ def test_a_copy_is_found_too(store: ModelStore, folder: Path, tmp_path: Path) ->
     assert publish(target, folder).semver == "1.0.1"
 
 
-def test_a_copy_takes_the_entry_of_a_deleted_version(
+def test_nobody_gets_the_semantic_version_of_a_deleted_version_again(
     store: ModelStore, folder: Path, tmp_path: Path
 ) -> None:
-    """A remote publisher numbers by the versions that are there."""
     publish(store, folder)
     publish(store, folder)
     other = ModelStore(str(tmp_path / "other"))
     copy_version(store, other, "digits", 1)
     other.claim("digits", 2, "the number of a deleted version")
     delete_version(store, "digits", 2, "ops")
-    assert publish(other, folder).semver == "1.0.1"
-    copy_version(other, store, "digits", 3)
-    wanted = parse_range("1.0.1")
-    assert wanted is not None
-    assert fitting(store, "digits", wanted, "1.0.1").version == 3
+    assert publish(other, folder).semver == "1.0.1", "this store knows of no other"
+    before = store.storage.list()
+    refusal = r"1\.0\.1 was version 2 of 'digits', which was deleted at .* by ops"
+    with pytest.raises(VersionDeletedError, match=refusal):
+        copy_version(other, store, "digits", 3)
+    assert store.storage.list() == before
+    again = publish(store, folder)
+    assert (again.version, again.semver) == (3, "1.0.2")
+
+
+def test_a_copy_takes_the_entry_of_a_publisher_that_failed(
+    store: ModelStore, folder: Path, tmp_path: Path
+) -> None:
+    other = ModelStore(str(tmp_path / "other"))
+    publish(other, folder)
+    store.storage.create("digits/semver/1.0.0.json", b'{"version": 9}')
+    copy_version(other, store, "digits", 1)
+    assert found(store, "1.0.0") == "1.0.0"
+
+
+def test_semantic_versions_that_another_store_has_given_are_left_out(
+    store: ModelStore, folder: Path, tmp_path: Path
+) -> None:
+    for weights in (b"a", b"b", b"c"):
+        publish(store, folder, weights=weights)  # 1.0.0, 1.1.0, 1.2.0
+    taken = taken_semvers(store.storage, "digits")
+    assert taken == ("1.2.0", "1.1.0", "1.0.0")
+    other = ModelStore(str(tmp_path / "other"))
+    copy_version(store, other, "digits", 1)
+    take(other.storage, "digits", [*taken, "../x", "1.3"], "1.0.0", 4)
+    assert publish(other, folder, weights=b"d").semver == "1.3.0"
+
+
+def test_the_greatest_semantic_versions_are_told(store: ModelStore) -> None:
+    for minor in range(MOST_TAKEN + 2):
+        store.storage.create(f"digits/semver/1.{minor}.0.json", b'{"version": 1}')
+    taken = taken_semvers(store.storage, "digits")
+    assert (len(taken), taken[0], taken[-1]) == (MOST_TAKEN, f"1.{MOST_TAKEN + 1}.0", "1.2.0")
 
 
 def test_a_copy_leaves_the_entry_of_a_version_that_is_there(

@@ -148,6 +148,7 @@ def test_a_folder_holds_few_source_files() -> None:
 
 WHAT_OTHERS_ARE_TOLD = [
     "flambeau/commands/migration/serve_torchserve.py",
+    "flambeau/commands/options/token.py",
     "flambeau/local/own_process.py",
     "model_store/storage/azure_credentials.py",
     "model_store/storage/gcs_credentials.py",
@@ -156,8 +157,9 @@ WHAT_OTHERS_ARE_TOLD = [
     "training/process/isolated_run.py",
     "training/process/kept_memory.py",
 ]
-"""They look whether variables of others are set: of obstore, to name missing credentials, and of
-the C library, so as not to decide what a person has decided; or tell the Python that they start to
+"""The key for the server that a recipe names is in no recipe. The others look whether variables of
+others are set: of obstore, to name missing credentials, and of the C library, so as not to
+decide what a person has decided; or tell the Python that they start to
 look for no module in the working directory and where temporary files lie, and transformers to use
 no network. TorchServe's configuration may name variables and be named by one. Nothing of ours is
 configured by them."""

@@ -22,7 +22,7 @@ from tests.unit.training.recipe.test_wrong_values import keys_of
 from training.recipe.schema import recipe_schema
 
 LIMIT = re.compile(r"_?(MAX|MOST)_\w+")
-SETTINGS, RECIPE_KEYS = 132, 393
+SETTINGS, RECIPE_KEYS = 132, 394
 """Different names of settings, those of models and of payload samples included; keys of recipes.
 
 `processes` cannot be found out: how many cores the models need is the operator's to say. Nor can
@@ -37,6 +37,7 @@ second one (`registry_two_person_rollback`), nobody but the operator knows.
 Where a disk has room for copies of a bucket's files (`store_cache`), and how much
 (`store_cache_mib`), cannot be found out: a pod's limit of its disk is not shown to it.
 Models that were trained elsewhere asked for `weights`, and own metrics for `metric` and its parts.
+Whose registry gets a version (`publish.to`) is the user's to say.
 """
 
 EFFECTS = {

@@ -98,7 +98,13 @@ def run_together(
 
 
 def train_together(
-    recipe: Recipe, store: str, runs_dir: Path, *, resume: bool, private_key: Path | None
+    recipe: Recipe,
+    store: str,
+    runs_dir: Path,
+    *,
+    resume: bool,
+    private_key: Path | None,
+    into: str = "",
 ) -> None:
     """Runs the recipe in several processes, as `training.pipeline.run` does in one.
 
@@ -108,6 +114,7 @@ def train_together(
         runs_dir: the folder of all runs.
         resume: True to resume from the newest checkpoint.
         private_key: the key that signs the version.
+        into: the store that gets the version; empty for `store`.
 
     Raises:
         TrainingError: see `run_together`.
@@ -116,6 +123,7 @@ def train_together(
         path = Path(folder, "recipe.yaml")
         path.write_text(resolved_yaml(recipe), encoding="utf-8")
         arguments = ["--recipe", str(path), "--store", store, "--runs-dir", str(runs_dir)]
+        arguments += ["--into", into] if into else []
         arguments += [] if resume else ["--anew"]
         arguments += [] if private_key is None else ["--sign-with", str(private_key)]
         run_together(recipe, arguments, _NullWatcher())

@@ -54,6 +54,12 @@ WeightsFile = Annotated[
 ]
 
 
+RegistryUrl = Annotated[
+    str,
+    Matching(r"^https?://[^\s@?#]{1,1000}$", "the URL of a server, as https://models.example:8000"),
+]
+
+
 class ExportLimits(RecipePart):
     """Limits on the cost of making or verifying one artifact; beyond them it is refused."""
 
@@ -68,6 +74,11 @@ class PublishPart(PromotePart):
 
     model: str
     """Name of the model in the store. Change it to publish a separate model."""
+    # Omitted if null, so that other recipes read and digest as before.
+    to: RegistryUrl | None = Field(default=None, exclude_if=lambda to: to is None)
+    """URL of the server whose registry gets the version, in place of the store, as
+    `https://models.example:8000`; null for the store. `flambeau train` sends it, with the key in
+    the environment variable `FLAMBEAU_KEY`. Give it if the servers do not share your store."""
     bump: Bump | None = None
     """Part of the semantic version to increment: `patch`, `minor` or `major`; null for the smallest
     valid one, which is detected: `major` for another signature, `minor` for another network or
@@ -81,6 +92,22 @@ class PublishPart(PromotePart):
     @classmethod
     def _model_name(cls, value: str) -> str:
         return _checked_name(value, "model name")
+
+    @model_validator(mode="after")
+    def _registry_decides_no_traffic(self) -> "PublishPart":
+        if self.to is None:
+            return self
+        if self.rollout is not None:
+            raise ValueError(
+                "rollout is given and to names a registry; set alias to null, and start the "
+                "rollout there (flambeau rollout start --at)"
+            )
+        if self.rule().live is not None:
+            raise ValueError(
+                f"if is {self.condition!r} and to names a registry, whose live version is not "
+                "here; compare with numbers or guess, or publish into the store and push"
+            )
+        return self
 
 
 class Recipe(RecipePart):

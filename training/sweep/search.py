@@ -28,6 +28,7 @@ from rich.console import Console
 from model_store.store import ModelStore, Sign
 from training.errors import DataError, RecipeError, SweepError
 from training.network.stored_version import with_parent_number
+from training.recipe.destination import check_destination
 from training.recipe.file import resolved_yaml
 from training.recipe.recipe import Recipe
 from training.run_folder import locked_folder, write_atomically
@@ -253,8 +254,8 @@ def sweep(
         All trials, including those of earlier calls.
 
     Raises:
-        RecipeError: a parameter is unknown or rejected, or the version of `model.from` does not
-            exist; nothing has run.
+        RecipeError: a parameter is unknown or rejected, the version of `model.from` does not exist,
+            or the recipe names a registry; nothing has run.
         RunBusyError: another process runs the same search.
         SweepError: no trial is done, so there is nothing to publish.
         TrainingError: the best trial cannot be exported or verified.
@@ -263,6 +264,8 @@ def sweep(
     console = console or Console()
     plan = plan.settled()
     plan.check()
+    if store_url is not None:
+        check_destination(plan.base)
     folder = plan.folder(sweeps_dir)
     with locked_folder(folder):
         before = _published(folder)

@@ -17,7 +17,21 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def registry_at(url: str, token_file: Path | None) -> Iterator["RegistryConnection"]:
+    """Opens a connection for the block, with the token in a file; see `registry_with`."""
+    with registry_with(url, read_token(token_file)) as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def registry_with(
+    url: str, token: str, hint_of_key: str = NO_KEY
+) -> Iterator["RegistryConnection"]:
     """Opens a connection for the block; its errors end the command with code 1.
+
+    Args:
+        url: URL of the server.
+        token: key or token; empty for none.
+        hint_of_key: words behind the error of a missing or wrong key.
 
     Raises:
         BadParameter: the token, or a file of TLS, cannot be used.
@@ -25,12 +39,11 @@ def registry_at(url: str, token_file: Path | None) -> Iterator["RegistryConnecti
     from flambeau.registry.connection import RegistryConnection
     from flambeau.registry.errors import RegistryError
 
-    token = read_token(token_file)
     try:
         connection = RegistryConnection(url, token, chosen_tls())
         with contextlib.closing(connection):
             yield connection
     except RegistryError as error:
-        hint = NO_KEY if error.status == 401 else ""
+        hint = hint_of_key if error.status == 401 else ""
         typer.echo(f"error: {error}{hint}", err=True)
         raise typer.Exit(1) from error

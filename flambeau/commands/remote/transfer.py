@@ -40,11 +40,11 @@ def push_to_registry(
     """Pushes a version, and the parts of a pipeline before it, and prints the outcome."""
     sources = _sources(named, number, store)
     with registry_at(url, token_file) as registry:
-        reports = [_push(registry, source, why, is_part=n > 0) for n, source in sources]
+        reports = [push_one(registry, source, why, is_part=n > 0) for n, source in sources]
     _tell(reports[-1], registry.url, "sent", as_json)
 
 
-def _push(
+def push_one(
     registry: "RegistryConnection", source: "VersionSource", why: str, *, is_part: bool
 ) -> "PushReport | None":
     """Pushes one version; None for a part whose number another version has there.

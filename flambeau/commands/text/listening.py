@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 
+from flambeau.commands.options.token import KEY_VARIABLE
 from flambeau.protocol.signature import Signature
 from flambeau.protocol.tensors import DATATYPES
 from services.gateway.front import Listening
@@ -12,8 +13,6 @@ from services.queueing.records import Lane, ServedVersion
 
 MAX_EXAMPLE_ELEMENTS = 256
 """Largest input for which an example request is printed."""
-KEY_VARIABLE = "FLAMBEAU_KEY"
-"""Environment variable of the credential in example requests; nothing else reads it."""
 
 
 def print_listening(listening: Listening, called: Callable[[Lane], str] | None = None) -> None:

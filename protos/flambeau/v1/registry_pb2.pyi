@@ -445,18 +445,20 @@ class UploadedFile(_message.Message):
     def __init__(self, file: _Optional[str] = ..., size_bytes: _Optional[int] = ..., received: _Optional[int] = ..., is_linked: _Optional[bool] = ...) -> None: ...
 
 class Upload(_message.Message):
-    __slots__ = ("id", "model", "version", "is_published", "files")
+    __slots__ = ("id", "model", "version", "is_published", "files", "taken_semvers")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_SEMVERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     version: int
     is_published: bool
     files: _containers.RepeatedCompositeFieldContainer[UploadedFile]
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., is_published: _Optional[bool] = ..., files: _Optional[_Iterable[_Union[UploadedFile, _Mapping]]] = ...) -> None: ...
+    taken_semvers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., is_published: _Optional[bool] = ..., files: _Optional[_Iterable[_Union[UploadedFile, _Mapping]]] = ..., taken_semvers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetUploadRequest(_message.Message):
     __slots__ = ("id",)

@@ -140,13 +140,14 @@ class HttpConnection(AnsweringConnection):
         if self._in_place:
             body = self._body
             assert type(body) is SizedBody, "it was read into"
-            grown = body.received(nbytes)
+            fill_us = body.received(nbytes)
             if body.complete:
                 self._advance()
             else:
                 if body.held_bytes != self._held_bytes:
                     self._settle_input()
-                self._count_read(nbytes + (grown >> 1))
+                self.port.turns.worked_us += fill_us
+                self._count_read(nbytes)
         elif self._ended:
             self._drop(nbytes)
             self._count_read(nbytes)

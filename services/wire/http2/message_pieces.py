@@ -5,7 +5,7 @@ in memory of its size, which takes pages as its bytes arrive; its connection may
 """
 
 from services.wire.body import Body, SizedBody, too_large
-from services.wire.loop_turns import COPY_SHIFT, READ_SHIFT
+from services.wire.loop_turns import COPY_SHIFT
 
 PREFIX_BYTES = 5
 """Size of a message's prefix: a compression flag, and its length."""
@@ -111,7 +111,7 @@ class MessagePieces:
     def received(self, size: int) -> int:
         """Bytes were read into `place`. Returns microseconds of filling new memory."""
         assert self._body is not None, "it was read into"
-        return self._body.received(size) >> (READ_SHIFT + 1)
+        return self._body.received(size)
 
     def _check(self, size: int) -> None:
         if size > self._max_bytes:

@@ -182,3 +182,37 @@ def test_golden_rows_that_cannot_be_read_count_as_changed(tmp_path: Path) -> Non
     prepare(Scripted(answer), store, "digits")
     published(store, tmp_path)
     assert store.manifest("digits", 2).semver == "1.1.0"
+
+
+def test_semantic_versions_of_deleted_versions_are_not_given_again(tmp_path: Path) -> None:
+    there = ModelStore(str(tmp_path / "there"))
+    published(there, tmp_path)
+    taken = ["1.0.2", "1.0.1", "1.0.0", "../../x"]
+
+    def answer(method: str, path: str, document: Any) -> Any:
+        if path == "models/digits":
+            return {"versions": [{"version": 1, "semver": "1.0.0"}]}
+        if match := re.fullmatch("models/digits/versions/1/files/(.+)", path):
+            return there.storage.get(f"digits/1/{match[1]}", 2**20)
+        if path == "uploads" and document["version"] < 4:
+            raise RegistryConflictError("version 2 of 'digits' was deleted", 409)
+        return {**state_of(document), "taken_semvers": taken} if path == "uploads" else None
+
+    store = ModelStore(str(tmp_path / "empty"))
+    assert prepare(Scripted(answer), store, "digits") == {"number": 4}
+    assert published(store, tmp_path) == 4
+    assert store.manifest("digits", 4).semver == "1.0.3"
+
+
+def test_a_model_whose_versions_were_all_deleted_goes_on_after_them(tmp_path: Path) -> None:
+    def answer(method: str, path: str, document: Any) -> Any:
+        if path == "uploads" and document["version"] == 1:
+            raise RegistryConflictError("version 1 of 'digits' was deleted", 409)
+        if path == "uploads":
+            return {**state_of(document), "taken_semvers": ["1.0.0"]}
+        raise RegistryError(f"none: {method} {path}", 404)
+
+    store = ModelStore(str(tmp_path / "empty"))
+    prepare(Scripted(answer), store, "digits")
+    assert published(store, tmp_path) == 2
+    assert store.manifest("digits", 2).semver == "2.0.0"

@@ -127,6 +127,8 @@ async def test_a_recipe_is_refused_in_the_words_of_the_command_line(place: Place
     with pytest.raises(InvalidRequestError) as refused:
         await place.submit(replace(GIVEN, overrides=("optmi.clip=1",)))
     assert str(refused.value) == "tiny.yaml: unknown key 'optmi' (did you mean 'optim'?)"
+    with pytest.raises(InvalidRequestError, match="here a version is published into the store"):
+        await place.submit(replace(GIVEN, overrides=("publish.to=https://models.example",)))
     for broken in ("[", "7", "name: a\nname: b\n", "x" * 1_000_001):
         with pytest.raises(InvalidRequestError):
             await place.submit(replace(GIVEN, recipe=broken))

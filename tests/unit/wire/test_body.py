@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
-from services.wire.body import MIN_VIEWED_BYTES, ChunkedBody, SizedBody, part_of
+from services.wire.body import MIN_VIEWED_BYTES, PAGE_BYTES, ChunkedBody, SizedBody, part_of
+from services.wire.loop_turns import WORK_A_TURN_US
 from tests.unit.wire.http_wire import chunked
 
 MAX = 10_000
@@ -223,3 +224,14 @@ def test_a_small_body_is_never_moved(size: int) -> None:
     body.feed(b"x" * size, 0)
     assert body.complete
     assert body.content is memory
+
+
+def test_memory_that_is_filled_for_the_first_time_takes_a_turn_a_huge_page() -> None:
+    """The system clears a huge page as a whole, when its first byte comes."""
+    body = SizedBody(2**24)
+    pages, before_us = 0, 0
+    while not body.complete:
+        body.feed(bytes(2**16), 0)
+        pages += body.work_us - before_us >= WORK_A_TURN_US
+        before_us = body.work_us
+    assert pages == pytest.approx(2**24 / PAGE_BYTES, abs=1)

@@ -319,6 +319,7 @@ def _upload_schemas(version: dict[str, Any]) -> dict[str, Any]:
             **version,
             is_published=flag,
             files={"type": "array", "items": arrived},
+            taken_semvers={"type": "array", "maxItems": 1024, "items": _TEXT},
         ),
         "RegistryReceived": object_of(["file", "received"], file=_TEXT, received=_COUNT),
         "RegistryPublished": object_of(

@@ -125,6 +125,27 @@ def test_a_bad_value_is_named_with_what_to_do(override: str, words: str) -> None
 @pytest.mark.parametrize(
     ("override", "words"),
     [
+        ("publish.to=models.example", "the URL of a server, as https://models.example:8000"),
+        ("publish.to=https://ci:secret@models.example", "the URL of a server"),
+        (
+            "publish={model: m, to: 'http://x', if: test/accuracy >= live}",
+            "to names a registry, whose live version is not here",
+        ),
+        (
+            "publish={model: m, to: 'http://x', rollout: {every: 1h}}",
+            "rollout is given and to names a registry",
+        ),
+    ],
+)
+def test_a_registry_is_a_url_and_decides_no_traffic(override: str, words: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load_recipe(DIGITS, [override])
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
         ("seed", "is not of the form a.b=c"),
         ("a..b=1", "is not of the form a.b=c"),
         ("seed.x=1", "'seed' is 7, which has no keys"),

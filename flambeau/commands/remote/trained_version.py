@@ -1,0 +1,110 @@
+"""The version of a recipe with `publish.to`: verified in a store of its own, pushed to a registry.
+
+In: a recipe, and a run that publishes into the store that it is given. Out: the version in the
+registry, and its alias moved there if the conditions of the recipe hold.
+
+Rules: the registry is asked before the run if the caller may push, and which number is free; a
+push that fails loses no training, since the same command with `--resume` repeats the export alone.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from flambeau.commands.options.token import KEY_VARIABLE, key_of_environment
+from flambeau.commands.remote.connecting import registry_with
+from flambeau.commands.remote.transfer import push_one
+
+if TYPE_CHECKING:
+    from flambeau.registry.connection import RegistryConnection
+    from model_store.manifest import Manifest
+    from training.recipe.recipe import Recipe
+
+NO_KEY = f"; give a key in the environment variable {KEY_VARIABLE}"
+
+
+@contextlib.contextmanager
+def pushed_where_asked(recipe: "Recipe") -> Iterator[str]:
+    """Gives the block a store for its version, and pushes the version to the recipe's registry.
+
+    Yields:
+        URL of the store to publish into; empty, and nothing is pushed, for a recipe without
+        `publish.to`.
+
+    Raises:
+        Exit: the registry refused the version, or it does not answer.
+    """
+    to, model = recipe.publish.to, recipe.publish.model
+    if to is None:
+        yield ""
+        return
+    from flambeau.registry.remote_publication import prepare
+    from model_store.store import ModelStore
+
+    token = key_of_environment()
+    with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
+        store = ModelStore(folder)
+        with registry_with(to, token, NO_KEY) as registry:
+            number = prepare(registry, store, model)["number"]
+        yield folder
+        with registry_with(to, token, f"{NO_KEY}, and run it again with --resume") as registry:
+            _push(registry, store.manifest(model, number), store, recipe)
+
+
+def _push(
+    registry: "RegistryConnection", manifest: "Manifest", store: Any, recipe: "Recipe"
+) -> None:
+    from flambeau.registry.errors import RegistryError
+    from flambeau.registry.sources import StoredVersion
+
+    what = f"{manifest.model} {manifest.version_text}"
+    source = StoredVersion(store, manifest.model, manifest.version)
+    why = f"trained from recipe '{recipe.name}'"
+    try:
+        report = push_one(registry, source, why, is_part=False)
+    except RegistryError as error:
+        typer.echo(
+            f"error: {what} is not at {registry.url}: {error}; run it again with --resume, which "
+            "trains nothing anew",
+            err=True,
+        )
+        raise typer.Exit(1) from error
+    if report is not None and report.breaks:
+        typer.echo(f"note: {report.breaks}", err=True)
+    try:
+        outcome = _moved(registry, manifest, recipe)
+    except RegistryError as error:
+        lost = f"{what} is at {registry.url}, and {recipe.publish.alias} was not moved to it"
+        typer.echo(f"error: {lost}: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"pushed {what} to {registry.url}{outcome}")
+
+
+def _moved(registry: "RegistryConnection", manifest: "Manifest", recipe: "Recipe") -> str:
+    """Moves the alias of the recipe if its conditions hold; returns the outcome in words.
+
+    Raises:
+        RegistryError: the registry refused to move it, or does not answer.
+    """
+    from flambeau.registry.connection import path_of
+    from training.promotion import decide
+
+    alias, model = recipe.publish.alias, manifest.model
+    if alias is None:
+        return "; no alias moves"
+    decision = decide(recipe, manifest)
+    if not decision.met:
+        return f"; {alias} stays where it is{decision.finding}"
+    if recipe.publish.rule().first:
+        page = registry.call("GET", path_of("models", model), query={"limit": "1"})
+        if alias in page["aliases"]:
+            return f"; {alias} stays where it is{decision.finding}"
+    wanted = {"version": manifest.version, "why": decision.why}
+    moved = registry.call("POST", path_of("models", model, "aliases", alias), wanted)
+    if request := moved.get("request"):
+        number = request["number"]
+        return f"; {alias} moves once a second person approves request {number}{decision.finding}"
+    return f" → {alias}{decision.finding}"
