@@ -23,8 +23,9 @@ async def test_version_loads_while_the_load_of_another_one_of_its_model_hangs(
     await passed.wait()
     source, reached = running.gate()
     hanging = running.archive("1.0", handler=source + dedent(VERSION % "1.0"))
-    asked = {"initial_workers": 1, "startup_timeout_s": 600}
-    request = RegisterRequest(archive=hanging, url="m.mar", **asked)
+    request = RegisterRequest(
+        archive=hanging, url="m.mar", initial_workers=1, startup_timeout_s=600
+    )
     await running.registry.register(request, waits=False)
     open_gate = await asyncio.to_thread(reached)
     try:
