@@ -75,6 +75,7 @@ def move_message(document: dict[str, Any]) -> pb.AliasMove:
         traffic_json=_json(document.get("traffic")),
         evidence_json=_json(document.get("evidence")),
         approval=pb.MoveApproval(**document["approval"]) if document.get("approval") else None,
+        ended=document.get("ended"),
     )
 
 

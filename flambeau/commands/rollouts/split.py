@@ -88,3 +88,8 @@ def report(
     with traffic_place(store, server, token_file) as place:
         document = place.show(model, "split")
     print_outcome("\n".join(split_lines(document)), document, as_json)
+
+
+split_app.command("status", help="Show the split that runs, or the last one: the same as report.")(
+    report
+)

@@ -6,7 +6,7 @@ In: documents of `model_store.approvals.move_request`, from a server. Out: lines
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flambeau.commands.text.moves import printable, time_text
+from flambeau.commands.text.moves import ended_text, printable, time_text
 from flambeau.commands.text.tables import columns
 from model_store.rollouts.amounts import duration_text, share_text
 
@@ -61,7 +61,7 @@ def approved_line(model: str, moved: Mapping[str, Any]) -> str:
     named = [f"{alias} → {version}" for alias, version in sorted(moved["aliases"].items())]
     return printable(
         f"{model} {', '.join([*named, *traffic])} (generation {moved['generation']}), as "
-        f"{moved['who']} asked"
+        f"{moved['who']} asked{ended_text(moved)}"
     )
 
 

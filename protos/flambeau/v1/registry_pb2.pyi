@@ -184,7 +184,7 @@ class AliasChange(_message.Message):
     def __init__(self, alias: _Optional[str] = ..., before: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
 
 class AliasMove(_message.Message):
-    __slots__ = ("generation", "aliases", "who", "when", "why", "changes", "traffic_json", "evidence_json", "approval", "request")
+    __slots__ = ("generation", "aliases", "who", "when", "why", "changes", "traffic_json", "evidence_json", "approval", "request", "ended")
     class AliasesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class AliasMove(_message.Message):
     EVIDENCE_JSON_FIELD_NUMBER: _ClassVar[int]
     APPROVAL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     aliases: _containers.ScalarMap[str, int]
     who: str
@@ -212,7 +213,8 @@ class AliasMove(_message.Message):
     evidence_json: str
     approval: MoveApproval
     request: MoveRequest
-    def __init__(self, generation: _Optional[int] = ..., aliases: _Optional[_Mapping[str, int]] = ..., who: _Optional[str] = ..., when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ..., traffic_json: _Optional[str] = ..., evidence_json: _Optional[str] = ..., approval: _Optional[_Union[MoveApproval, _Mapping]] = ..., request: _Optional[_Union[MoveRequest, _Mapping]] = ...) -> None: ...
+    ended: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., aliases: _Optional[_Mapping[str, int]] = ..., who: _Optional[str] = ..., when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ..., traffic_json: _Optional[str] = ..., evidence_json: _Optional[str] = ..., approval: _Optional[_Union[MoveApproval, _Mapping]] = ..., request: _Optional[_Union[MoveRequest, _Mapping]] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MoveApproval(_message.Message):
     __slots__ = ("request", "by", "why")
