@@ -134,7 +134,7 @@ def test_a_rollout_from_start_to_end(
         "ended", "started", "aborted", "started", "aborted", "resumed", "paused", "started",
     ]  # fmt: skip
     done = [
-        (log["act"], log["target"], log["why"])
+        (log["act"], log["target"], log.get("why", ""))
         for log in server.logs()
         if log["logger"] == "flambeau.audit" and log["outcome"] == "done"
     ]
