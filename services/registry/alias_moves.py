@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from model_store.approvals import request_store
 from model_store.approvals.asked_move import AskedMove, planned
 from model_store.approvals.made_move import MadeMove, is_made, make_move, move_of
-from model_store.approvals.move_request import MoveRequest, request_of
+from model_store.approvals.move_request import request_of
 from model_store.pointers import Pointers
 from model_store.store import ModelStore
 from services.access.audit import audited, refusals_audited
@@ -55,7 +55,11 @@ class AliasMoves:
         """
         needs_two = self._registry.access.needs_two(model, move.alias)
 
-        def moved(store: ModelStore, who: str) -> dict[str, Any] | MoveRequest:
+        def asked(store: ModelStore, who: str) -> dict[str, Any]:
+            number = request_store.ask(store, model, move, who).number
+            return {REQUEST: request_store.described(store, model, number)}
+
+        def moved(store: ModelStore, who: str) -> dict[str, Any]:
             if not needs_two:
                 if work is not None:
                     return work(store, who).model_dump(mode="json")
@@ -64,10 +68,10 @@ class AliasMoves:
             if current is not None and is_made(current, move):
                 return MadeMove(current, current).document()
             if move.act != "rollback":
-                return request_store.ask(store, model, move, who)
+                return asked(store, who)
             following = planned(store, model, move, current, who)
             if not self._is_free(current, following, move.alias):
-                return request_store.ask(store, model, move, who)
+                return asked(store, who)
             return MadeMove(current, store.point(model, following)).document()
 
         target = f"{model}{move.target}"
@@ -80,9 +84,8 @@ class AliasMoves:
                     "no credential; send one"
                 )
             found = await self._registry.on_store(principal, "promote", model, move.alias, moved)
-            if isinstance(found, MoveRequest):
+            if REQUEST in found:
                 act.name = f"ask for {move.act}"
-                return {REQUEST: found.document("open", None)}
         return found
 
     def _is_free(self, current: Pointers | None, following: Pointers, alias: str) -> bool:

@@ -108,6 +108,7 @@ def request_message(document: dict[str, Any]) -> pb.MoveRequest:
         decided_by=decision.get("who"),
         decided_when=_moment(decision.get("when")),
         decided_why=decision.get("why"),
+        ends=document.get("ends"),
     )
 
 

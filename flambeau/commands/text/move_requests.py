@@ -87,7 +87,9 @@ def move_text(request: Mapping[str, Any]) -> str:
         text = f"{text} → {target}"
     started = move.get("rollout") or move.get("shadow") or move.get("split") or {}
     breaking = move.get("allow_breaking") or started.get("allow_breaking")
-    return f"{text}, breaking allowed" if breaking else text
+    ends = request.get("ends") or ()
+    parts = [text, *(["breaking allowed"] if breaking else [])]
+    return ", ".join([*parts, *([f"ends {' and '.join(ends)}"] if ends else [])])
 
 
 def _rollout_text(rollout: Mapping[str, Any]) -> str:
