@@ -66,7 +66,7 @@ class Pointers(StrictModel):
             aliases: version number by alias.
             who: who moves them.
             why: reason, for the history.
-            traffic: None for what the aliases leave of the traffic before.
+            traffic: None for that before, or for what a move of `production` leaves of it.
             evidence: what the move was decided by.
 
         Raises:
@@ -77,8 +77,9 @@ class Pointers(StrictModel):
                 f"the model would have {len(aliases)} aliases, over {MAX_ALIASES}; remove some"
             )
         if traffic is None:
-            before_it = before.traffic if before else Traffic()
-            traffic = before_it.beside(aliases.get(PRODUCTION))
+            traffic, live = before.traffic if before else Traffic(), aliases.get(PRODUCTION)
+            if before and before.aliases.get(PRODUCTION) != live:
+                traffic = traffic.after_move_to(live)
         return cls(
             generation=before.generation + 1 if before else 1,
             aliases=dict(aliases),
@@ -88,6 +89,24 @@ class Pointers(StrictModel):
             traffic=traffic,
             evidence=evidence,
         )
+
+    @classmethod
+    def moved(
+        cls, before: "Pointers | None", alias: str, version: int, who: str, why: str
+    ) -> "Pointers":
+        """Returns the next generation, in which an alias was pointed at a version.
+
+        A move of `production`, also to the version that it names already, ends the rollout and the
+        split, and a shadow of that version. Moves of other aliases end nothing.
+
+        Raises:
+            BadNameError: as `after`.
+        """
+        aliases = {**(before.aliases if before else {}), alias: version}
+        traffic = before.traffic if before else Traffic()
+        if alias == PRODUCTION:
+            traffic = traffic.after_move_to(version)
+        return cls.after(before, aliases, who, why, traffic)
 
     @property
     def versions(self) -> set[int]:
@@ -154,8 +173,11 @@ def unaliased(before: Mapping[str, int], pointed: Mapping[str, int]) -> set[int]
     return {version for alias, version in before.items() if alias not in pointed}
 
 
-def previous_target(history: list[Pointers], alias: str) -> int:
-    """Returns the version that an alias named before its current one.
+def rollback_target(history: list[Pointers], alias: str) -> int:
+    """Returns the version that a rollback points an alias at: that before its current one.
+
+    While a rollout or a split shares the requests of `production`, the version that it names: the
+    rollback ends them.
 
     Args:
         history: all generations, oldest first.
@@ -164,6 +186,10 @@ def previous_target(history: list[Pointers], alias: str) -> int:
     Raises:
         VersionNotFoundError: there is no such alias, or it never named another version.
     """
+    if alias == PRODUCTION and history and history[-1].traffic.shares_requests:
+        live = history[-1].aliases.get(PRODUCTION)
+        if live is not None:
+            return live
     targets = [p.aliases[alias] for p in history if alias in p.aliases]
     if history and not targets:
         hint = nearest_name(alias, history[-1].aliases)

@@ -47,7 +47,7 @@ from model_store.manifest import (
     parse_manifest,
 )
 from model_store.pipelines.parts import check_parts, naming_pipelines
-from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, previous_target
+from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, rollback_target
 from model_store.records.claim import claim_of, claim_path, refuse_claimed
 from model_store.records.tombstone import refuse_deleted
 from model_store.semver import semver_index
@@ -353,7 +353,7 @@ class ModelStore:
         expecting: Mapping[str, int | None] | None = None,
         who: str = "",
     ) -> Pointers:
-        """Points an alias at a version, as a new generation.
+        """Points an alias at a version, as a new generation; see `Pointers.moved`.
 
         Args:
             model: its name.
@@ -394,14 +394,14 @@ class ModelStore:
     def rollback(
         self, model: str, alias: str = PRODUCTION, why: str = "rollback", who: str = ""
     ) -> Pointers:
-        """Points an alias at the version it named before.
+        """Points an alias at the version it named before; see `rollback_target`.
 
         Raises:
             VersionNotFoundError: it never named another version.
             ConflictError: another writer moved a pointer concurrently; read again and retry.
         """
         history = self.history(model)
-        target = previous_target(history, alias)
+        target = rollback_target(history, alias)
         return self.point(model, self.planned(model, target, alias, why, history[-1], who))
 
     def planned(
@@ -410,9 +410,7 @@ class ModelStore:
         """Returns the generation after `current` that moves an alias; see `promote` for errors."""
         refuse_deleted(self.storage, model, version)
         self.manifest(model, version)  # the target exists and can be read
-        aliases = {**(current.aliases if current else {}), alias: version}
-        check_alias(alias)
-        return Pointers.after(current, aliases, who or this_user(), why)
+        return Pointers.moved(current, check_alias(alias), version, who or this_user(), why)
 
     def following(
         self,

@@ -24,7 +24,7 @@ from flambeau.commands.options.store import (
 )
 from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
-from flambeau.commands.remote.aliases import At, move_alias, roll_back_alias
+from flambeau.commands.remote.aliases import At, move_alias, print_move, roll_back_alias
 from flambeau.commands.remote.move_requests import approve, refuse, requests
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.model import (
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from model_store.listing import ModelListing
     from model_store.manifest import FileEntry, Manifest
-    from model_store.pointers import Pointers
     from model_store.store import ModelStore
 
 models_app = Verbs(no_args_is_help=True, help="List, inspect, verify and promote models.")
@@ -170,18 +169,21 @@ def promote(
     """Point production, or another alias, at a version; an alias that is new is created.
 
     A version for production must fit the callers of the version there, unless --allow-breaking.
+    A rollout or a split of the model ends, also if production names the version already.
     """
     if at:
         move_alias(at, token_file, model, version, alias, why, allow_breaking, as_json)
         return
-    from model_store.semver.breaking import promote_fitting
+    from model_store.approvals.asked_move import AskedMove
+    from model_store.approvals.made_move import make_move
 
     name, number = named_version(model, version, store)
-    opened = existing_store(store)
-    before = opened.pointers(name)
-    moved = promote_fitting(opened, name, number, alias, why, allow_breaking=allow_breaking)
-    _print_move(moved, name, alias, as_json)
-    _tell_if_new(name, alias, before.aliases if before else {})
+    move = AskedMove(
+        act="promote", alias=alias, version=number, allow_breaking=allow_breaking, why=why
+    )
+    made = make_move(existing_store(store), name, move)
+    print_move(name, alias, made.document(), as_json)
+    _tell_if_new(name, alias, made.before.aliases if made.before else {})
 
 
 @models_app.command()
@@ -197,12 +199,17 @@ def rollback(
 ) -> None:
     """Point production, or another alias, back at its previous version.
 
+    While a rollout or a split runs, end it: production stays, and gets all requests again.
     A second rollback returns to the version before the first one; promote goes further back.
     """
     if at:
         roll_back_alias(at, token_file, model, alias, why, as_json)
         return
-    _print_move(existing_store(store).rollback(model, alias, why), model, alias, as_json)
+    from model_store.approvals.asked_move import AskedMove
+    from model_store.approvals.made_move import make_move
+
+    move = AskedMove(act="rollback", alias=alias, why=why)
+    print_move(model, alias, make_move(existing_store(store), model, move).document(), as_json)
 
 
 models_app.command()(history)
@@ -320,14 +327,6 @@ def _print_checks(manifest: "Manifest", failures: "Mapping[str, str | None]", si
             "signature": signed,
         }
     )
-
-
-def _print_move(pointers: "Pointers", model: str, alias: str, as_json: bool) -> None:
-    if as_json:
-        print_json({"model": model, **pointers.model_dump(mode="json")})
-        return
-    version = pointers.aliases[alias]
-    typer.echo(f"{model} {alias} → {version} (generation {pointers.generation})")
 
 
 def _tell_if_new(model: str, alias: str, known: "Mapping[str, int]") -> None:

@@ -9,7 +9,7 @@ same data and, by the number of their generation, of the same pointers.
 from typing import Literal
 
 from flambeau.protocol.strict import StrictModel
-from model_store.pointers import PRODUCTION, Pointers, previous_target
+from model_store.pointers import PRODUCTION, Pointers, rollback_target
 from model_store.rollouts.amounts import share_text
 from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
 from model_store.rollouts.rollout_store import (
@@ -96,7 +96,7 @@ def planned(
         )
         return store.planned(model, move.version, move.alias, move.why, current, who)
     if move.act == "rollback":
-        target = previous_target(store.history(model), move.alias)
+        target = rollback_target(store.history(model), move.alias)
         return store.planned(model, target, move.alias, move.why, current, who)
     return _traffic_act(store, model, move)(current, who)
 

@@ -39,7 +39,7 @@ from model_store.errors import (
     UnknownRequestError,
 )
 from model_store.manifest import check_name
-from model_store.pointers import Approval, Pointers
+from model_store.pointers import PRODUCTION, Approval, Pointers
 from model_store.storage.storage import MissingFileError
 from model_store.store import ModelStore
 
@@ -186,13 +186,18 @@ def refuse(store: ModelStore, model: str, number: int, who: str, why: str = "") 
 def described(store: ModelStore, model: str, number: int) -> dict[str, Any]:
     """Describes a request, its state and its decision, for JSON.
 
+    Of an open one, `ends` is what its move would end now, such as `["split 'ab'"]`.
+
     Raises:
         UnknownRequestError: there is none of this number.
         StoreError: the store failed, or a file is damaged.
     """
     request = request_of(store.storage, check_name(model), number)
     decision = decision_of(store.storage, model, number)
-    return request.document(_state(store, request, decision), decision)
+    state = _state(store, request, decision)
+    document = request.document(state, decision)
+    ends = _ends(store, request) if state == "open" else ()
+    return {**document, "ends": list(ends)} if ends else document
 
 
 def described_all(store: ModelStore, model: str, limit: int) -> list[dict[str, Any]]:
@@ -285,6 +290,14 @@ def _decide(
             return first
         raise _decided(request, first) from None
     return decision
+
+
+def _ends(store: ModelStore, request: MoveRequest) -> tuple[str, ...]:
+    """Returns what the move of an open request would end."""
+    current = store.pointers(request.model)
+    if current is None or request.target is None or request.move.alias != PRODUCTION:
+        return ()
+    return current.traffic.ended_in(current.traffic.after_move_to(request.target))
 
 
 def _made(store: ModelStore, request: MoveRequest) -> Pointers | None:

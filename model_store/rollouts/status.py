@@ -57,6 +57,7 @@ def last_ended(
 ) -> dict[str, Any] | None:
     """Describes the last rollout, shadow or split that ended; None if there was none.
 
+    `production` is the version that it named in the generation that ended it.
     The newest `MOST_GENERATIONS` are read.
     """
     if newest is None:
@@ -74,6 +75,7 @@ def last_ended(
                 "outcome": ended[0].act,
                 "text": ended[0].text,
                 "generation": after.generation,
+                "production": _live(after),
                 "when": after.when.isoformat(),
                 "who": after.who,
                 "why": after.why,

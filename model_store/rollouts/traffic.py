@@ -186,18 +186,32 @@ class Traffic(StrictModel):
             return f"an arm of the split '{split.name}'"
         return ""
 
-    def beside(self, production: int | None) -> "Traffic":
-        """Returns what remains of it once `production` names a version.
+    def after_move_to(self, production: int | None) -> "Traffic":
+        """Returns what remains of it after a move of `production`: the shadow of another version.
 
-        A rollout ends when `production` no longer names its baseline, and a shadow when it names
-        its candidate.
+        A rollout and a split end, also if `production` names the same version as before.
         """
-        rollout, shadow = self.rollout, self.shadow
-        if rollout is not None and rollout.baseline != production:
-            rollout = None
+        shadow = self.shadow
         if shadow is not None and shadow.candidate == production:
             shadow = None
-        return Traffic(rollout=rollout, shadow=shadow, split=self.split)
+        return Traffic(shadow=shadow)
+
+    def ended_in(self, following: "Traffic") -> tuple[str, ...]:
+        """Returns the parts that the next generation no longer has, such as `split 'ab'`."""
+        kept = following.ids
+        ended = []
+        if (rollout := self.rollout) is not None and rollout.id not in kept:
+            ended.append(f"rollout of version {rollout.candidate}")
+        if (shadow := self.shadow) is not None and shadow.id not in kept:
+            ended.append(f"shadow of version {shadow.candidate}")
+        if (split := self.split) is not None and split.id not in kept:
+            ended.append(f"split '{split.name}'")
+        return tuple(ended)
+
+    @property
+    def shares_requests(self) -> bool:
+        """True while a rollout or a split has the requests that name no version."""
+        return self.rollout is not None or self.split is not None
 
     def __bool__(self) -> bool:
         return any((self.rollout, self.shadow, self.split))

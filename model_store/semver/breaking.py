@@ -1,4 +1,4 @@
-"""Versions that break callers of the version in production, and their promotion.
+"""Versions that break callers of the version in production.
 
 In: a store. Out: what breaks, in words; or an error, unless a person allows it.
 """
@@ -10,36 +10,6 @@ from model_store.pointers import PRODUCTION, Pointers
 from model_store.records.tombstone import refuse_deleted
 from model_store.semver.compatibility import what_breaks
 from model_store.store import ModelStore
-
-
-def promote_fitting(
-    store: ModelStore,
-    model: str,
-    version: int,
-    alias: str,
-    why: str = "",
-    who: str = "",
-    *,
-    allow_breaking: bool = False,
-) -> Pointers:
-    """Points an alias at a version; one for production must fit callers of the version there.
-
-    Args:
-        store: the store.
-        model: the model's name.
-        version: the version that the alias shall name.
-        alias: the alias.
-        why: reason, for the history.
-        who: who moves it; empty for the user of this process.
-        allow_breaking: True for any version.
-
-    Raises:
-        BreakingVersionError: it breaks callers of the version in production.
-        StoreError: as `ModelStore.promote`.
-    """
-    current = store.pointers(model)
-    refuse_unfitting(store, model, version, alias, current, allow_breaking=allow_breaking)
-    return store.point(model, store.planned(model, version, alias, why, current, who))
 
 
 def refuse_unfitting(

@@ -1,7 +1,8 @@
 """Moves of aliases in the registry, and requests for those that need two persons.
 
 In: calls of a `Principal`. Out: plain values for JSON; every failure is a `ServingError`. A move
-that waits for a second person is `{"request": ...}`, any other one the new pointers.
+that waits for a second person is `{"request": ...}`, any other one the new pointers, with what it
+ended.
 
 Rules: a move of an alias, or the start of what routes its requests, needs `promote` on the alias;
 so does each decision about one that was asked for. Each act is audited, with who, why and from
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 
 from model_store.approvals import request_store
 from model_store.approvals.asked_move import AskedMove, planned
-from model_store.approvals.move_request import MoveRequest, request_of
+from model_store.approvals.made_move import MadeMove, is_made, make_move, move_of
+from model_store.approvals.move_request import request_of
 from model_store.pointers import Pointers
 from model_store.store import ModelStore
 from services.access.audit import audited, refusals_audited
@@ -52,18 +54,25 @@ class AliasMoves:
             work: makes it without a second person; None for what `planned` says.
         """
         needs_two = self._registry.access.needs_two(model, move.alias)
-        is_free = move.act == "rollback" and not self._registry.access.two_person_rollback
 
-        def moved(store: ModelStore, who: str) -> Pointers | MoveRequest:
-            if needs_two and not is_free:
-                return request_store.ask(store, model, move, who)
-            if not needs_two and work is not None:
-                return work(store, who)
+        def asked(store: ModelStore, who: str) -> dict[str, Any]:
+            number = request_store.ask(store, model, move, who).number
+            return {REQUEST: request_store.described(store, model, number)}
+
+        def moved(store: ModelStore, who: str) -> dict[str, Any]:
+            if not needs_two:
+                if work is not None:
+                    return work(store, who).model_dump(mode="json")
+                return make_move(store, model, move, who).document()
             current = store.pointers(model)
+            if current is not None and is_made(current, move):
+                return MadeMove(current, current).document()
+            if move.act != "rollback":
+                return asked(store, who)
             following = planned(store, model, move, current, who)
-            if needs_two and not _is_back(current, following, move.alias):
-                return request_store.ask(store, model, move, who)
-            return store.point(model, following)
+            if not self._is_free(current, following, move.alias):
+                return asked(store, who)
+            return MadeMove(current, store.point(model, following)).document()
 
         target = f"{model}{move.target}"
         with audited(move.act, target, principal.name, principal.peer, move.why) as act:
@@ -75,10 +84,18 @@ class AliasMoves:
                     "no credential; send one"
                 )
             found = await self._registry.on_store(principal, "promote", model, move.alias, moved)
-            if isinstance(found, MoveRequest):
+            if REQUEST in found:
                 act.name = f"ask for {move.act}"
-                return {REQUEST: found.document("open", None)}
-        return found.model_dump(mode="json")
+        return found
+
+    def _is_free(self, current: Pointers | None, following: Pointers, alias: str) -> bool:
+        """Returns True for a rollback that one person makes.
+
+        It goes back to an older version, or leaves the version as it is: the end of a rollout and
+        of a split is free, too.
+        """
+        before, after = current.aliases.get(alias, 0) if current else 0, following.aliases[alias]
+        return after == before or (after < before and not self._registry.access.two_person_rollback)
 
     async def requests(
         self, principal: Principal, model: str, limit: int, encode: Encode = encoded
@@ -95,11 +112,11 @@ class AliasMoves:
     ) -> dict[str, Any]:
         """Makes the move of a request; see `request_store.approve`."""
 
-        def approve(store: ModelStore, who: str) -> Pointers:
-            return request_store.approve(store, model, number, who, why)
+        def approve(store: ModelStore, who: str) -> dict[str, Any]:
+            made = request_store.approve(store, model, number, who, why)
+            return move_of(store, model, made).document()
 
-        found = await self._decide(principal, "approve", model, number, why, approve)
-        return found.model_dump(mode="json")
+        return await self._decide(principal, "approve", model, number, why, approve)
 
     async def refuse(
         self, principal: Principal, model: str, number: int, why: str
@@ -141,9 +158,3 @@ class AliasMoves:
         with audited(f"{verb} {move.act}", f"{model}{move.target}", who, peer, why) as act:
             act.asked_by = request.who
             return await self._registry.on_store(principal, "promote", model, move.alias, work)
-
-
-def _is_back(current: Pointers | None, following: Pointers, alias: str) -> bool:
-    """Returns True if an alias goes back to an older version than its present one."""
-    before = current.aliases.get(alias, 0) if current else 0
-    return following.aliases[alias] < before

@@ -75,6 +75,7 @@ def move_message(document: dict[str, Any]) -> pb.AliasMove:
         traffic_json=_json(document.get("traffic")),
         evidence_json=_json(document.get("evidence")),
         approval=pb.MoveApproval(**document["approval"]) if document.get("approval") else None,
+        ended=document.get("ended"),
     )
 
 
@@ -107,6 +108,7 @@ def request_message(document: dict[str, Any]) -> pb.MoveRequest:
         decided_by=decision.get("who"),
         decided_when=_moment(decision.get("when")),
         decided_why=decision.get("why"),
+        ends=document.get("ends"),
     )
 
 

@@ -32,8 +32,14 @@ from model_store.errors import (
 from model_store.pointers import Pointers
 from model_store.records.deletion import delete_version
 from model_store.rollouts import transitions
-from model_store.rollouts.requests import RolloutRequest
-from model_store.rollouts.rollout_store import pause_rollout, start_rollout
+from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
+from model_store.rollouts.rollout_store import (
+    pause_rollout,
+    start_rollout,
+    start_shadow,
+    start_split,
+)
+from model_store.rollouts.traffic import Arm
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import publish_in
 
@@ -186,6 +192,20 @@ def test_a_promotion_of_a_rollout_is_asked_for_while_it_is_paused(store: ModelSt
     pause_rollout(store, "digits", "to promote it")
     approve(store, "digits", asked(store, promoting).number, BEN)
     assert live(store)[0] == 2
+
+
+def test_an_open_request_says_what_its_move_would_end(store: ModelStore) -> None:
+    arms = (Arm(version=1, share=0.5), Arm(version=2, share=0.5))
+    start_split(store, "digits", SplitRequest(name="ab", arms=arms))
+    start_shadow(store, "digits", ShadowRequest(version=2))
+    canary = asked(store, promotion(alias="canary"), EVE)
+    live_one, other = asked(store, promotion(1)), asked(store, promotion(2))
+    shown = [request_store.described(store, "digits", one.number).get("ends")
+             for one in (canary, live_one, other)]  # fmt: skip
+    assert shown == [None, ["split 'ab'"], ["shadow of version 2", "split 'ab'"]]
+    moved = approve(store, "digits", other.number, BEN)
+    assert not moved.traffic
+    assert "ends" not in request_store.described(store, "digits", other.number)
 
 
 def test_rollouts_are_asked_for_too(store: ModelStore) -> None:

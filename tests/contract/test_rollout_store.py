@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from flambeau.protocol.signature import Signature
 from model_store.approvals.asked_move import AskedMove, planned
+from model_store.approvals.made_move import MadeMove, make_move
 from model_store.errors import (
     BreakingVersionError,
     ConflictError,
@@ -36,7 +37,7 @@ from model_store.rollouts.status import rollout_status
 from model_store.rollouts.traffic import Arm, Rollout
 from model_store.rollouts.transitions import ended, promoted
 from model_store.rollouts.verdict_file import verdict_path
-from model_store.semver.breaking import broken_callers_of_production, promote_fitting
+from model_store.semver.breaking import broken_callers_of_production
 from model_store.store import ModelStore
 from services.rollouts.calls import ACTS, act_on
 from tests.fixtures.signatures import one_to_one
@@ -59,6 +60,19 @@ def store(tmp_path: Path, folder: Path) -> ModelStore:
 def rolling(store: ModelStore, version: int = 2, **wanted: object) -> Pointers:
     request = RolloutRequest.model_validate({"version": version, **wanted})
     return rollout_store.start_rollout(store, "digits", request, "ada")
+
+
+def promote(store: ModelStore, version: int, **more: object) -> MadeMove:
+    move = AskedMove.model_validate({"act": "promote", "version": version, **more})
+    return make_move(store, "digits", move, "ada")
+
+
+def roll_back(store: ModelStore, alias: str = "production") -> MadeMove:
+    return make_move(store, "digits", AskedMove(act="rollback", alias=alias, why="worse"), "ada")
+
+
+def splitting(store: ModelStore) -> Pointers:
+    return rollout_store.start_split(store, "digits", SplitRequest(name="ab", arms=ARMS))
 
 
 def publish_breaking(store: ModelStore, folder: Path, signature: Signature = OTHER) -> int:
@@ -137,6 +151,83 @@ def test_a_promotion_of_another_version_ends_a_rollout(store: ModelStore) -> Non
 
 
 @pytest.mark.parametrize(
+    ("version", "outcome", "changes"),
+    [
+        (1, "aborted", []),
+        (2, "promoted", [{"alias": "production", "from": 1, "to": 2}]),
+        (3, "ended", [{"alias": "production", "from": 1, "to": 3}]),
+    ],
+)
+def test_a_promotion_ends_the_rollout_and_says_so(
+    store: ModelStore, version: int, outcome: str, changes: list[object]
+) -> None:
+    rolling(store)
+    made = promote(store, version, why="by hand").document()
+    assert (made["generation"], made["aliases"]) == (3, {"production": version})
+    assert (made["changes"], made["ended"]) == (changes, ["rollout of version 2"])
+    assert "traffic" not in made
+    last = rollout_status(store, "digits")["last"]
+    assert (last["outcome"], last["who"], last["why"]) == (outcome, "ada", "by hand")
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_promotion_ends_the_split_and_says_so(store: ModelStore, version: int) -> None:
+    splitting(store)
+    made = promote(store, version).document()
+    assert (made["aliases"], made["ended"]) == ({"production": version}, ["split 'ab'"])
+    assert "traffic" not in made
+
+
+def test_a_promotion_of_another_alias_ends_nothing(store: ModelStore) -> None:
+    runs = rolling(store)
+    made = promote(store, 2, alias="canary")
+    assert made.pointers.traffic == runs.traffic
+    assert "ended" not in made.document()
+    again = promote(store, 2, alias="canary")
+    assert (again.pointers, again.document()["changes"]) == (made.pointers, [])
+
+
+def test_a_promotion_to_the_version_that_is_live_alone_moves_nothing(store: ModelStore) -> None:
+    rollout_store.start_shadow(store, "digits", ShadowRequest(version=2))
+    newest = store.pointers("digits")
+    again = promote(store, 1)
+    assert again.pointers == newest == store.pointers("digits")
+    assert again.document()["changes"] == []
+    assert "ended" not in again.document()
+    moved = promote(store, 2).document()
+    assert (moved["ended"], "traffic" in moved) == (["shadow of version 2"], False)
+
+
+def test_a_rollback_leads_away_from_the_candidate(store: ModelStore) -> None:
+    """Also if the candidate was in production before, and if no other version was."""
+    rolling(store)
+    only_one = roll_back(store).document()
+    assert (only_one["aliases"], only_one["ended"]) == ({"production": 1}, ["rollout of version 2"])
+    assert (only_one["changes"], only_one["why"]) == ([], "worse")
+    assert rollout_status(store, "digits")["last"]["outcome"] == "aborted"
+    with pytest.raises(VersionNotFoundError, match="has named no other version before"):
+        roll_back(store)
+    promote(store, 2)
+    promote(store, 1)
+    rolling(store)
+    assert roll_back(store).pointers.aliases == {"production": 1}
+    splitting(store)
+    ended_split = roll_back(store).document()
+    assert (ended_split["aliases"], ended_split["ended"]) == ({"production": 1}, ["split 'ab'"])
+    rolling(store)
+    assert store.rollback("digits").aliases == {"production": 1}
+    assert store.rollback("digits").aliases == {"production": 2}
+
+
+def test_a_rollback_of_another_alias_ends_nothing(store: ModelStore) -> None:
+    promote(store, 3, alias="canary")
+    promote(store, 2, alias="canary")
+    runs = rolling(store)
+    back = roll_back(store, "canary").pointers
+    assert (back.aliases["canary"], back.traffic) == (3, runs.traffic)
+
+
+@pytest.mark.parametrize(
     ("wanted", "error", "message"),
     [
         ({"version": 9}, VersionNotFoundError, "has no version 9"),
@@ -203,11 +294,11 @@ def test_a_breaking_promotion_needs_to_be_allowed(store: ModelStore, folder: Pat
     )
     assert broken_callers_of_production(store, store.manifest("digits", 2)) == ""
     with pytest.raises(BreakingVersionError, match="output 'logits' is removed"):
-        promote_fitting(store, "digits", number, "production")
-    assert promote_fitting(store, "digits", number, "canary").aliases["canary"] == number
-    moved = promote_fitting(store, "digits", number, "production", allow_breaking=True)
+        promote(store, number)
+    assert promote(store, number, alias="canary").pointers.aliases["canary"] == number
+    moved = promote(store, number, allow_breaking=True).pointers
     assert moved.aliases["production"] == number
-    assert promote_fitting(store, "digits", number, "production").aliases["production"] == number
+    assert promote(store, number).pointers == moved
 
 
 def test_shadows_and_splits_start_and_end(store: ModelStore) -> None:

@@ -14,6 +14,8 @@ import pytest
 from model_store.approvals.asked_move import AskedMove
 from model_store.approvals.request_store import ask
 from model_store.records.deletion import delete_version
+from model_store.rollouts.requests import RolloutRequest
+from model_store.rollouts.rollout_store import start_rollout
 from model_store.store import ModelStore
 from services.access.api_keys import ApiKey, add_key, digest_of, new_key
 from tests.e2e.grpc_calls import error_of
@@ -190,6 +192,9 @@ def test_a_setting_makes_rollbacks_wait_too(
     store.promote("linear", 2)
     with two_person_server(store, keys, registry_two_person_rollback=True) as server:
         registry = Registry(server, keys[1])
+        start_rollout(store, "linear", RolloutRequest(version=1))
+        ended = registry.post("ann", "linear/aliases/production/rollback").json()
+        assert (ended["ended"], production(store)) == (["rollout of version 1"], 2)
         number = registry.asked("ann", "linear/aliases/production/rollback")
         assert production(store) == 2
         assert registry.post("ben", f"linear/requests/{number}/approve").status == 200
@@ -221,8 +226,15 @@ def test_starts_are_asked_for_and_ends_are_free(
         assert registry.post("ben", f"linear/requests/{promotion}/approve").status == 200
         assert production(store) == 2
         return
-    end = {"shadow": "stop", "split": "end"}[kind]
-    assert registry.post("ann", f"linear/{kind}/{end}").status == 200
+    already = registry.post("ann", "linear/aliases/production", {"version": 1})
+    if kind == "shadow":
+        assert (already.status, already.json()["changes"]) == (200, [])
+        assert registry.post("ann", "linear/shadow/stop").status == 200
+        return
+    assert (already.status, already.json()["request"]["ends"]) == (202, ["split 'ab'"])
+    back = registry.post("ann", "linear/aliases/production/rollback")
+    assert (back.status, back.json().get("ended")) == (200, ["split 'ab'"])
+    assert (production(store), back.json()["changes"]) == (1, [])
 
 
 def test_the_controller_rolls_back_without_a_second_person(
@@ -293,6 +305,10 @@ def test_the_same_over_grpc(registry: Registry, store: ModelStore) -> None:
         assert (waits.request, waits.act, waits.alias) == (1, "promote", "production")
         assert (waits.version, waits.who, waits.why) == (2, "key:ann", "better")
         assert waits.until == one.until
+        start_rollout(store, "linear", RolloutRequest(version=2))
+        ended = stubs["ann"].Rollback(model="linear", alias="production")
+        assert (ended.generation, list(ended.ended)) == (5, ["rollout of version 2"])
+        assert (dict(ended.aliases), list(ended.changes)) == ({"production": 1}, [])
 
 
 def test_hostile_calls_are_refused_and_decide_nothing(

@@ -117,16 +117,29 @@ def test_a_rollout_from_start_to_end(
         assert reply.status == 200, reply.body
     last = at(server, key, "GET", "linear/rollout").json()["last"]
     assert (last["outcome"], last["why"]) == ("aborted", "abort")
+    for path, body, ended in (
+        ("aliases/production", {"version": 1, "why": "back"}, "rollout of version 2"),
+        ("aliases/production/rollback", {}, "split 'ab'"),
+    ):
+        kind = ended.split()[0]
+        assert at(server, key, "POST", f"linear/{kind}", STARTS[kind]).status == 200
+        moved = at(server, key, "POST", f"linear/{path}", body).json()
+        assert (moved["ended"], moved["changes"]) == ([ended], [])
+        assert moved["aliases"] == {"production": 1}
+        assert at(server, key, "GET", f"linear/{kind}").json()[kind] is None
     moves = at(server, key, "GET", "linear/history").json()["moves"]
     acts = [one["act"] for move in moves for one in move.get("traffic_changes", ())]
-    assert acts == ["aborted", "resumed", "paused", "started"]
+    assert acts == [
+        "ended", "started", "aborted", "started", "aborted", "resumed", "paused", "started",
+    ]  # fmt: skip
     done = [
-        (log["act"], log["target"], log["why"])
+        (log["act"], log["target"], log.get("why", ""))
         for log in server.logs()
         if log["logger"] == "flambeau.audit" and log["outcome"] == "done"
     ]
     assert done[0] == ("rollout start", "linear/2", "better")
-    assert done[-1] == ("rollout abort", "linear", "abort")
+    assert ("rollout abort", "linear", "abort") in done
+    assert done[-1] == ("rollback", "linear@production", "rollback")
 
 
 def test_shadows_and_splits_from_start_to_end(

@@ -1,7 +1,7 @@
-"""`flambeau models promote` and `rollback` with `--at`: at the registry of a server."""
+"""`flambeau models promote` and `rollback`: `--at` the registry of a server, and their output."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -62,6 +62,11 @@ def _post(
         moved = registry.call("POST", path_of("models", model, "aliases", *place), document)
     if tell_request(moved, registry.url, as_json):
         return
-    alias = place[0]
-    text = f"{model} {alias} → {moved['aliases'][alias]} (generation {moved['generation']})"
-    print_outcome(text, {"model": model, **moved}, as_json)
+    print_move(model, place[0], moved, as_json)
+
+
+def print_move(model: str, alias: str, moved: dict[str, Any], as_json: bool) -> None:
+    """Prints a move that was made."""
+    from flambeau.commands.text.moves import move_line
+
+    print_outcome(move_line(model, alias, moved), {"model": model, **moved}, as_json)

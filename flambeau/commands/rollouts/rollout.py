@@ -4,6 +4,7 @@ In: a store, or the registry of a server. Out: the rollout's state; its steps ar
 """
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +36,11 @@ rollout_app = Verbs(
 )
 WATCH_EVERY_S = 2.0
 """Interval of `--watch`: servers write evidence every 2 s."""
+
+
+class StillRunningError(Exception):
+    """A rollout has not ended within the time limit of `--watch`."""
+
 
 Candidate = Annotated[
     int, typer.Argument(metavar="VERSION", parser=parse_version, help="The new version.")
@@ -71,6 +77,14 @@ Guards = Annotated[
         metavar="GUARD.FIELD=VALUE",
         help="A limit, such as disagreement.limit=2% or latency.ratio=1.5, or latency=off; repeat "
         "it for each.",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="S",
+        help="Time limit of --watch in seconds; the exit code is 1 if the rollout still runs.",
     ),
 ]
 
@@ -113,7 +127,7 @@ for act, about in (
 
 
 @rollout_app.command()
-@failing_with(FAILURES)
+@failing_with({**FAILURES, StillRunningError: 1})
 def status(
     model: ModelName,
     watch: Annotated[
@@ -123,6 +137,7 @@ def status(
             help="Show it until it ends; the exit code is 0 if it was promoted, otherwise 1.",
         ),
     ] = False,
+    timeout: Timeout = None,
     store: StoreUrl = DEFAULT_STORE,
     server: OfServer = "",
     token_file: TokenFile = None,
@@ -130,11 +145,13 @@ def status(
 ) -> None:
     """Show the rollout, the evidence about each guard, and the traffic that is missing.
 
-    If none runs, show how the last one ended.
+    If none runs, show how the last one ended. Without traffic, a rollout does not end by itself.
     """
+    if timeout is not None and not watch:
+        raise typer.BadParameter("--timeout limits --watch; give both")
     with traffic_place(store, server, token_file) as place:
         if watch:
-            _watch(place, model, as_json)
+            _watch(place, model, as_json, timeout)
             return
         document = place.show(model, "rollout")
     print_outcome("\n".join(status_lines(document)), document, as_json)
@@ -156,32 +173,58 @@ def report(
     print_outcome("\n".join(lines), {"rollout": rollout, "split": split}, as_json)
 
 
-def _watch(place: TrafficPlace, model: str, as_json: bool) -> None:
-    """Shows the rollout until it has ended; on a terminal in place, otherwise what changes."""
+def _watch(place: TrafficPlace, model: str, as_json: bool, timeout_s: float | None) -> None:
+    """Shows the rollout until it has ended; on a terminal in place, otherwise what changes.
+
+    Raises:
+        StillRunningError: it has not ended within the time limit.
+    """
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    document = place.show(model, "rollout")
     console = Console()
+    document: dict[str, Any] = {}
     if as_json or not console.is_terminal:
         shown: Any = None
-        while document["rollout"] is not None:
-            if (now := _changing(document)) != shown:
+        for document in _documents(place, model, timeout_s):
+            if document["rollout"] is not None and (now := _changing(document)) != shown:
                 shown = now
                 _print(document, as_json)
-            time.sleep(WATCH_EVERY_S)
-            document = place.show(model, "rollout")
     else:
         with Live(console=console, auto_refresh=False) as live:
-            while document["rollout"] is not None:
-                live.update(Text("\n".join(status_lines(document))), refresh=True)
-                time.sleep(WATCH_EVERY_S)
-                document = place.show(model, "rollout")
+            for document in _documents(place, model, timeout_s):
+                if document["rollout"] is not None:
+                    live.update(Text("\n".join(status_lines(document))), refresh=True)
     _print(document, as_json)
     last = document["last"]
     if last is None or last["outcome"] != "promoted":
         raise typer.Exit(1)
+
+
+def _documents(
+    place: TrafficPlace, model: str, timeout_s: float | None
+) -> Iterator[dict[str, Any]]:
+    """Yields the status every `WATCH_EVERY_S`; the last one is of a rollout that has ended.
+
+    Raises:
+        StillRunningError: it has not ended after `timeout_s`.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        document = place.show(model, "rollout")
+        yield document
+        rollout = document["rollout"]
+        if rollout is None:
+            return
+        left_s = WATCH_EVERY_S if deadline is None else deadline - time.monotonic()
+        if left_s <= 0:
+            raise StillRunningError(
+                f"the rollout of version {rollout['candidate']} has not ended within "
+                f"{timeout_s:g} s, and goes on; watch it again, give a longer --timeout, or abort "
+                "it (flambeau rollout abort)"
+            )
+        time.sleep(min(left_s, WATCH_EVERY_S))
 
 
 def _print(document: dict[str, Any], as_json: bool) -> None:

@@ -43,3 +43,10 @@ add_report(
     "Show requests, errors, latencies and outputs of each version, and the effects.",
     split_lines,
 )
+add_report(
+    split_app,
+    "split",
+    "status",
+    "Show the split that runs, or the last one: the same as report.",
+    split_lines,
+)

@@ -6,7 +6,7 @@ In: documents of `model_store.approvals.move_request`, from a server. Out: lines
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flambeau.commands.text.moves import printable, time_text
+from flambeau.commands.text.moves import ended_text, printable, time_text
 from flambeau.commands.text.tables import columns
 from model_store.rollouts.amounts import duration_text, share_text
 
@@ -61,7 +61,7 @@ def approved_line(model: str, moved: Mapping[str, Any]) -> str:
     named = [f"{alias} → {version}" for alias, version in sorted(moved["aliases"].items())]
     return printable(
         f"{model} {', '.join([*named, *traffic])} (generation {moved['generation']}), as "
-        f"{moved['who']} asked"
+        f"{moved['who']} asked{ended_text(moved)}"
     )
 
 
@@ -87,7 +87,9 @@ def move_text(request: Mapping[str, Any]) -> str:
         text = f"{text} → {target}"
     started = move.get("rollout") or move.get("shadow") or move.get("split") or {}
     breaking = move.get("allow_breaking") or started.get("allow_breaking")
-    return f"{text}, breaking allowed" if breaking else text
+    ends = request.get("ends") or ()
+    parts = [text, *(["breaking allowed"] if breaking else [])]
+    return ", ".join([*parts, *([f"ends {' and '.join(ends)}"] if ends else [])])
 
 
 def _rollout_text(rollout: Mapping[str, Any]) -> str:

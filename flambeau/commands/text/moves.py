@@ -1,6 +1,7 @@
-"""Formats the moves of aliases for `flambeau models history`.
+"""Formats moves of aliases, and the history of them.
 
-In: documents of `model_store.records.moves`, from a store or a server. Out: lines.
+In: documents of `model_store.records.moves` and `approvals.made_move`, from a store or a server.
+Out: lines.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,31 @@ from model_store.rollouts.finding_text import finding_text
 
 INDENT = "            "
 """Space before what a move was decided by, as wide as the column of generations."""
+
+
+def move_line(model: str, alias: str, moved: Mapping[str, Any]) -> str:
+    """Describes a move of an alias, and what it ended.
+
+    Args:
+        model: the model's name.
+        alias: the alias.
+        moved: the new pointers, with `changes` and `ended`; older servers send neither.
+
+    Raises:
+        KeyError, TypeError: the document is none of a move.
+    """
+    version, ended = moved["aliases"][alias], moved.get("ended") or ()
+    named = f"→ {version}"
+    if moved.get("changes") == []:
+        named = f"stays at {version}" if ended else f"names {version} already"
+    line = f"{model} {alias} {named} (generation {moved['generation']})"
+    return printable(f"{line}{ended_text(moved)}")
+
+
+def ended_text(moved: Mapping[str, Any]) -> str:
+    """Returns what a move ended, to follow its line; empty for nothing."""
+    ended = moved.get("ended") or ()
+    return f", ends {' and '.join(ended)}" if ended else ""
 
 
 def move_lines(moves: Sequence[Mapping[str, Any]]) -> list[str]:

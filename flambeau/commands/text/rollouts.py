@@ -76,9 +76,12 @@ def ended_line(document: Mapping[str, Any]) -> str:
     if last is None:
         return f"no version of {printable(document['model'])} is being rolled out"
     why = f": {last['why']}" if last["why"] else ""
+    then = f"generation {last['generation']}"
+    if "production" in last:  # older servers do not say it
+        then = f"production → {last['production']}, {then}"
     return printable(
         f"{document['model']}: {last['text']} at {time_text(last['when'])} by {last['who']}{why} "
-        f"(production → {document['production']}, generation {last['generation']})"
+        f"({then})"
     )
 
 
@@ -92,9 +95,10 @@ def shadow_lines(document: Mapping[str, Any]) -> list[str]:
     if shadow is None and last is None:
         return [f"no version of {printable(document['model'])} is a shadow"]
     shown = shadow or last
+    beside = f", beside {document['production']} in production" if shadow else ""
     rows = [
         [document["model"], "shadow" if shadow else f"shadow, ended {time_text(last['when'])}"],
-        ["candidate", f"{shown['candidate']}, beside {document['production']} in production"],
+        ["candidate", f"{shown['candidate']}{beside}"],
         ["sample", share_text(shown["sample"])],
         ["started", time_text(shown["started"])],
     ]
@@ -186,7 +190,9 @@ def _verdict_lines(document: Mapping[str, Any]) -> list[str]:
     if verdict.get("next_why"):
         lines.append(f"next: {verdict['next_why']}")
     if verdict["more_requests"]:
-        lines.append(f"about {verdict['more_requests']:,} more requests until a promotion")
+        is_promoted = document["rollout"]["steps"][-1] == 1
+        end = "a promotion" if is_promoted else "every guard is proven to be kept"
+        lines.append(f"about {verdict['more_requests']:,} more requests until {end}")
     rows = [["GUARD", "STATE", "EVIDENCE"]]
     rows += [[one["guard"], one["state"], one["text"]] for one in verdict["findings"]]
     return [*lines, *(columns(rows) if len(rows) > 1 else [])]

@@ -184,7 +184,7 @@ class AliasChange(_message.Message):
     def __init__(self, alias: _Optional[str] = ..., before: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
 
 class AliasMove(_message.Message):
-    __slots__ = ("generation", "aliases", "who", "when", "why", "changes", "traffic_json", "evidence_json", "approval", "request")
+    __slots__ = ("generation", "aliases", "who", "when", "why", "changes", "traffic_json", "evidence_json", "approval", "request", "ended")
     class AliasesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class AliasMove(_message.Message):
     EVIDENCE_JSON_FIELD_NUMBER: _ClassVar[int]
     APPROVAL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     aliases: _containers.ScalarMap[str, int]
     who: str
@@ -212,7 +213,8 @@ class AliasMove(_message.Message):
     evidence_json: str
     approval: MoveApproval
     request: MoveRequest
-    def __init__(self, generation: _Optional[int] = ..., aliases: _Optional[_Mapping[str, int]] = ..., who: _Optional[str] = ..., when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ..., traffic_json: _Optional[str] = ..., evidence_json: _Optional[str] = ..., approval: _Optional[_Union[MoveApproval, _Mapping]] = ..., request: _Optional[_Union[MoveRequest, _Mapping]] = ...) -> None: ...
+    ended: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., aliases: _Optional[_Mapping[str, int]] = ..., who: _Optional[str] = ..., when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AliasChange, _Mapping]]] = ..., traffic_json: _Optional[str] = ..., evidence_json: _Optional[str] = ..., approval: _Optional[_Union[MoveApproval, _Mapping]] = ..., request: _Optional[_Union[MoveRequest, _Mapping]] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MoveApproval(_message.Message):
     __slots__ = ("request", "by", "why")
@@ -225,7 +227,7 @@ class MoveApproval(_message.Message):
     def __init__(self, request: _Optional[int] = ..., by: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
-    __slots__ = ("number", "model", "act", "alias", "version", "move_json", "who", "when", "why", "until", "generation", "state", "decided_by", "decided_when", "decided_why", "error")
+    __slots__ = ("number", "model", "act", "alias", "version", "move_json", "who", "when", "why", "until", "generation", "state", "decided_by", "decided_when", "decided_why", "error", "ends")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[MoveRequest.State]
@@ -260,6 +262,7 @@ class MoveRequest(_message.Message):
     DECIDED_WHEN_FIELD_NUMBER: _ClassVar[int]
     DECIDED_WHY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     number: int
     model: str
     act: str
@@ -276,7 +279,8 @@ class MoveRequest(_message.Message):
     decided_when: _timestamp_pb2.Timestamp
     decided_why: str
     error: str
-    def __init__(self, number: _Optional[int] = ..., model: _Optional[str] = ..., act: _Optional[str] = ..., alias: _Optional[str] = ..., version: _Optional[int] = ..., move_json: _Optional[str] = ..., who: _Optional[str] = ..., when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[MoveRequest.State, str]] = ..., decided_by: _Optional[str] = ..., decided_when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decided_why: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    ends: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., model: _Optional[str] = ..., act: _Optional[str] = ..., alias: _Optional[str] = ..., version: _Optional[int] = ..., move_json: _Optional[str] = ..., who: _Optional[str] = ..., when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[MoveRequest.State, str]] = ..., decided_by: _Optional[str] = ..., decided_when: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decided_why: _Optional[str] = ..., error: _Optional[str] = ..., ends: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListMoveRequestsRequest(_message.Message):
     __slots__ = ("model", "limit")

@@ -39,3 +39,11 @@ def test_a_move_says_which_version_moves_and_what_a_rollout_risks(
     move: AskedMove, target: int | None, text: str
 ) -> None:
     assert move_text(request_of(move, target)) == text
+
+
+def test_a_move_says_what_it_would_end() -> None:
+    move = AskedMove(act="promote", version=4, allow_breaking=True)
+    request = {**request_of(move, 4), "ends": ["shadow of version 4", "split 'ab'"]}
+    assert move_text(request) == (
+        "production → 4, breaking allowed, ends shadow of version 4 and split 'ab'"
+    )

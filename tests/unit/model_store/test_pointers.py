@@ -6,7 +6,10 @@ from datetime import UTC, datetime
 import pytest
 
 from model_store.errors import BadNameError, ManifestError, VersionNotFoundError
-from model_store.pointers import Pointers, check_alias, parse_pointers, previous_target
+from model_store.pointers import Pointers, check_alias, parse_pointers, rollback_target
+from model_store.rollouts.traffic import Arm, Rollout, Split, Traffic
+
+ARMS = (Arm(version=1, share=0.5), Arm(version=2, share=0.5))
 
 
 def generation(number: int, **aliases: int) -> Pointers:
@@ -68,7 +71,34 @@ def test_a_broken_file_is_named(text: str, message: str) -> None:
     [((1, 2), 1), ((1, 2, 3), 2), ((1, 2, 2), 1), ((1, 2, 1), 2), ((2, 5, 1, 1), 5)],
 )
 def test_rollback_goes_to_the_last_other_target(targets: tuple[int, ...], previous: int) -> None:
-    assert previous_target(history(*targets), "production") == previous
+    assert rollback_target(history(*targets), "production") == previous
+
+
+@pytest.mark.parametrize("targets", [(1,), (1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    "running",
+    [
+        Traffic(rollout=Rollout(candidate=2, baseline=1, steps=(0.1, 1))),
+        Traffic(
+            split=Split(name="ab", arms=(Arm(version=1, share=0.5), Arm(version=2, share=0.5)))
+        ),
+    ],
+    ids=["rollout", "split"],
+)
+def test_rollback_ends_what_shares_the_requests_and_stays(
+    targets: tuple[int, ...], running: Traffic
+) -> None:
+    moves = history(*targets)
+    moves.append(Pointers.after(moves[-1], {"production": 1, "canary": 2}, "ada", "", running))
+    assert rollback_target(moves, "production") == 1
+    over = Pointers.moved(moves[-1], "production", 1, "ada", "")
+    if targets == (1,):
+        with pytest.raises(VersionNotFoundError, match="has named no other version before"):
+            rollback_target([*moves, over], "production")
+    else:
+        assert rollback_target([*moves, over], "production") == 2
+    with pytest.raises(VersionNotFoundError, match="alias 'canary' has named no other version"):
+        rollback_target(moves, "canary")
 
 
 def test_other_aliases_do_not_count() -> None:
@@ -78,14 +108,14 @@ def test_other_aliases_do_not_count() -> None:
         generation(3, canary=8, production=2),
         generation(4, canary=7, production=2),
     ]
-    assert previous_target(moves, "production") == 1
-    assert previous_target(moves, "canary") == 8
+    assert rollback_target(moves, "production") == 1
+    assert rollback_target(moves, "canary") == 8
 
 
 @pytest.mark.parametrize("moves", [[], history(1), history(1, 1)])
 def test_nothing_to_roll_back_to(moves: list[Pointers]) -> None:
     with pytest.raises(VersionNotFoundError, match="alias 'production' has named no other version"):
-        previous_target(moves, "production")
+        rollback_target(moves, "production")
 
 
 def test_an_alias_that_is_not_there_is_named() -> None:
@@ -93,6 +123,6 @@ def test_an_alias_that_is_not_there_is_named() -> None:
     with pytest.raises(
         VersionNotFoundError, match=r"no alias 'production' \(known: canary\); noth"
     ):
-        previous_target(moves, "production")
+        rollback_target(moves, "production")
     with pytest.raises(VersionNotFoundError, match=r"no alias 'canry' \(did you mean 'canary'\?\)"):
-        previous_target(moves, "canry")
+        rollback_target(moves, "canry")

@@ -5,7 +5,15 @@ import pytest
 from model_store.errors import RolloutError
 from model_store.pointers import PRODUCTION, Pointers, parse_pointers
 from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split, Traffic
-from model_store.rollouts.transitions import advanced, begun, ended, paused, promoted, resumed
+from model_store.rollouts.transitions import (
+    advanced,
+    begun,
+    ended,
+    paused,
+    promoted,
+    resumed,
+    split_begun,
+)
 
 LIVE = Pointers.after(None, {PRODUCTION: 1}, "ada", "first")
 
@@ -90,16 +98,44 @@ def test_a_last_step_below_all_requests_waits_for_somebody() -> None:
         advanced(rolling(steps=(0.1,)), "", "controller", "")
 
 
-def test_moving_production_ends_its_rollout_and_the_shadow_of_that_version() -> None:
+def splitting() -> Pointers:
+    split = Split(name="ab", arms=(Arm(version=1, share=0.5), Arm(version=2, share=0.5)))
+    return split_begun(LIVE, split, "ada", "")
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("before", "ended"), [(rolling(), "rollout of version 2"), (splitting(), "split 'ab'")]
+)
+def test_a_move_of_production_ends_a_rollout_and_a_split(
+    before: Pointers, ended: str, version: int
+) -> None:
+    """Also a move to the version that it names already."""
+    moved = Pointers.moved(before, PRODUCTION, version, "ada", "")
+    assert (moved.aliases, bool(moved.traffic)) == ({PRODUCTION: version}, False)
+    assert before.traffic.ended_in(moved.traffic) == (ended,)
+    assert LIVE.traffic.ended_in(before.traffic) == ()
+
+
+def test_a_move_of_another_alias_ends_nothing() -> None:
+    for before in (rolling(), splitting()):
+        moved = Pointers.moved(before, "canary", 2, "ada", "")
+        assert moved.traffic == before.traffic
+        assert Pointers.after(moved, {PRODUCTION: 1}, "ada", "").traffic == before.traffic
+        assert not Pointers.after(moved, {PRODUCTION: 3}, "ada", "").traffic
+        assert not Pointers.after(moved, {}, "ada", "").traffic
+
+
+def test_a_move_of_production_ends_the_shadow_of_that_version_alone() -> None:
     shadowed = Pointers.after(
         LIVE, LIVE.aliases, "ada", "", Traffic(shadow=Shadow(candidate=2, sample=0.1))
     )
     assert shadowed.versions == {1, 2}
-    assert Pointers.after(shadowed, {PRODUCTION: 3}, "ada", "").traffic.shadow is not None
-    assert not Pointers.after(shadowed, {PRODUCTION: 2}, "ada", "").traffic
-    moved = Pointers.after(rolling(), {PRODUCTION: 1, "old": 1}, "ada", "")
-    assert moved.traffic.rollout is not None
-    assert not Pointers.after(moved, {PRODUCTION: 3}, "ada", "").traffic
+    for version in (1, 3):
+        kept = Pointers.moved(shadowed, PRODUCTION, version, "ada", "")
+        assert kept.traffic == shadowed.traffic
+    moved = Pointers.moved(shadowed, PRODUCTION, 2, "ada", "")
+    assert shadowed.traffic.ended_in(moved.traffic) == ("shadow of version 2",)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def alias_schemas() -> dict[str, Any]:
             target=_NUMBER,
             state={**_TEXT, "enum": [*_STATES]},
             decision={"type": ["object", "null"]},
+            ends={"type": "array", "items": _TEXT},
             error=_TEXT,
         ),
     }

@@ -286,6 +286,7 @@ def _act_schemas(
             generation=_COUNT,
             aliases=numbers,
             changes={"type": "array", "items": change},
+            ended={"type": "array", "items": _TEXT},
             traffic={"type": "object"},
             traffic_changes=array_of("RegistryTrafficChange"),
             evidence={"type": "object"},
