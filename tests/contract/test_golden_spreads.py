@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from flambeau.commands.text.rollouts import shadow_lines, status_lines
 from flambeau.protocol.signature import Signature, TensorSpec
 from flambeau.protocol.tensors import Array, object_array
 from model_store.errors import StoreError
@@ -14,12 +15,14 @@ from model_store.golden import GoldenRows
 from model_store.manifest import Golden
 from model_store.rollouts import rollout_store
 from model_store.rollouts.requests import RolloutRequest, ShadowRequest
+from model_store.rollouts.status import rollout_status
 from model_store.rollouts.traffic import MAX_SPREADS, Rollout
 from model_store.store import ModelStore
 from services.gateway.traffic.answer_comparison import compared, task_of
 from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.evidence.judge import judge
 from services.rollouts.evidence.verdict import Verdict
+from services.rollouts.reports import shadow_report
 from tests.fixtures.signatures import one_to_one
 from tests.fixtures.store_versions import draft_in, entry_in
 
@@ -72,6 +75,8 @@ def test_regressor_with_the_wrong_sign_is_rolled_back(store: ModelStore, folder:
     publish(store, folder, KELVIN, {"y": TEMPERATURES})
     rollout = started(store)
     assert rollout.spreads == {"y": pytest.approx(SPREAD)}
+    shown = [line.split() for line in status_lines(rollout_status(store, "m"))]
+    assert ["spread", "y", f"{SPREAD:.4g}"] in shown
     assert rollout.guards.disagreement is not None
     assert rollout.guards.disagreement.limit == 0.01
     wrong = judged(rollout, 290 - 5 * F)
@@ -93,6 +98,7 @@ def test_shadow_has_the_spreads_of_the_live_version(store: ModelStore, folder: P
     moved = rollout_store.start_shadow(store, "m", ShadowRequest(version=2))
     assert moved.traffic.shadow is not None
     assert moved.traffic.shadow.spreads == {"y": pytest.approx(SPREAD)}
+    assert f"y {SPREAD:.4g}" in "\n".join(shadow_lines(shadow_report(store, "m")))
 
 
 @pytest.mark.parametrize(
