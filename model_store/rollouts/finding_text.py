@@ -4,7 +4,7 @@ In: a finding as plain values, as `Verdict.as_plain` gives it; any figure may be
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _UNKNOWN = "?"
@@ -17,9 +17,23 @@ def finding_text(finding: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, [figures, _evidence(finding)]))
 
 
-def figures_text(guard: str, figures: Mapping[str, Any]) -> str:
-    """Describes the estimates of a guard, and their intervals; empty without any."""
+def figures_text(guard: str, figures: Mapping[str, Any], labels: Sequence[str] = ()) -> str:
+    """Describes the estimates of a guard, and their intervals; empty without any.
+
+    Args:
+        guard: its name.
+        figures: its figures.
+        labels: names of the classes, as far as they are known.
+    """
+    if guard == "outputs":
+        return _outputs(figures, labels)
     return "; ".join(_FIGURES[guard](figures)) if guard in _FIGURES else ""
+
+
+def named_figures_text(guard: str, figures: Mapping[str, Any], labels: Sequence[str] = ()) -> str:
+    """Describes the estimates of a guard behind its name, as `figures_text` does."""
+    text = figures_text(guard, figures, labels)
+    return f"{_NAMES.get(guard, guard)}: {text}" if text else ""
 
 
 def _evidence(finding: Mapping[str, Any]) -> str:
@@ -72,13 +86,18 @@ def _latency(figures: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def _outputs(figures: Mapping[str, Any]) -> list[str]:
+def _outputs(figures: Mapping[str, Any], labels: Sequence[str]) -> str:
     if figures.get("difference") is None:
-        return []
+        return ""
     place = figures.get("class")
-    what = "mean score" if place is None else f"share of class {place:.0f}"
+    what = "mean score" if place is None else f"share of {_class_text(int(place), labels)}"
     low, high = _points(figures.get("difference_low")), _points(figures.get("difference_high"))
-    return [f"{what} {_points(figures['difference'])} points ({low} to {high})"]
+    most = "" if place is None else ", the largest difference of all classes"
+    return f"{what} {_points(figures['difference'])} points ({low} to {high}){most}"
+
+
+def _class_text(place: int, labels: Sequence[str]) -> str:
+    return f"class '{labels[place]}'" if 0 <= place < len(labels) else f"class {place}"
 
 
 _FIGURES = {
@@ -86,8 +105,8 @@ _FIGURES = {
     "nan": _rates,
     "disagreement": _disagreement,
     "latency": _latency,
-    "outputs": _outputs,
 }
+_NAMES = {"nan": "NaN"}
 
 
 def _e_value(logarithm: float | None) -> str:

@@ -23,6 +23,7 @@ from model_store.manifest import Manifest, check_name
 from model_store.pointers import PRODUCTION, Pointers
 from model_store.records.tombstone import refuse_deleted
 from model_store.rollouts import transitions
+from model_store.rollouts.golden_spreads import golden_spreads
 from model_store.rollouts.guard_choice import chosen_guards
 from model_store.rollouts.repeated_move import move_repeatedly
 from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
@@ -70,6 +71,8 @@ def rollout_start(
             )
         baseline = store.manifest(model, named)
         _refuse_breaking(baseline, [candidate], allowed=wanted.allow_breaking)
+        guards = chosen_guards(baseline, candidate, wanted.mirrored, wanted.risk, wanted.guards)
+        is_of_numbers = guards.disagreement is not None and guards.outputs is None
         rollout = _parsed(
             Rollout,
             candidate=wanted.version,
@@ -78,9 +81,8 @@ def rollout_start(
             every_s=wanted.every_s,
             sticky=wanted.sticky,
             mirrored=wanted.mirrored,
-            guards=chosen_guards(
-                baseline, candidate, wanted.mirrored, wanted.risk, wanted.guards
-            ).model_dump(),
+            guards=guards.model_dump(),
+            spreads=_spreads(store, baseline) if is_of_numbers else {},
         )
         return transitions.begun(current, rollout, by, wanted.why)
 
@@ -164,7 +166,13 @@ def shadow_start(store: ModelStore, model: str, wanted: ShadowRequest) -> Act:
         candidate = _version(store, model, wanted.version)
         live = store.manifest(model, transitions.live_version(current))
         _refuse_breaking(live, [candidate], allowed=wanted.allow_breaking)
-        shadow = _parsed(Shadow, candidate=wanted.version, sample=wanted.sample, keep=wanted.keep)
+        shadow = _parsed(
+            Shadow,
+            candidate=wanted.version,
+            sample=wanted.sample,
+            keep=wanted.keep,
+            spreads=_spreads(store, live),
+        )
         return transitions.shadow_begun(current, shadow, by, wanted.why)
 
     return begin
@@ -225,6 +233,11 @@ def _version(store: ModelStore, model: str, version: int) -> Manifest:
 def _refuse_breaking(live: Manifest, versions: Iterable[Manifest], *, allowed: bool) -> None:
     for version in () if allowed else versions:
         refuse_breaking(live, version)
+
+
+def _spreads(store: ModelStore, live: Manifest) -> dict[str, float]:
+    """Returns the spreads of a version's golden answers; none for a version with classes."""
+    return {} if live.signature.labels else golden_spreads(store, live)
 
 
 def _some(current: Pointers | None) -> Pointers:

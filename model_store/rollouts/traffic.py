@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flambeau.protocol.strict import StrictModel
+from flambeau.protocol.tensor_spec import TensorName
 from model_store.rollouts.guards import Guards
 
 MAX_STEPS = 32
@@ -21,11 +22,20 @@ MAX_EVERY_S = 30 * 86_400
 MAX_ARMS = 8
 MAX_KEPT_PAIRS = 100
 """Most pairs of different answers that a shadow keeps."""
+MAX_SPREADS = 16
+"""Outputs with a spread: with the longest names, they fit into the file of the pointers."""
 STICKY = re.compile(r"(header|parameter):[A-Za-z0-9_-]{1,64}")
 """Source of a request's key: an HTTP header or gRPC metadata entry, or a request parameter."""
 
 Version = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Spread = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Omitted from JSON if empty, so that older servers read such pointers.
+Spreads = Annotated[
+    dict[TensorName, Spread],
+    Field(max_length=MAX_SPREADS, exclude_if=lambda spreads: not spreads),
+]
+"""Spreads by output; see `golden_spreads.py`."""
 
 
 def new_id() -> str:
@@ -82,6 +92,8 @@ class Rollout(_Routed):
     mirrored: float = Field(default=0.1, ge=0, le=1)
     """Share of the baseline's requests that are repeated at the candidate, to compare answers."""
     guards: Guards = Guards()
+    spreads: Spreads = Field(default={})
+    """Those of the baseline's golden answers: the scale of the disagreement of numbers."""
     step: int = Field(default=0, ge=0)
     """Place in `steps`."""
     step_began: When = Field(default_factory=_now)
@@ -115,6 +127,8 @@ class Shadow(StrictModel):
     """Share of the live version's requests."""
     keep: int = Field(default=20, ge=0, le=MAX_KEPT_PAIRS)
     """Pairs that differ the most, with their inputs, to look at."""
+    spreads: Spreads = Field(default={})
+    """Those of the golden answers of the version that was live when it began."""
     started: When = Field(default_factory=_now)
 
 

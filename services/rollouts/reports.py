@@ -4,10 +4,12 @@ In: a store and a model. Out: the documents of `model_store.rollouts.status`, wi
 counted.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from model_store.rollouts.finding_text import figures_text
-from model_store.rollouts.guard_choice import output_guard
+from model_store.manifest import Manifest
+from model_store.rollouts.finding_text import named_figures_text
+from model_store.rollouts.guard_choice import class_output, output_guard
 from model_store.rollouts.guards import Guards
 from model_store.rollouts.status import last_ended, shadow_status, split_status
 from model_store.rollouts.traffic import Split
@@ -57,7 +59,8 @@ def split_report(store: ModelStore, model: str) -> dict[str, Any]:
         return document
     split = Split.model_validate({name: shown[name] for name in Split.model_fields})
     found = split_evidence(store.storage, model, split)
-    guards = Guards(outputs=output_guard(store.manifest(model, split.arms[0].version)))
+    base_version = store.manifest(model, split.arms[0].version)
+    guards, labels = Guards(outputs=output_guard(base_version)), _labels(base_version)
     compared = {version: _compared(one.total, guards) for version, one in found.items()}
     base = next((one for one in compared.values() if one), {})
     first = split.arms[0]
@@ -69,7 +72,10 @@ def split_report(store: ModelStore, model: str) -> dict[str, Any]:
                 "share": arm.share,
                 "figures": _own(compared[arm.version], "candidate"),
                 "effects": compared[arm.version],
-                "text": [figures_text(name, one) for name, one in compared[arm.version].items()],
+                "text": [
+                    named_figures_text(name, one, labels)
+                    for name, one in compared[arm.version].items()
+                ],
             }
             for arm in split.arms[1:]
         ),
@@ -77,6 +83,12 @@ def split_report(store: ModelStore, model: str) -> dict[str, Any]:
     left_out = {path: why for one in found.values() for path, why in one.left_out.items()}
     document["note"] = _note(bool(base), left_out)
     return document
+
+
+def _labels(version: Manifest) -> Sequence[str]:
+    """Returns the names of the classes that are counted; empty if there are none."""
+    found = class_output(version)
+    return version.signature.labels.get(found[0], ()) if found else ()
 
 
 def _compared(evidence: Evidence, guards: Guards) -> dict[str, dict[str, float | None]]:

@@ -34,7 +34,7 @@ from model_store.rollouts.requests import (
     SplitRequest,
 )
 from model_store.rollouts.status import rollout_status
-from model_store.rollouts.traffic import Arm, Rollout
+from model_store.rollouts.traffic import MAX_SPREADS, Arm, Rollout
 from model_store.rollouts.transitions import ended, promoted
 from model_store.rollouts.verdict_file import verdict_path
 from model_store.semver.breaking import broken_callers_of_production
@@ -415,10 +415,18 @@ def test_a_damaged_verdict_is_told_beside_the_rest(store: ModelStore, data: byte
     assert found["rollout"] is not None
 
 
-@given(st.lists(st.floats(0, 1, exclude_min=True), min_size=1, max_size=6, unique=True))
-def test_any_ascending_shares_make_a_rollout(shares: list[float]) -> None:
+@given(
+    st.lists(st.floats(0, 1, exclude_min=True), min_size=1, max_size=6, unique=True),
+    st.dictionaries(
+        st.text(min_size=1, max_size=9), st.floats(0, exclude_min=True, allow_infinity=False),
+        max_size=MAX_SPREADS,
+    ),
+)  # fmt: skip
+def test_any_ascending_shares_make_a_rollout(
+    shares: list[float], spreads: dict[str, float]
+) -> None:
     steps = sorted(shares)
     if steps[0] == 1:
         steps = [0.5, 1.0]
-    rollout = Rollout(candidate=2, baseline=1, steps=tuple(steps))
+    rollout = Rollout(candidate=2, baseline=1, steps=tuple(steps), spreads=spreads)
     assert Rollout.model_validate_json(rollout.model_dump_json()) == rollout

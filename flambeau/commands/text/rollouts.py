@@ -52,6 +52,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     ]
     if rollout["sticky"]:
         rows.append(["sticky", rollout["sticky"]])
+    rows += _spread_rows(rollout)
     lines = columns([[document["model"], "rollout"], *rows])
     return [printable(line) for line in [*lines, *_verdict_lines(document)]]
 
@@ -101,6 +102,7 @@ def shadow_lines(document: Mapping[str, Any]) -> list[str]:
         ["candidate", f"{shown['candidate']}{beside}"],
         ["sample", share_text(shown["sample"])],
         ["started", time_text(shown["started"])],
+        *_spread_rows(shown),
     ]
     if figures is not None:
         rows += _shadow_rows(figures)
@@ -108,6 +110,13 @@ def shadow_lines(document: Mapping[str, Any]) -> list[str]:
     if figures is not None and figures["worst"]:
         lines += ["", *columns(_pair_rows(figures["worst"]))]
     return [printable(line) for line in lines]
+
+
+def _spread_rows(shown: Mapping[str, Any]) -> list[list[str]]:
+    spreads = shown.get("spreads")  # unknown to an older server
+    if not spreads:
+        return []
+    return [["spread", ", ".join(f"{name} {spread:.4g}" for name, spread in spreads.items())]]
 
 
 def _shadow_rows(figures: Mapping[str, Any]) -> list[list[str]]:

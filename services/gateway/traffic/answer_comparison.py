@@ -3,8 +3,11 @@
 By the task:
 - *classes*: rows whose largest element is at another place differ;
 - *scores*: numbers between 0 and 1 disagree by their difference;
-- other numbers: a row disagrees by the distance of both answers, divided by the sum of their
-  lengths: 0 if they are equal, 1 if they have opposite signs or one is 0;
+- other numbers: a row disagrees by d / (d + 2 s), where d is the distance of both answers and s
+  the spread of the live version's golden answers (`model_store/rollouts/golden_spreads.py`): 0 if
+  they are equal, 1 % if they are 2 % of the spread apart, a half if they are twice the spread
+  apart. Where the spread is not known, it disagrees by d, divided by the sum of the lengths of
+  both: 1 if they have opposite signs or one is 0;
 - whole numbers, booleans and BYTES: elements that are not equal differ.
 
 An answer's disagreement is the mean over its rows, and the largest of its outputs; if outputs of
@@ -13,6 +16,7 @@ classes or scores are known, these alone count. Another name or shape, or a NaN 
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +47,8 @@ class Task(NamedTuple):
     """Number of classes."""
     named: frozenset[str] = frozenset()
     """Outputs that have names of classes."""
+    spreads: Mapping[str, float] = MappingProxyType({})
+    """Spreads of outputs of numbers, as far as they are known."""
 
 
 class Judged(NamedTuple):
@@ -56,12 +62,12 @@ class Judged(NamedTuple):
     """True if the candidate alone has a NaN or an infinity."""
 
 
-def task_of(guard: OutputGuard | None, signature: Signature) -> Task:
+def task_of(guard: OutputGuard | None, signature: Signature, spreads: Mapping[str, float]) -> Task:
     """Returns the task by the guard of a rollout, or else by the names of classes."""
     named = frozenset(signature.labels)
     if guard is None:
-        return Task("classes" if named else "numbers", 0, named)
-    return Task(guard.kind, guard.values, named)
+        return Task("classes" if named else "numbers", 0, named, spreads)
+    return Task(guard.kind, guard.values, named, spreads)
 
 
 def bf16_of(reply: InferReply) -> Collection[str]:
@@ -163,8 +169,9 @@ def compared(
             found = _compared_exactly(array, other, name in candidate_bf16)
         else:
             kind = task.kind if _is_judged(name, array, task, name in bf16) else "numbers"
-            is_bf16 = name in bf16, name in candidate_bf16
-            found = _compared_few(array, other, kind) or _compared(array, other, kind, is_bf16)
+            is_bf16, spread = (name in bf16, name in candidate_bf16), task.spreads.get(name)
+            few = _compared_few(array, other, kind, spread)
+            found = few or _compared(array, other, kind, spread, is_bf16)
         if name in judged:
             disagreement = max(disagreement, found.disagreement)
         difference = max(difference, found.difference)
@@ -211,10 +218,12 @@ def _compared_exactly(live: Array, candidate: Array, is_bf16: bool) -> Judged:
     return Judged(differ / live.size, difference, False)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a distance that overflows is a disagreement of 1
 def _compared(
     live: Array,
     candidate: Array,
     kind: Literal["classes", "scores", "numbers"],
+    spread: float | None,
     bf16: tuple[bool, bool],
 ) -> Judged:
     """Compares floating-point numbers."""
@@ -222,7 +231,7 @@ def _compared(
     rows = [x.reshape(-1, x.shape[-1]) if is_classes else _rows(x) for x in (live, candidate)]
     count, columns = rows[0].shape
     apart, difference, nan = 0.0, 0.0, False
-    distance = _Distance()
+    distance = _Distance(spread)
     for ends, *both in _pieces(rows[0], rows[1], whole_rows=is_classes):
         raw = [_floats(_numbers(x, is_bf16)) for x, is_bf16 in zip(both, bf16, strict=True)]
         one, other, odd, is_worse = _finite(*raw)
@@ -249,7 +258,7 @@ def _finite(one: _Floats, other: _Floats) -> tuple[_Floats, _Floats, npt.NDArray
     return np.where(odd, 0, one), np.where(odd, 0, other), odd, nan
 
 
-def _compared_few(live: Array, candidate: Array, kind: str) -> Judged | None:
+def _compared_few(live: Array, candidate: Array, kind: str, spread: float | None) -> Judged | None:
     """Compares few finite numbers, one by one; returns None for others."""
     if live.size > FEW_ELEMENTS or live.dtype.kind != "f" or candidate.dtype.kind != "f":
         return None
@@ -265,15 +274,21 @@ def _compared_few(live: Array, candidate: Array, kind: str) -> Judged | None:
             apart += one.index(max(one)) != other.index(max(other))
         elif kind == "scores":
             apart += sum(min(x, 1.0) for x in distances)
-        elif lengths := math.hypot(*one) + math.hypot(*other):
-            apart += math.hypot(*distances) / lengths
+        elif distance := math.hypot(*distances):
+            scale = 2 * spread + distance if spread else math.hypot(*one) + math.hypot(*other)
+            apart += distance / scale if scale < math.inf else 1.0
     return Judged(apart / (live.size if kind == "scores" else len(rows[0])), difference, False)
 
 
 class _Distance:
-    """Sum over rows of the distance, divided by the sum of both lengths. Rows may come in parts."""
+    """Sum over rows of their disagreement by distance. Rows may come in parts.
 
-    def __init__(self) -> None:
+    Args:
+        spread: that of the output; None to divide by the lengths of both answers.
+    """
+
+    def __init__(self, spread: float | None) -> None:
+        self._spread = spread
         self._squares: _Floats | None = None
         """Squared lengths of both, squared distance, and oddness of each row: [4, rows]."""
 
@@ -288,9 +303,12 @@ class _Distance:
         assert self._squares is not None
         live, candidate, apart, odd = self._squares
         self._squares = None
-        lengths, distance = np.sqrt(live) + np.sqrt(candidate), np.sqrt(apart)
-        shares = np.divide(distance, lengths, out=np.zeros_like(distance), where=lengths > 0)
-        shares[odd > 0] = 1.0
+        distance = np.sqrt(apart)
+        scale = np.sqrt(live) + np.sqrt(candidate)
+        if self._spread is not None:
+            scale = 2 * self._spread + distance
+        shares = np.divide(distance, scale, out=np.zeros_like(distance), where=distance > 0)
+        shares[(odd > 0) | (np.isinf(scale) & (distance > 0))] = 1.0
         return float(shares.sum())
 
 

@@ -10,8 +10,12 @@ A failure is one of the version's own:
   alike;
 - its answer could not be written, through no fault of the request;
 - it does not take an input that the live version has taken in its place.
-What a caller can bring about alone, such as a short deadline, is not counted: it would move a
-rollout. Nor are refusals that are the same for all versions.
+A short deadline, a connection that the caller closes and an input that the model refuses are not
+counted: a caller can bring them about alone. Nor are refusals that are the same for all versions.
+Inputs that a version fails on, or answers with an infinity, are counted, and a caller can send them
+on purpose. Drawn at random, they reach both versions alike; drawn by a sticky value or a sequence's
+id that the caller chooses, one alone. So the operator's own gateway should set the sticky value
+(docs/guides/rollouts.md).
 """
 
 import logging

@@ -189,7 +189,8 @@ def _plan(
     task, counted = Task(), dict[int, tuple[Counted, ...]]()
     mirrored: list[tuple[float, Target]] = []
     if rollout is not None and rollout.baseline == live:
-        route, task = rollout, task_of(rollout.guards.outputs, signature)
+        route = rollout
+        task = task_of(rollout.guards.outputs, signature, rollout.spreads)
         latency = rollout.guards.latency
         comparison = counts.comparison(rollout.id, latency.ratio if latency else USUAL_RATIO)
         counted[live] = ((comparison, rollout.share, "live"),)
@@ -197,10 +198,11 @@ def _plan(
         if rollout.mirrored:
             mirrored.append((rollout.mirrored, _of_rollout(rollout, task, comparison)))
     elif split is not None:
-        route, task = split, task_of(None, signature)
+        route, task = split, task_of(None, signature, {})
         counted = _of_split(split, counts)
     if shadow is not None:
-        mirrored.append((shadow.sample, _of_shadow(shadow, task_of(None, signature), counts)))
+        shadowed = task_of(None, signature, shadow.spreads)
+        mirrored.append((shadow.sample, _of_shadow(shadow, shadowed, counts)))
     ends = [] if route is None else version_ends(route)
     return _Plan(changes, route, ends, task, counted, mirrored)
 

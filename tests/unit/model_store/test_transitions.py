@@ -4,7 +4,7 @@ import pytest
 
 from model_store.errors import RolloutError
 from model_store.pointers import PRODUCTION, Pointers, parse_pointers
-from model_store.rollouts.traffic import Arm, Rollout, Shadow, Split, Traffic
+from model_store.rollouts.traffic import MAX_SPREADS, Arm, Rollout, Shadow, Split, Traffic
 from model_store.rollouts.transitions import (
     advanced,
     begun,
@@ -12,6 +12,7 @@ from model_store.rollouts.transitions import (
     paused,
     promoted,
     resumed,
+    shadow_begun,
     split_begun,
 )
 
@@ -42,6 +43,27 @@ def test_its_generation_is_read_as_it_was_written() -> None:
     assert parse_pointers(written.to_json(), "here") == written
     assert written.traffic.rollout is not None
     assert written.traffic.rollout.sticky == "header:x-user"
+
+
+def test_spreads_are_kept_to_the_end_and_may_be_missing() -> None:
+    """Servers before they were known neither write nor take the key."""
+    for spreads in ({}, {"y": 0.5}):
+        first = rolling(spreads=spreads)
+        rollout = parse_pointers(advanced(first, "", "a", "").to_json(), "here").traffic.rollout
+        assert rollout is not None
+        assert rollout.spreads == spreads
+        shadow = Shadow(candidate=2, sample=0.1, spreads=spreads)
+        assert Shadow.model_validate_json(shadow.model_dump_json()) == shadow
+        written = [rollout.model_dump(mode="json"), shadow.model_dump(mode="json")]
+        assert ["spreads" in one for one in written] == [bool(spreads)] * 2
+
+
+def test_pointers_with_the_longest_spreads_are_read() -> None:
+    names = [chr(0x10000 + n) * 256 for n in range(MAX_SPREADS)]
+    spreads = dict.fromkeys(names, 2.2250738585072014e-308)
+    first = rolling(spreads=spreads)
+    begun_too = shadow_begun(first, Shadow(candidate=2, sample=0.1, spreads=spreads), "a", "")
+    assert parse_pointers(begun_too.to_json(), "here") == begun_too
 
 
 def test_generations_without_traffic_are_as_older_servers_read_them() -> None:
@@ -148,6 +170,11 @@ def test_a_move_of_production_ends_the_shadow_of_that_version_alone() -> None:
         ({"step": 2}, "gives no share"),
         ({"steps": ()}, "at least 1"),
         ({"steps": (float("nan"),)}, "finite number"),
+        ({"spreads": {"y": 0.0}}, "greater than 0"),
+        ({"spreads": {"y": float("nan")}}, "finite number"),
+        ({"spreads": {"y": float("inf")}}, "finite number"),
+        ({"spreads": {"y" * 257: 1.0}}, "at most 256"),
+        ({"spreads": {str(n): 1.0 for n in range(MAX_SPREADS + 1)}}, "at most 16"),
     ],
 )
 def test_a_rollout_that_cannot_be_is_refused(changes: dict[str, object], message: str) -> None:

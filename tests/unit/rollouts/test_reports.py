@@ -22,7 +22,7 @@ from services.rollouts.evidence.errors import InvalidEvidenceError
 from services.rollouts.evidence.evidence import Evidence
 from services.rollouts.reports import shadow_report, split_report
 from services.rollouts.shadow_figures import MAX_PAIRS, KeptPair, ShadowFigures
-from tests.fixtures.store_versions import publish_in
+from tests.fixtures.store_versions import draft_in, publish_in
 
 
 @pytest.fixture
@@ -66,8 +66,25 @@ def test_a_split_is_reported_with_effects_and_intervals(store: ModelStore) -> No
     assert errors["ratio_low"] > 1
     assert second["figures"]["p50_s"] == pytest.approx(0.02, rel=0.25)
     text = "\n".join(split_lines(document))
-    assert "3 beside 1: candidate 10%" in text
+    assert "3 beside 1: errors: candidate 10%" in text
+    assert "3 beside 1: NaN: candidate 0%" in text
+    assert "2 beside 1: latency: p50 candidate" in text
+    assert "2 beside 1: outputs: share of class 1 +100.00 points" in text
+    assert ", the largest difference of all classes" in text
     assert "2        25%    2,000     0%" in text
+
+
+def test_a_report_names_the_class(tmp_path: Path) -> None:
+    store = ModelStore(str(tmp_path / "store"))
+    for number in range(3):
+        draft = draft_in(tmp_path / "draft", artifact=bytes([number]))
+        names = tuple(f"digit {place}" for place in range(10))
+        signature = draft.signature.model_copy(update={"labels": {"logits": names}})
+        store.publish(draft.model_copy(update={"signature": signature}), tmp_path / "draft")
+    store.promote("digits", 1)
+    write_comparisons(store.storage, "digits", split_of(store), "a", {2: counted(0)}, None)
+    text = "\n".join(split_lines(split_report(store, "digits")))
+    assert "2 beside 1: outputs: share of class 'digit 1' +100.00 points" in text
 
 
 def test_the_report_of_a_split_outlives_it(store: ModelStore) -> None:

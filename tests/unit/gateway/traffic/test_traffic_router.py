@@ -212,6 +212,25 @@ async def test_shadow_keeps_the_worst_pairs() -> None:
     assert worst.inputs[0]["values"] == [1.0] * 4
 
 
+@pytest.mark.parametrize("kind", ["rollout", "shadow"])
+async def test_pairs_are_compared_on_the_scale_of_the_spreads(kind: str) -> None:
+    """Distance 0.04 of rows whose spread is 0.02: half; without a spread 0.04 / 3.96."""
+    place, spreads = Place(), {"y": 0.02}
+    one = rollout(0.000001, mirrored=1.0, spreads=spreads)
+    shadow = Shadow(candidate=2, sample=1.0, spreads=spreads)
+    place.share(**{kind: one if kind == "rollout" else shadow})
+    place.begin()
+    place.answer(LIVE)
+    await place.until_mirrored()
+    place.answer(CANDIDATE, 0.98)
+    counts = place.router.counts
+    if kind == "shadow":
+        assert counts.shadow(shadow.id).disagreement == pytest.approx(0.5, rel=0.01)
+    else:
+        pairs = [name for name in counts.of(one.id).counts if name.startswith("pairs/")]
+        assert pairs == ["pairs/500"]
+
+
 @contextmanager
 def shadowed(**fields: Any) -> Iterator[tuple[Place, Shadow]]:
     place, shadow = Place(**fields), Shadow(candidate=2, sample=1.0)
