@@ -117,9 +117,11 @@ class ModelStore:
 
         Raises:
             ModelNotFoundError: none is published.
+            StoreGoneError: the folder of the store is gone.
         """
         listing = self._listing_of(model)
         if not listing.versions:
+            self.storage.check_there()
             known = nearest_name(model, self.models())
             if not known and (there := self.foreign_layout()):
                 raise ModelNotFoundError(f"model '{model}' cannot be read: {there}")
