@@ -4,7 +4,7 @@ Every move is a new generation, a numbered file that is created only if absent. 
 moves only one succeeds, and the folder is the audit log. Pure rules, no I/O.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -174,3 +174,21 @@ def previous_target(history: list[Pointers], alias: str) -> int:
     raise VersionNotFoundError(
         f"alias '{alias}' has named no other version before; nothing to roll back to"
     )
+
+
+def previous_targets(newest_first: Iterable[Pointers]) -> dict[str, int]:
+    """Returns by alias the version that a rollback would restore; see `previous_target`.
+
+    Args:
+        newest_first: the generations; read only until each alias of the newest has one.
+    """
+    found: dict[str, int] = {}
+    current: dict[str, int] | None = None
+    for pointers in newest_first:
+        current = pointers.aliases if current is None else current
+        for alias, version in current.items():
+            if pointers.aliases.get(alias, version) != version:
+                found.setdefault(alias, pointers.aliases[alias])
+        if len(found) == len(current):
+            break
+    return found

@@ -1,12 +1,21 @@
 """The file of a pointer generation, and the target of a rollback."""
 
+import contextlib
 import json
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model_store.errors import BadNameError, ManifestError, VersionNotFoundError
-from model_store.pointers import Pointers, check_alias, parse_pointers, previous_target
+from model_store.pointers import (
+    Pointers,
+    check_alias,
+    parse_pointers,
+    previous_target,
+    previous_targets,
+)
 
 
 def generation(number: int, **aliases: int) -> Pointers:
@@ -96,3 +105,22 @@ def test_an_alias_that_is_not_there_is_named() -> None:
         previous_target(moves, "production")
     with pytest.raises(VersionNotFoundError, match=r"no alias 'canry' \(did you mean 'canary'\?\)"):
         previous_target(moves, "canry")
+
+
+ALIASES = st.dictionaries(st.sampled_from(["production", "canary"]), st.integers(1, 4))
+
+
+@given(st.lists(ALIASES, max_size=8))
+def test_previous_targets_are_those_of_rollbacks(moves: list[dict[str, int]]) -> None:
+    generations = [generation(i, **aliases) for i, aliases in enumerate(moves, start=1)]
+    expected: dict[str, int] = {}
+    for alias in moves[-1] if moves else ():
+        with contextlib.suppress(VersionNotFoundError):
+            expected[alias] = previous_target(generations, alias)
+    assert previous_targets(reversed(generations)) == expected
+
+
+def test_generations_before_the_previous_targets_are_not_read() -> None:
+    generations = iter(reversed(history(1, 2, 3)))
+    assert previous_targets(generations) == {"production": 2}
+    assert [one.generation for one in generations] == [1]
