@@ -11,7 +11,7 @@ import pytest
 
 from model_store.errors import StoreGoneError
 from model_store.records.annotations import annotate
-from model_store.rollouts.traffic import Arm, Shadow, Split, Traffic
+from model_store.rollouts.traffic import Arm, Split, Traffic
 from model_store.store import ModelStore
 from services.access.caller import Principal
 from services.errors import StoreUnavailableError
@@ -147,4 +147,5 @@ async def test_calls_of_a_registry_say_that_the_folder_is_gone(
     with pytest.raises(StoreUnavailableError, match=said):
         await registry.model(CALLER, "digits", None, 10)
     assert pushed.value.http_status == 503
-    assert not Path(there.url).exists()
+    with pytest.raises(StoreGoneError):
+        there.storage.check_there()

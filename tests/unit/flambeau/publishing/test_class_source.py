@@ -82,7 +82,7 @@ class LocalNames(Parent):
         found = {key: (lambda limit: limit + part)(value[0]) for key, value in TABLES.items()}
 
         def largest() -> int:
-            return max(item for item in parts)
+            return int(max(item for item in parts))
 
         try:
             return [largest(), found["a"], CALLS, *self.rows][part + 9]
