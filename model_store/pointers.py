@@ -118,6 +118,25 @@ def check_alias(alias: str) -> str:
     return alias
 
 
+def check_new_alias(alias: str, existing: Collection[str]) -> str:
+    """Returns the alias if a model may have it beside its existing ones, or has it.
+
+    Raises:
+        BadNameError: it is not a valid name, or it is new and differs by case alone from an
+            existing one or from `production`.
+    """
+    check_alias(alias)
+    if alias == PRODUCTION or alias in existing:
+        return alias
+    for known in (PRODUCTION, *existing):
+        if known.lower() == alias.lower():
+            raise BadNameError(
+                f"alias '{alias}' differs by case alone from '{known}'; give '{known}', or another "
+                "name"
+            )
+    return alias
+
+
 def parse_pointers(data: bytes, where: str) -> Pointers:
     """Reads one generation.
 

@@ -47,7 +47,14 @@ from model_store.manifest import (
     parse_manifest,
 )
 from model_store.pipelines.parts import check_parts, naming_pipelines
-from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, previous_target
+from model_store.pointers import (
+    PRODUCTION,
+    Pointers,
+    check_alias,
+    check_new_alias,
+    parse_pointers,
+    previous_target,
+)
 from model_store.records.claim import claim_of, claim_path, refuse_claimed
 from model_store.records.tombstone import refuse_deleted
 from model_store.semver import semver_index
@@ -116,8 +123,7 @@ class ModelStore:
         """Returns the published versions, ascending.
 
         Raises:
-            ModelNotFoundError: none is published.
-            StoreGoneError: the folder of the store is gone.
+            ModelNotFoundError, StoreGoneError: none is published; the store's folder is gone.
         """
         listing = self._listing_of(model)
         if not listing.versions:
@@ -412,8 +418,8 @@ class ModelStore:
         """Returns the generation after `current` that moves an alias; see `promote` for errors."""
         refuse_deleted(self.storage, model, version)
         self.manifest(model, version)  # the target exists and can be read
-        aliases = {**(current.aliases if current else {}), alias: version}
-        check_alias(alias)
+        known = current.aliases if current else {}
+        aliases = {**known, check_new_alias(alias, known): version}
         return Pointers.after(current, aliases, who or this_user(), why)
 
     def following(

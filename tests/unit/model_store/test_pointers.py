@@ -12,6 +12,7 @@ from model_store.errors import BadNameError, ManifestError, VersionNotFoundError
 from model_store.pointers import (
     Pointers,
     check_alias,
+    check_new_alias,
     parse_pointers,
     previous_target,
     previous_targets,
@@ -53,6 +54,17 @@ def test_a_new_alias_is_no_number_and_one_that_is_there_is_read() -> None:
     assert check_alias("1.0.0") == "1.0.0"
     older = GOLDEN.replace("production", "3").encode()
     assert parse_pointers(older, "digits/pointers/00000007.json").aliases == {"3": 3}
+
+
+@pytest.mark.parametrize("alias", ["Production", "CANARY", "canary "])
+def test_a_new_alias_is_no_look_alike(alias: str) -> None:
+    with pytest.raises(BadNameError):
+        check_new_alias(alias, ["canary"])
+
+
+def test_look_alikes_that_are_there_still_move() -> None:
+    for alias in ("Production", "production", "canary"):
+        assert check_new_alias(alias, ["Production"]) == alias
 
 
 @pytest.mark.parametrize(
