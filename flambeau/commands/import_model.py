@@ -205,8 +205,6 @@ def import_(
     """
     wished = "auto" if artifacts == "auto" else _names(artifacts)
     _check_names(name, alias, () if artifacts == "auto" else wished)
-    if to and store != DEFAULT_STORE:
-        raise typer.BadParameter("give --to URL or --store URL, not both", param_hint="--to")
     wanted = {
         "files": tuple(files),
         "name": name,
@@ -230,10 +228,8 @@ def import_(
         "metadata": _metadata(metadata or []),
         "bump": bump,
     }
-    with import_target(to, token_file, _say) as target:
-        found = _import(wanted, sign_with, keys, shown=not as_json, target=target)
-    if as_json:
-        print_json(found)
+    with import_target(to, token_file, store, _say) as target:
+        _import(wanted, sign_with, keys, as_json, target)
 
 
 def import_for_serving(
@@ -255,9 +251,9 @@ def _import(
     wanted: dict[str, Any],
     sign_with: str,
     keys: str,
-    shown: bool = True,
+    as_json: bool = False,
     target: ImportTarget | None = None,
-) -> list[dict[str, Any]]:
+) -> None:
     """Imports files, prints each version, and exits with a code for each kind of error."""
     from flambeau.commands.text.imported import ImportedVersion, print_imported
     from flambeau.protocol.heavy_imports import heavy_imports
@@ -294,9 +290,10 @@ def _import(
                 if target is not None:
                     version = target.push(version, wanted["alias"])
                 found.append(version.summary)
-                if shown:
+                if not as_json:
                     print_imported(version)
-    return found
+    if as_json:
+        print_json(found)
 
 
 def read_examples(path: Path) -> "dict[str, Array]":

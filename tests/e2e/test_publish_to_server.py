@@ -170,8 +170,6 @@ def test_files_are_imported_under_the_numbers_of_the_server(
     (found,) = json.loads(second.stdout)
     assert (found["version"], found["store"], found["alias"]) == (3, url, None)
     assert store.pointers("steps").aliases == {"production": 1}  # type: ignore[union-attr]
-    waiting = import_steps(tmp_path, *to, place / "ci", "--name=guarded")
-    assert "note: production moves once a second person approves request" in waiting.stdout
     refused = import_steps(tmp_path, *to, place / "reader")
     assert (refused.exit_code, "scope 'push'" in refused.output) == (1, True)
     unmoved = import_steps(tmp_path, *to, place / "pusher")

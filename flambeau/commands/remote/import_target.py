@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from flambeau.commands.options.store import DEFAULT_STORE
 from flambeau.commands.remote.connecting import registry_at
 from flambeau.commands.text.imported import ImportedVersion
 from flambeau.registry.url import is_registry
@@ -79,11 +80,20 @@ class ImportTarget:
 
 
 @contextlib.contextmanager
-def import_target(to: str, token_file: Path | None, say: Say) -> Iterator[ImportTarget | None]:
+def import_target(
+    to: str, token_file: Path | None, store: str, say: Say
+) -> Iterator[ImportTarget | None]:
     """Opens a target for the block, None for an empty URL; errors end the command with code 1.
 
+    Args:
+        to: URL of the registry.
+        token_file: file of the credential.
+        store: the option of a store, which has its default beside a registry.
+        say: receives a line for each step.
+
     Raises:
-        BadParameter: the URL is none of a registry, or the token cannot be used.
+        BadParameter: the URL is none of a registry, there is a store beside it, or the token cannot
+            be used.
     """
     if not to:
         if token_file is not None:
@@ -95,6 +105,8 @@ def import_target(to: str, token_file: Path | None, say: Say) -> Iterator[Import
             f"'{to}' is no http(s)://HOST:PORT of a server; name a store by --store",
             param_hint="--to",
         )
+    if store != DEFAULT_STORE:
+        raise typer.BadParameter("give --to URL or --store URL, not both", param_hint="--to")
     with (
         tempfile.TemporaryDirectory(prefix="flambeau-store-") as folder,
         registry_at(to, token_file) as registry,
