@@ -265,6 +265,10 @@ class StorageError(StoreError):
     """The storage under the store failed; nothing was published."""
 
 
+class StoreGoneError(StorageError):
+    """The folder of an opened store is missing, or an empty folder has taken its place."""
+
+
 class StorageFullError(StorageError):
     """No space, quota or size limit of files for the bytes; none of them are kept."""
 

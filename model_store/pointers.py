@@ -4,7 +4,7 @@ Every move is a new generation, a numbered file that is created only if absent. 
 moves only one succeeds, and the folder is the audit log. Pure rules, no I/O.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -137,6 +137,25 @@ def check_alias(alias: str) -> str:
     return alias
 
 
+def check_new_alias(alias: str, existing: Collection[str]) -> str:
+    """Returns the alias if a model may have it beside its existing ones, or has it.
+
+    Raises:
+        BadNameError: it is not a valid name, or it is new and differs by case alone from an
+            existing one or from `production`.
+    """
+    check_alias(alias)
+    if alias == PRODUCTION or alias in existing:
+        return alias
+    for known in (PRODUCTION, *existing):
+        if known.lower() == alias.lower():
+            raise BadNameError(
+                f"alias '{alias}' differs by case alone from '{known}'; give '{known}', or another "
+                "name"
+            )
+    return alias
+
+
 def parse_pointers(data: bytes, where: str) -> Pointers:
     """Reads one generation.
 
@@ -200,3 +219,23 @@ def rollback_target(history: list[Pointers], alias: str) -> int:
     raise VersionNotFoundError(
         f"alias '{alias}' has named no other version before; nothing to roll back to"
     )
+
+
+def previous_targets(newest_first: Iterable[Pointers]) -> dict[str, int]:
+    """Returns by alias the version that a rollback would restore; see `rollback_target`.
+
+    That before a rollout or a split, too: these have ended once it counts.
+
+    Args:
+        newest_first: the generations; read only until each alias of the newest has one.
+    """
+    found: dict[str, int] = {}
+    current: dict[str, int] | None = None
+    for pointers in newest_first:
+        current = pointers.aliases if current is None else current
+        for alias, version in current.items():
+            if pointers.aliases.get(alias, version) != version:
+                found.setdefault(alias, pointers.aliases[alias])
+        if len(found) == len(current):
+            break
+    return found

@@ -47,7 +47,14 @@ from model_store.manifest import (
     parse_manifest,
 )
 from model_store.pipelines.parts import check_parts, naming_pipelines
-from model_store.pointers import PRODUCTION, Pointers, check_alias, parse_pointers, rollback_target
+from model_store.pointers import (
+    PRODUCTION,
+    Pointers,
+    check_alias,
+    check_new_alias,
+    parse_pointers,
+    rollback_target,
+)
 from model_store.records.claim import claim_of, claim_path, refuse_claimed
 from model_store.records.tombstone import refuse_deleted
 from model_store.semver import semver_index
@@ -116,10 +123,11 @@ class ModelStore:
         """Returns the published versions, ascending.
 
         Raises:
-            ModelNotFoundError: none is published.
+            ModelNotFoundError, StoreGoneError: none is published; the store's folder is gone.
         """
         listing = self._listing_of(model)
         if not listing.versions:
+            self.storage.check_there()
             known = nearest_name(model, self.models())
             if not known and (there := self.foreign_layout()):
                 raise ModelNotFoundError(f"model '{model}' cannot be read: {there}")
@@ -410,7 +418,8 @@ class ModelStore:
         """Returns the generation after `current` that moves an alias; see `promote` for errors."""
         refuse_deleted(self.storage, model, version)
         self.manifest(model, version)  # the target exists and can be read
-        return Pointers.moved(current, check_alias(alias), version, who or this_user(), why)
+        check_new_alias(alias, current.aliases if current else {})
+        return Pointers.moved(current, alias, version, who or this_user(), why)
 
     def following(
         self,

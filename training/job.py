@@ -192,8 +192,11 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
         TrainingError: see `training.errors`.
         StoreError: the store cannot be opened or written.
     """
+    from model_store.store import ModelStore
     from training.recipe.file import parse_recipe
 
+    if asked.existing_store:
+        ModelStore(asked.store, must_exist=True)
     recipe = parse_recipe(asked.recipe.read_text("utf-8"), asked.recipe.name)
     from training.distributed.ranks import ALONE, join_ranks, started_by_torchrun
 
@@ -296,6 +299,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--recipe", type=Path, required=True, help="YAML file.")
     parser.add_argument("--store", required=True, help="URL of the model store.")
     parser.add_argument("--into", default="", help="URL of the store that gets the version.")
+    parser.add_argument("--existing-store", action="store_true", help="Create no folder for it.")
     parser.add_argument("--runs-dir", type=Path, required=True, help="Folder of the run.")
     parser.add_argument("--events", type=Path, required=True, help="File to append events to.")
     parser.add_argument(

@@ -12,6 +12,8 @@ from flambeau.commands.options.as_json import AsJson, print_json
 from flambeau.commands.options.ended_by_sigterm import ended_by_sigterm
 from flambeau.commands.options.keys import KeysFolder
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
+from flambeau.commands.options.token import TokenFile
+from flambeau.commands.remote.import_target import ImportTarget, import_target
 from flambeau.commands.text.failures import failing_with
 from model_store.host.install_advice import needing
 from model_store.safety.archive_sizes import opened_archive
@@ -158,6 +160,15 @@ BumpOf = Annotated[
 SignWith = Annotated[
     str, typer.Option(metavar="KEY", help="Private key that signs the version, or its PEM file.")
 ]
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="URL",
+        help="http(s)://HOST:PORT of a server, whose registry gets the version in place of a "
+        "store, under its next number.",
+    ),
+]
 
 
 def import_(
@@ -182,6 +193,8 @@ def import_(
     metadata: Metadata = None,
     bump: BumpOf = None,
     store: StoreUrl = DEFAULT_STORE,
+    to: To = "",
+    token_file: TokenFile = None,
     sign_with: SignWith = "",
     keys: KeysFolder = "",
     as_json: AsJson = False,
@@ -215,9 +228,8 @@ def import_(
         "metadata": _metadata(metadata or []),
         "bump": bump,
     }
-    found = _import(wanted, sign_with, keys, shown=not as_json)
-    if as_json:
-        print_json(found)
+    with import_target(to, token_file, store, _say) as target:
+        _import(wanted, sign_with, keys, as_json, target)
 
 
 def import_for_serving(
@@ -236,10 +248,14 @@ def import_for_serving(
 
 @ended_by_sigterm()
 def _import(
-    wanted: dict[str, Any], sign_with: str, keys: str, shown: bool = True
-) -> list[dict[str, Any]]:
+    wanted: dict[str, Any],
+    sign_with: str,
+    keys: str,
+    as_json: bool = False,
+    target: ImportTarget | None = None,
+) -> None:
     """Imports files, prints each version, and exits with a code for each kind of error."""
-    from flambeau.commands.text.imported import print_imported
+    from flambeau.commands.text.imported import ImportedVersion, print_imported
     from flambeau.protocol.heavy_imports import heavy_imports
     from model_store.errors import (
         ArchiveError,
@@ -268,11 +284,16 @@ def _import(
         key = KeyFolder(keys).signing_key(sign_with)
         sign = signer_with(key) if key else None
         with ending_orphans():
-            for imported in import_files(FileImport(**wanted), _say, sign):
-                found.append(imported.summary())
-                if shown:
-                    print_imported(imported)
-    return found
+            options = FileImport(**wanted if target is None else {**wanted, **target.options()})
+            for imported in import_files(options, _say, sign):
+                version = ImportedVersion.of(imported)
+                if target is not None:
+                    version = target.push(version, wanted["alias"])
+                found.append(version.summary)
+                if not as_json:
+                    print_imported(version)
+    if as_json:
+        print_json(found)
 
 
 def read_examples(path: Path) -> "dict[str, Array]":

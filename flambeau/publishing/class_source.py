@@ -3,17 +3,19 @@
 In: a class, from a script, a module or a cell of a notebook. Out: Python source with the class, and
 the imports, constants, functions and classes that it uses.
 
-Rules: names are followed from the class through the caller's own modules; what is installed
-(packages, the standard library) is imported; numbers and arrays of NumPy are written exactly; what
-cannot be written as source, such as an open file, is refused with its name. Type hints are not
-evaluated there, so a name that only hints use may be missing. The caller's program is not executed
-again, so it needs no `if __name__ == "__main__"`.
+Rules: global names are followed from the class through the caller's own modules, and local ones of
+the same spelling are not; what is installed (packages, the standard library) is imported; numbers
+and arrays of NumPy are written exactly; what cannot be written as source, such as an open file, is
+refused with its name. Type hints are not evaluated there, so a name that only hints use may be
+missing. The caller's program is not executed again, so it needs no `if __name__ == "__main__"`.
 """
 
 import ast
 import builtins
+import copy
 import linecache
 import math
+import symtable
 import sys
 import sysconfig
 import textwrap
@@ -120,14 +122,14 @@ class _Collected:
         text = _definition(value)
         tree = ast.parse(text)
         scope = vars(module) if module is not None else {}
-        used, hinted = _names(tree)
-        for one in (*used, *hinted):
+        used, dispensable = _names(tree)
+        for one in (*used, *dispensable):
             if one == value.__name__ or one not in scope:
                 continue
             try:
                 self.add(one, scope[one], value.__name__)
             except CaptureError:
-                if one not in hinted:
+                if one not in dispensable:
                     raise
         self.parts[name] = (
             text if name == value.__name__ else f"{text}\n\n{name} = {value.__name__}\n"
@@ -206,18 +208,62 @@ def _code_of(value: Any) -> CodeType | None:
 
 
 def _names(tree: ast.AST) -> tuple[list[str], list[str]]:
-    """Returns the names that a definition reads, in order, and those that only type hints read."""
+    """Returns the global names that a definition reads, and those that it may do without.
+
+    The latter are read by type hints alone, or are assigned in the body of a class, too.
+    """
     hints: set[int] = set()
     for node in ast.walk(tree):
         for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if isinstance(hint, ast.AST):
                 hints |= set(map(id, ast.walk(hint)))
-    found: tuple[dict[str, None], dict[str, None]] = {}, {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not hasattr(builtins, node.id):
-            found[id(node) in hints][node.id] = None
-    used, hinted = found
-    return list(used), [name for name in hinted if name not in used]
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    hinted = {node.id: None for node in names if id(node) in hints}
+    text = ast.unparse(_WithoutHints().visit(copy.deepcopy(tree)))
+    read, assigned = _globals(symtable.symtable(text, "<definition>", "exec"))
+    used = {node.id: None for node in names if id(node) not in hints and node.id in read}
+    either = {node.id: None for node in names if node.id in assigned} | hinted
+    return (
+        [name for name in used if not hasattr(builtins, name)],
+        [name for name in either if name not in used and not hasattr(builtins, name)],
+    )
+
+
+class _WithoutHints(ast.NodeTransformer):
+    """Removes the type hints, which are not evaluated where the source runs."""
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+
+def _globals(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
+    """Returns the global names of a scope and those in it, and the attributes of classes.
+
+    An attribute that is read before its assignment is a global name.
+    """
+    symbols = table.get_symbols()
+    read = {one.get_name() for one in symbols if one.is_global()}
+    assigned: set[str] = set()
+    if table.get_type() == "class":
+        assigned = {one.get_name() for one in symbols if one.is_local() and one.is_referenced()}
+    for child in table.get_children():
+        inner = _globals(child)
+        read |= inner[0]
+        assigned |= inner[1]
+    return read, assigned
 
 
 def _literal(value: Any) -> str | None:

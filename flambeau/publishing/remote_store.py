@@ -78,10 +78,10 @@ class RemoteStore:
             alias=alias if done["moved"] else None,
             notes=tuple(filter(None, notes)),
         )
-        if "error" in done:
+        if done["refusal"]:
             raise NotPromotedError(
                 f"{version.model} {version.version} is at {self._url}, and {alias} was not moved "
-                f"to it: {done['error']}",
+                f"to it: {done['refusal']}",
                 there,
             )
         return there

@@ -3,10 +3,13 @@
 In: a store. Out: `VersionFacts` and the aliases of each model.
 
 Rules: manifests never change, so each is read once; a store that cannot be read ends the reading,
-as unknown versions may use others; a damaged version or damaged pointers keep what they may name.
+as unknown versions may use others; a damaged version or damaged pointers keep what they may name;
+a rollback restores the version that an alias named before, which is kept therefore.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from model_store.errors import (
@@ -19,6 +22,7 @@ from model_store.errors import (
 )
 from model_store.listing import ModelListing
 from model_store.pipelines.graph import parse_part
+from model_store.pointers import Pointers, previous_targets
 from model_store.records.moves import zoned
 from model_store.retention.rules import VersionFacts, VersionKey
 from model_store.store import ModelStore
@@ -46,6 +50,8 @@ class VersionsReader:
     def __init__(self, store: ModelStore) -> None:
         self._store = store
         self._known: dict[VersionKey, VersionFacts] = {}
+        self._previous: dict[str, tuple[int, dict[str, int]]] = {}
+        """Newest generation by model, and the previous version of each alias."""
 
     def read(self) -> StoredVersions:
         """Lists the store, and reads the manifests of versions that are new to it.
@@ -100,7 +106,31 @@ class VersionsReader:
             return [((model, number), reason) for number in listing.versions]
         aliases = [((model, n), f"alias {alias}") for alias, n in sorted(pointers.aliases.items())]
         traffic = pointers.traffic
-        return [*aliases, *(((model, n), traffic.use_of(n)) for n in traffic.versions)]
+        previous = sorted(self._previous_targets(model, pointers, listing).items())
+        return [
+            *aliases,
+            *(((model, n), f"a rollback of {alias} restores it") for alias, n in previous),
+            *(((model, n), traffic.use_of(n)) for n in traffic.versions),
+        ]
+
+    def _previous_targets(
+        self, model: str, newest: Pointers, listing: ModelListing
+    ) -> dict[str, int]:
+        """Returns by alias the version before its current one."""
+        generation, found = self._previous.get(model, (0, {}))
+        if generation != newest.generation:
+            found = previous_targets(self._newest_first(model, newest, listing))
+            self._previous[model] = newest.generation, found
+        return found
+
+    def _newest_first(
+        self, model: str, newest: Pointers, listing: ModelListing
+    ) -> Iterator[Pointers]:
+        """Yields the generations that can be read."""
+        yield newest
+        for generation in reversed(listing.generations[:-1]):
+            with suppress(DocumentError, ManifestError):
+                yield self._store.pointers_at(model, generation)
 
 
 def deleted_numbers(store: ModelStore, model: str) -> set[int]:

@@ -2,7 +2,9 @@
 
 In: paths relative to the URL. Rules: a file appears whole or not at all; `create` never replaces an
 existing file; no data is read of a file above the reader's size limit, nor of anything but a
-regular file (opening a pipe would block); every failure is a `StoreError` that names the path.
+regular file (opening a pipe would block); every failure is a `StoreError` that names the path;
+the folder is created when it is opened and never by a write, so that nothing is written to the
+place of a volume that was unmounted.
 """
 
 import contextlib
@@ -20,11 +22,13 @@ from model_store.errors import (
     StorageError,
     StorageFullError,
     StoreError,
+    StoreGoneError,
     StoreNotFoundError,
     TooLargeError,
 )
 from model_store.host.nearest_folder import nearest_folder
 from model_store.storage.buckets import URL_FORMS, open_bucket
+from model_store.storage.mounted_folder import MountedFolder
 from model_store.storage.plain_file import (
     NotPlainFileError,
     OversizedFileError,
@@ -84,6 +88,7 @@ class Storage:
         self.is_new = False
         self._nearest: Path | None = None
         self._objects: ObjectStore | None = None
+        self._folder: MountedFolder | None = None
         try:
             if self.is_local:
                 folder = Path(url.removeprefix("file://")).expanduser().absolute()
@@ -96,6 +101,7 @@ class Storage:
                         "(flambeau train)"
                     )
                 folder.mkdir(parents=True, exist_ok=True)
+                self._folder = MountedFolder(folder)
                 self.url = str(folder)
             else:
                 self._objects = open_bucket(url)
@@ -123,6 +129,22 @@ class Storage:
 
     def _did_you_mean(self) -> str:
         return f" (did you mean '{self._nearest}'?)" if self._nearest else ""
+
+    def check_there(self) -> None:
+        """Checks that the folder which was opened is still there; a bucket always passes.
+
+        Raises:
+            StoreGoneError: it is missing, or an empty folder has taken its place.
+        """
+        if self._folder is None:
+            return
+        with self._failures("look for the folder"):
+            if self._folder.is_there():
+                return
+        raise StoreGoneError(
+            f"the store's folder is gone: {self.url} was moved or deleted, or its volume is not "
+            "mounted; nothing was written; mount it or move it back, then try again"
+        )
 
     def list(self, prefix: str = "") -> dict[str, int]:
         """Returns the size in bytes of every file under a prefix, by path."""
@@ -281,16 +303,23 @@ class Storage:
 
         Raises:
             ConflictError: it exists already.
+            StoreGoneError: the folder of the store is gone.
         """
         import obstore
 
+        self.check_there()
         with self._failures(f"write '{path}'"):
             obstore.put(self._store, path, data, mode="create")
 
     def replace(self, path: str, data: bytes) -> None:
-        """Writes a file and replaces an existing one."""
+        """Writes a file and replaces an existing one.
+
+        Raises:
+            StoreGoneError: the folder of the store is gone.
+        """
         import obstore
 
+        self.check_there()
         with self._failures(f"write '{path}'"):
             obstore.put(self._store, path, data)
 
@@ -300,12 +329,16 @@ class Storage:
         In a folder, only the owner of the file may read it. A writer killed during the call leaves
         a part of the data; one without disk space leaves none. A bucket cannot append: the whole
         file is read and written, and the bucket's policy decides who may read it.
+
+        Raises:
+            StoreGoneError: the folder of the store is gone.
         """
         if not self.is_local:
             with contextlib.suppress(MissingFileError):
                 data = self.get(path, MAX_APPENDED_BYTES) + data
             self.replace(path, data)
             return
+        self.check_there()
         with self._failures(f"append to '{path}'"):
             place = Path(self.url, path)
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -129,8 +129,10 @@ class Uploads:
             TooManyUploadsError: `MAX_OPEN` are open, or those that one owner may have.
             UploadBusyError: another call works on the upload.
             StorageFullError: the disk has less space than this and the other uploads need.
+            StoreGoneError: the folder of the store is gone.
             StorageError: the folder of the uploads cannot be written to.
         """
+        self._store.storage.check_there()
         upload_id = declaration.upload_id(owner)
         if self._is_published(declaration):
             sizes = {one.file: one.size_bytes for one in declaration.files}
@@ -168,6 +170,7 @@ class Uploads:
 
         Raises:
             UnknownUploadError: this owner has no such upload.
+            StoreGoneError: the folder of the store is gone, as in all calls.
         """
         with self._held(upload_id, owner, fcntl.LOCK_SH) as (place, declaration):
             return UploadState(upload_id, declaration, _sizes(place, declaration))
@@ -377,6 +380,7 @@ class Uploads:
     @contextlib.contextmanager
     def _held(self, upload_id: str, owner: str, mode: int) -> Iterator[tuple[Path, Declaration]]:
         """Locks an upload of this owner, and yields its folder and declaration."""
+        self._store.storage.check_there()
         place = self.folder / upload_id
         with locked(place, mode):
             try:

@@ -51,6 +51,7 @@ _BY_KIND: dict[type[store.StoreError], type[ServingError]] = {
     store.TooManyUploadsError: OverloadedError,
     store.CryptographicSignatureError: ForbiddenError,
     store.StorageFullError: NoSpaceError,
+    store.StoreGoneError: StoreUnavailableError,
     store.StorageError: StoreUnavailableError,
 }
 _OF_CALLERS = (store.ManifestError, store.DigestMismatchError)

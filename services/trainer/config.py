@@ -128,6 +128,12 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
         return Path(self.runs_dir).absolute()
 
     @property
+    def store_folder(self) -> Path | None:
+        """Folder of the store; None for a bucket."""
+        path = self.store.removeprefix("file://")
+        return None if "://" in path else Path(path).expanduser().absolute()
+
+    @property
     def store_url(self) -> str:
         """`store` with an absolute path, if it is a folder."""
         return self.store if "://" in self.store else str(Path(self.store).absolute())

@@ -103,17 +103,37 @@ def test_pipelines_go_before_their_parts(store: ModelStore) -> None:
 
 
 def test_an_alias_that_is_set_while_versions_are_deleted_wins(five: ModelStore) -> None:
-    five.promote("digits", 3, "canary")
     told: list[Pruned] = []
 
     def promote_the_next(one: Pruned) -> None:
         told.append(one)
-        if one.key == ("digits", 1):
-            five.promote("digits", 2, "canary")
+        if one.key == ("digits", 2):
+            five.promote("digits", 4, "canary")
 
     Pruner(five, ONE, None, held).delete(promote_the_next)
-    assert [(one.key[1], bool(one.refusal)) for one in told] == [(1, False), (2, True), (4, False)]
-    assert five.versions("digits") == [2, 3, 5]
+    assert [(one.key[1], bool(one.refusal)) for one in told] == [(2, False), (4, True)]
+    assert five.versions("digits") == [1, 3, 4, 5]
+
+
+def test_a_rollback_finds_its_version_after_pruning(five: ModelStore) -> None:
+    five.promote("digits", 5)
+    five.promote("digits", 2, "canary")
+    five.promote("digits", 5, "canary")
+    reasons = {one.facts.version: one.reasons for one in pruner(five).decisions()}
+    assert reasons[2] == ("a rollback of canary restores it",)
+    assert reasons[3] == ("a rollback of production restores it",)
+    assert pruned(five) == [("digits", 1), ("digits", 4)]
+    assert five.rollback("digits").aliases == {"production": 3, "canary": 5}
+    assert five.rollback("digits", "canary").aliases == {"production": 3, "canary": 2}
+
+
+def test_a_damaged_generation_hides_none_before_it(store: ModelStore, folder: Path) -> None:
+    for number in range(3):
+        publish_in(store, folder, artifact=f"bytes {number}".encode())
+        store.promote("digits", number + 1)
+    store.storage.replace("digits/pointers/00000002.json", b"{")
+    reasons = {one.facts.version: one.reasons for one in pruner(store).decisions()}
+    assert reasons[1] == ("a rollback of production restores it",)
 
 
 def test_two_commands_at_once_delete_each_version_once(five: ModelStore) -> None:
@@ -259,6 +279,7 @@ def test_linked_files_free_nothing_until_their_last_name_goes(five: ModelStore) 
     whole = plan.sizes["digits", 2] + plan.sizes["digits", 4]
     assert plan.freed_bytes == whole - 2 * golden
     five.promote("digits", 5)
+    five.promote("digits", 1)
     freed = pruner(five).plan().freed_bytes
     assert freed == whole + plan.sizes["digits", 3] - 2 * golden
 

@@ -227,6 +227,14 @@ def test_a_folder_that_nothing_is_like_is_told_alone(tmp_path: Path) -> None:
     assert ModelStore(str(tmp_path / "something")).storage.how_new() == ""
 
 
+def test_an_alias_that_differs_by_case_alone_is_not_made(store: ModelStore, folder: Path) -> None:
+    publish_in(store, folder)
+    store.promote("digits", 1, "Canary")
+    with pytest.raises(BadNameError, match="'canary' differs by case alone from 'Canary'; give"):
+        store.promote("digits", 1, "canary")
+    assert store.promote("digits", 1).aliases == {"Canary": 1, "production": 1}
+
+
 def test_what_is_not_there_is_named(store: ModelStore, folder: Path) -> None:
     publish_in(store, folder)
     publish_in(store, folder)

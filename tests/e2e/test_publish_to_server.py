@@ -1,4 +1,4 @@
-"""Publishing from Python to the registry of a real server, with keys."""
+"""Publishing from Python, and importing files, to the registry of a real server, with keys."""
 
 import json
 from collections.abc import Iterator
@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner, Result
 
 import flambeau
+from flambeau.cli import app
 from flambeau.publishing.errors import NotPromotedError, RefusedError
 from model_store.records.deletion import delete_version
 from model_store.store import ModelStore
 from services.access.api_keys import ApiKey, add_key, digest_of, new_key
 from tests.e2e.rest_calls import call
 from tests.fixtures.servers import ServerProcess, running_server
+from tests.unit.training.importing.foreign_models import write_steps
 
 GRANTS = {
     "ci": ("infer", "read", "push", "promote"),
@@ -145,3 +148,47 @@ def test_servers_that_do_not_answer_and_options_that_do_not_fit(place: Path) -> 
     pipeline = flambeau.Pipeline.__new__(flambeau.Pipeline)
     with pytest.raises(flambeau.PublishError, match="flambeau push"):
         flambeau.publish(pipeline, rows, name="mine", to="https://127.0.0.1:1")
+
+
+def import_steps(folder: Path, *options: object) -> Result:
+    """Imports a file with the options; made by the command in this process."""
+    file = write_steps(folder / "steps.onnx")
+    words = ["import", file, "--artifacts=onnx", "--batch-axis=x=1", *options]
+    return CliRunner().invoke(app, [*map(str, words)])
+
+
+def test_files_are_imported_under_the_numbers_of_the_server(
+    server: ServerProcess, place: Path, tmp_path: Path
+) -> None:
+    url, store = f"http://{server.http}", ModelStore(str(place / "store"))
+    to = ("--to", url, "--token-file")
+    first = import_steps(tmp_path, *to, place / "ci")
+    assert first.exit_code == 0, first.output
+    assert f"published steps 1 (1.0.0) → production, at {url}" in first.stdout
+    server.wait_for_log(message="version ready", model="steps", version=1)
+    store.claim("steps", 2, "a publisher that failed")
+    second = import_steps(tmp_path, *to, place / "ci", "--name=steps", "--alias=", "--json")
+    (found,) = json.loads(second.stdout)
+    assert (found["version"], found["store"], found["alias"]) == (3, url, None)
+    assert store.pointers("steps").aliases == {"production": 1}  # type: ignore[union-attr]
+    refused = import_steps(tmp_path, *to, place / "reader")
+    assert (refused.exit_code, "scope 'push'" in refused.output) == (1, True)
+    unmoved = import_steps(tmp_path, *to, place / "pusher")
+    assert (unmoved.exit_code, "steps 4 is at" in unmoved.output) == (1, True)
+    assert "production was not moved to it" in unmoved.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--to=s3://bucket/store"], "name a store by --store"),
+        (["--to=http://127.0.0.1:1", "--store=/elsewhere"], "give --to URL or --store URL"),
+        (["--token-file={ci}"], "it is for --to URL"),
+    ],
+)
+def test_options_of_an_import_that_do_not_fit(
+    place: Path, tmp_path: Path, options: list[str], said: str
+) -> None:
+    given = [one.format(ci=place / "ci") for one in options]
+    ended = import_steps(tmp_path, *given)
+    assert (ended.exit_code, said in " ".join(ended.output.split())) == (2, True)

@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,9 @@ class FileImport:
     """Names of classes by output; the name `""` stands for the only output."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     bump: Bump | None = None
+    prepare: Callable[[str], None] | None = None
+    """Gets the name of each model before it is proven, and gives the store what its next version
+    follows; for a store that is empty before. It has no parts of pipelines, which are refused."""
 
 
 def import_files(
@@ -95,11 +98,14 @@ def import_files(
             f"--batch-axis is for files of networks, and {wanted.files[0]} is none; leave it out"
         )
     if is_pipeline:
+        _refuse_apart(wanted)
         path = Path(wanted.files[0])
         yield _pipeline(wanted, path, wanted.name, wanted.examples, path.name, say, sign)
         return
     with tempfile.TemporaryDirectory(prefix="flambeau-import-") as staging:
         originals, drafts = _read(wanted, Path(staging), say)
+        if drafts:
+            _refuse_apart(wanted)
         if len(originals) > 1 and wanted.name:
             names = ", ".join(one.name for one in originals)
             raise RecipeError(
@@ -110,11 +116,14 @@ def import_files(
             for note in original.notes:
                 say(f"note: {note}")
             original = _labelled(original, wanted.labels)
+            request = _request(wanted, original)
+            if wanted.prepare is not None:
+                wanted.prepare(request.model)
             with tempfile.TemporaryDirectory(prefix="version-", dir=staging) as version:
                 yield import_model(
                     [original],
                     _examples(original),
-                    _request(wanted, original),
+                    request,
                     Path(version),
                     say,
                     sign,
@@ -125,6 +134,19 @@ def import_files(
             rows = wanted.examples or _rows_of_parts(draft, originals)
             graph, name = pipeline_document(draft), wanted.name or draft.name
             yield _pipeline(wanted, graph, name, rows, draft.source, say, sign)
+
+
+def _refuse_apart(wanted: FileImport) -> None:
+    """Refuses a pipeline for a store that has no models.
+
+    Raises:
+        RecipeError: the store is one.
+    """
+    if wanted.prepare is not None:
+        raise RecipeError(
+            "a pipeline is proven beside its models; import it into the store that has them, and "
+            "push it from there (flambeau push), or import one model alone (--model)"
+        )
 
 
 def _pipeline(

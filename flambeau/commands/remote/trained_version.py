@@ -41,14 +41,14 @@ def pushed_where_asked(recipe: "Recipe") -> Iterator[str]:
     if to is None:
         yield ""
         return
-    from flambeau.registry.remote_publication import prepare
+    from flambeau.registry.publication import prepare
     from model_store.store import ModelStore
 
     token = key_of_environment()
     with tempfile.TemporaryDirectory(prefix="flambeau-") as folder:
         store = ModelStore(folder)
         with registry_with(to, token, NO_KEY) as registry:
-            number = prepare(registry, store, model)["number"]
+            number = prepare(registry, store, model)
         yield folder
         with registry_with(to, token, f"{NO_KEY}, and run it again with --resume") as registry:
             _push(registry, store.manifest(model, number), store, recipe)

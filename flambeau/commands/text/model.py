@@ -69,11 +69,10 @@ def without_steps(summaries: Sequence[ModelSummary]) -> list[ModelSummary]:
 
 
 def list_lines(summaries: Sequence[ModelSummary]) -> list[str]:
-    """Returns the table of models; every alias in use has a column."""
+    """Returns the table of models; every alias in use has a column, under its own spelling."""
     others = sorted({alias for s in summaries for alias in s.aliases} - {PRODUCTION})
     aliases = [PRODUCTION, *others]
-    in_use = [alias.upper() for alias in aliases]
-    header = ["MODEL", *in_use, "PUBLISHED", "SEMVER", "BEST ARTIFACT"]
+    header = ["MODEL", *aliases, "PUBLISHED", "SEMVER", "BEST ARTIFACT"]
     # One heading for all: if metrics differ, each cell names its own.
     alike = all(summary.metric in (None, METRIC) for summary in summaries)
     rows = [[*header, METRIC.upper() if alike else "METRIC"]]

@@ -43,7 +43,8 @@ class LocalExecutor:
         """See `Executor.run`."""
         command = [
             sys.executable, "-P", "-c", self._program, str(Path(training.__file__).parents[1]),
-            *job_arguments(job, self._config), "--events", "{events}", "--lifeline",
+            *job_arguments(job, self._config), "--existing-store", "--events", "{events}",
+            "--lifeline",
         ]  # fmt: skip
         process = JobProcess(command, self._config.runs_folder / job.id / CODE)
         story, last_line = Story(listener, job.epoch), [""]

@@ -104,7 +104,7 @@ def test_list_shows_what_is_live(run: Run, store: ModelStore, folder: Path) -> N
     store.promote("digits", 2, alias="canary")
     publish_in(store, folder, model="letters")
     assert lines(run("models", "list")) == [
-        "MODEL    PRODUCTION  CANARY  PUBLISHED   SEMVER  BEST ARTIFACT      ACCURACY",
+        "MODEL    production  canary  PUBLISHED   SEMVER  BEST ARTIFACT      ACCURACY",
         "digits   1           2       2 versions  1.0.0   onnx-int8 0.07 ms  98.9 %",
         "letters  -           -       1 version   1.0.0   onnx 0.12 ms       98.6 %",
     ]

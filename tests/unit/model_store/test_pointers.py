@@ -1,12 +1,22 @@
 """The file of a pointer generation, and the target of a rollback."""
 
+import contextlib
 import json
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model_store.errors import BadNameError, ManifestError, VersionNotFoundError
-from model_store.pointers import Pointers, check_alias, parse_pointers, rollback_target
+from model_store.pointers import (
+    Pointers,
+    check_alias,
+    check_new_alias,
+    parse_pointers,
+    previous_targets,
+    rollback_target,
+)
 from model_store.rollouts.traffic import Arm, Rollout, Split, Traffic
 
 ARMS = (Arm(version=1, share=0.5), Arm(version=2, share=0.5))
@@ -47,6 +57,17 @@ def test_a_new_alias_is_no_number_and_one_that_is_there_is_read() -> None:
     assert check_alias("1.0.0") == "1.0.0"
     older = GOLDEN.replace("production", "3").encode()
     assert parse_pointers(older, "digits/pointers/00000007.json").aliases == {"3": 3}
+
+
+@pytest.mark.parametrize("alias", ["Production", "CANARY", "canary "])
+def test_a_new_alias_is_no_look_alike(alias: str) -> None:
+    with pytest.raises(BadNameError):
+        check_new_alias(alias, ["canary"])
+
+
+def test_look_alikes_that_are_there_still_move() -> None:
+    for alias in ("Production", "production", "canary"):
+        assert check_new_alias(alias, ["Production"]) == alias
 
 
 @pytest.mark.parametrize(
@@ -126,3 +147,22 @@ def test_an_alias_that_is_not_there_is_named() -> None:
         rollback_target(moves, "production")
     with pytest.raises(VersionNotFoundError, match=r"no alias 'canry' \(did you mean 'canary'\?\)"):
         rollback_target(moves, "canry")
+
+
+ALIASES = st.dictionaries(st.sampled_from(["production", "canary"]), st.integers(1, 4))
+
+
+@given(st.lists(ALIASES, max_size=8))
+def test_previous_targets_are_those_of_rollbacks(moves: list[dict[str, int]]) -> None:
+    generations = [generation(i, **aliases) for i, aliases in enumerate(moves, start=1)]
+    expected: dict[str, int] = {}
+    for alias in moves[-1] if moves else ():
+        with contextlib.suppress(VersionNotFoundError):
+            expected[alias] = rollback_target(generations, alias)
+    assert previous_targets(reversed(generations)) == expected
+
+
+def test_generations_before_the_previous_targets_are_not_read() -> None:
+    generations = iter(reversed(history(1, 2, 3)))
+    assert previous_targets(generations) == {"production": 2}
+    assert [one.generation for one in generations] == [1]

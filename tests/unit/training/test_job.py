@@ -31,12 +31,13 @@ class Runs:
         recipe: str = RECIPE,
         options: Sequence[str] = (),
         before: Callable[[], None] = lambda: None,
+        store: str = "s3://b/store",
     ) -> list[dict[str, Any]]:
         following = iter(outcomes)
 
         def run(
             recipe: Any,
-            store: str,
+            url: str,
             folder: Path,
             *,
             resume: bool,
@@ -44,7 +45,7 @@ class Runs:
             reach: Any,
             **_: Any,
         ) -> Any:
-            assert (store, resume) == ("s3://b/store", True)
+            assert (url, resume) == (store, True)
             self.folders = reach.folders
             watcher.begin(folder / recipe.name)
             watcher.end_epoch(1, {"val/loss": 0.5, "train/loss": float("nan")})
@@ -60,7 +61,7 @@ class Runs:
         events = self._folder / "events"
         self.codes.append(
             job.main([
-                "--recipe", str(self._folder / "recipe.yaml"), "--store", "s3://b/store",
+                "--recipe", str(self._folder / "recipe.yaml"), "--store", store,
                 "--runs-dir", "/runs", "--events", str(events), "--memory-limit-gib", "512",
                 "--data-folder", "/lent", *options,
             ])
@@ -153,6 +154,16 @@ def test_a_bad_recipe_is_told(runs: Runs) -> None:
     (told,) = runs(None, recipe=RECIPE + "optmi: 1\n")
     assert told["text"] == "recipe.yaml: unknown key 'optmi' (did you mean 'optim'?)"
     assert runs.codes == [1]
+
+
+def test_a_job_of_a_server_creates_no_folder_for_its_store(runs: Runs, tmp_path: Path) -> None:
+    """An unmounted volume would become a store with the version of the job alone."""
+    place = tmp_path / "store"
+    (told,) = runs(None, options=["--existing-store"], store=str(place))
+    assert (told["kind"], told["error"]) == ("failed", "StoreNotFoundError")
+    assert not place.exists()
+    place.mkdir()
+    assert runs(None, options=["--existing-store"], store=str(place))[-1]["kind"] == "published"
 
 
 def test_a_run_waits_for_the_one_before_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,35 @@ class UsingArrays:
         return TABLE, KNOWN
 
 
+item = threading.Lock()
+key = row = part = failure = limit = item
+"""Names that the class below has as local ones of the same spelling."""
+CALLS = 0
+SMALL, BASE, TABLES = 2, 3, {"a": [1, 2]}
+
+
+class LocalNames(Parent):
+    """Uses global names beside local ones, which the module has with other values."""
+
+    row: int = 7
+    rows = (row, 1)
+
+    def infer(self, inputs: dict[str, Any], part: int = SMALL) -> Any:
+        """Returns numbers that each kind of local name contributes to."""
+        global CALLS
+        CALLS += 1
+        parts = [item * BASE for item in inputs["x"]]
+        found = {key: (lambda limit: limit + part)(value[0]) for key, value in TABLES.items()}
+
+        def largest() -> int:
+            return int(max(item for item in parts))
+
+        try:
+            return [largest(), found["a"], CALLS, *self.rows][part + 9]
+        except IndexError as failure:
+            return [largest(), found["a"], CALLS, *self.rows, type(failure).__name__]
+
+
 class UsingALock:
     """Uses a value that has no source."""
 
@@ -101,6 +130,37 @@ def test_functions_that_are_not_of_the_top_level_are_refused() -> None:
 def test_a_value_without_source_is_named() -> None:
     with pytest.raises(CaptureError, match="'UsingALock' uses 'LOCK', a lock"):
         class_source(UsingALock)
+
+
+def test_local_names_are_not_those_of_the_module() -> None:
+    scope: dict[str, Any] = {}
+    exec(class_source(LocalNames), scope)
+    assert scope["LocalNames"]().infer({"x": [4, 5]}) == [15, 3, 1, 7, 1, "IndexError"]
+    assert not {"item", "key", "row", "part", "failure", "limit"} & scope.keys()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return x",
+        "return [x for _ in y]",
+        "return [y for y in x]",
+        "return (lambda y=x: y)()",
+        "def inner():\n   return x\n  return inner()",
+        "x = 1\n  def inner():\n   global x\n   return x\n  return inner()",
+    ],
+)
+def test_a_global_name_counts_wherever_it_is_read(tmp_path: Path, body: str) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import threading\n"
+        "x = threading.Lock()\n"
+        f"class Model:\n def infer(self, y):\n  {body}\n"
+        "from flambeau.publishing.class_source import class_source\n"
+        "print(class_source(Model))\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert "CaptureError: 'Model' uses 'x', a lock" in ended.stderr
 
 
 def test_constants_of_numpy_are_written_exactly() -> None:

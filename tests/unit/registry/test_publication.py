@@ -14,8 +14,8 @@ from flambeau.registry.errors import (
     RegistryError,
     RegistryUnknownError,
 )
+from flambeau.registry.publication import prepare
 from flambeau.registry.push import PushReport, push_version
-from flambeau.registry.remote_publication import prepare
 from flambeau.registry.sources import StoredVersion
 from model_store.store import ModelStore
 from tests.fixtures.store_versions import draft_in, entry_in, publish_in
@@ -88,7 +88,7 @@ def test_a_number_that_another_publication_probes_at_the_same_time_is_free(tmp_p
         raise RegistryError(f"none: {method} {path}", 404)
 
     store = ModelStore(str(tmp_path / "empty"))
-    assert prepare(Scripted(answer), store, "digits") == {"number": 1}
+    assert prepare(Scripted(answer), store, "digits") == 1
 
 
 PROXY = RegistryError("the proxy answered with status 504", 504)
@@ -159,7 +159,7 @@ def test_a_damaged_newest_version_does_not_prevent_the_next_one(tmp_path: Path) 
         return state_of(document) if path == "uploads" else None
 
     store = ModelStore(str(tmp_path / "empty"))
-    assert prepare(Scripted(answer), store, "digits") == {"number": 3}
+    assert prepare(Scripted(answer), store, "digits") == 3
     assert published(store, tmp_path) == 3
     assert store.manifest("digits", 1).semver == "1.0.0"
     assert store.manifest("digits", 3).semver == "1.0.1"
@@ -199,7 +199,7 @@ def test_semantic_versions_of_deleted_versions_are_not_given_again(tmp_path: Pat
         return {**state_of(document), "taken_semvers": taken} if path == "uploads" else None
 
     store = ModelStore(str(tmp_path / "empty"))
-    assert prepare(Scripted(answer), store, "digits") == {"number": 4}
+    assert prepare(Scripted(answer), store, "digits") == 4
     assert published(store, tmp_path) == 4
     assert store.manifest("digits", 4).semver == "1.0.3"
 

@@ -1,0 +1,151 @@
+"""A store whose folder is missing while processes have it open: nothing creates the folder again.
+
+An unmounted volume leaves an empty folder, or none. A file in its place would be a store that has
+one model, and servers would unload all others.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from model_store.errors import StoreGoneError
+from model_store.records.annotations import annotate
+from model_store.rollouts.traffic import Arm, Split, Traffic
+from model_store.store import ModelStore
+from services.access.caller import Principal
+from services.errors import StoreUnavailableError
+from services.registry.registry import Registry
+from services.registry.registry_access import RegistryAccess
+from services.rollouts.comparison_files import write_comparisons
+from services.rollouts.evidence.evidence import Evidence
+from services.rollouts.evidence_files import EvidenceFiles
+from services.rollouts.lease import Lease
+from tests.fixtures.store_versions import draft_in, publish_in
+from tests.fixtures.uploads import declared, send_missing, uploads_into, version_bytes
+
+CALLER = Principal(None, "::1")
+ID = "0123456789abcdef"
+GONE = "the store's folder is gone: .* mount it"
+SPLIT = Split(name="two", arms=(Arm(version=1, share=0.5), Arm(version=2, share=0.5)))
+WRITES: dict[str, Callable[[ModelStore], object]] = {
+    "create": lambda store: store.storage.create("digits/a", b"1"),
+    "replace": lambda store: store.storage.replace("digits/a", b"1"),
+    "append": lambda store: store.storage.append_private("digits/samples/a.jsonl", b"1"),
+    "claim": lambda store: store.claim("digits", 2, "me"),
+    "promote": lambda store: store.promote("digits", 1),
+    "annotate": lambda store: annotate(store.storage, "digits", 1, "me", "text"),
+    "evidence": lambda store: EvidenceFiles(store.storage, "digits", ID).write("a-1", Evidence()),
+    "verdict": lambda store: EvidenceFiles(store.storage, "digits", ID).write_verdict({}),
+    "lease": lambda store: Lease(store.storage, f"digits/rollouts/{ID}", "a-1", 5.0).look(),
+    "comparison": lambda store: write_comparisons(
+        store.storage, "digits", Traffic(split=SPLIT), "a-1", {2: Evidence()}, None
+    ),
+}
+
+
+@pytest.fixture
+def there(tmp_path: Path, folder: Path) -> ModelStore:
+    """Returns a store with a version, which this process has open."""
+    found = ModelStore(str(tmp_path / "volume" / "store"))
+    publish_in(found, folder)
+    return found
+
+
+def unmount(store: ModelStore, *, leaves_a_folder: bool = False) -> None:
+    place = Path(store.url)
+    place.rename(place.with_name("store.gone"))
+    if leaves_a_folder:
+        place.mkdir()
+
+
+def mount(store: ModelStore) -> None:
+    place = Path(store.url)
+    if place.exists():
+        place.rmdir()
+    place.with_name("store.gone").rename(place)
+
+
+@pytest.mark.parametrize("leaves_a_folder", [False, True])
+@pytest.mark.parametrize("write", WRITES)
+def test_no_write_creates_the_folder(there: ModelStore, write: str, leaves_a_folder: bool) -> None:
+    unmount(there, leaves_a_folder=leaves_a_folder)
+    with pytest.raises(StoreGoneError, match=GONE):
+        WRITES[write](there)
+    place = Path(there.url)
+    assert (list(place.iterdir()) if leaves_a_folder else place.exists()) in ([], False)
+    mount(there)
+    WRITES[write](there)
+
+
+@pytest.mark.parametrize("leaves_a_folder", [False, True])
+def test_no_version_is_published_or_uploaded_meanwhile(
+    there: ModelStore, tmp_path: Path, folder: Path, leaves_a_folder: bool
+) -> None:
+    """A number that is taken in the volume would get other contents."""
+    source = ModelStore(str(tmp_path / "source"))
+    publish_in(source, folder, "other")
+    files = version_bytes(source, "other", 1)
+    uploads = uploads_into(there, Path(there.url, ".uploads"))
+    begun = uploads.begin(declared(files, "other"), "key:ci")
+    unmount(there, leaves_a_folder=leaves_a_folder)
+    calls: list[Callable[[], object]] = [
+        lambda: uploads.begin(declared(files, "another"), "key:ci"),
+        lambda: uploads.begin(declared(files, "other"), "key:ci"),
+        lambda: uploads.state(begun.id, "key:ci"),
+        lambda: send_missing(uploads, begun, files),
+        lambda: uploads.finish(begun.id, "key:ci"),
+        lambda: uploads.abandon(begun.id, "key:ci"),
+        lambda: there.publish(draft_in(folder), folder),
+    ]
+    for call in calls:
+        with pytest.raises(StoreGoneError, match=GONE):
+            call()
+    place = Path(there.url)
+    assert (list(place.iterdir()) if leaves_a_folder else place.exists()) in ([], False)
+    mount(there)
+    send_missing(uploads, begun, files)
+    assert uploads.finish(begun.id, "key:ci")[0].model == "other"
+    assert there.publish(draft_in(folder), folder).version == 2
+
+
+def test_a_publisher_may_create_the_folder_on_purpose(there: ModelStore, folder: Path) -> None:
+    unmount(there)
+    publish_in(ModelStore(there.url), folder, "other")
+    there.claim("other", 2, "me")
+    assert there.models() == ["other"]
+
+
+def test_an_empty_store_may_be_another_folder_than_before(tmp_path: Path) -> None:
+    """File systems without stable inodes give a folder another one."""
+    store = ModelStore(str(tmp_path / "store"))
+    unmount(store, leaves_a_folder=True)
+    store.claim("digits", 1, "me")
+    assert (tmp_path / "store" / "digits").exists()
+
+
+@pytest.fixture
+def registry(there: ModelStore) -> Iterator[Registry]:
+    """Returns the registry of the store, open to callers without credentials."""
+    access = RegistryAccess(mode="open", is_closed=False)
+    uploads = uploads_into(there, Path(there.url, ".uploads"))
+    found = Registry(there, uploads, access, lambda *_: False)
+    yield found
+    found.close()
+
+
+async def test_calls_of_a_registry_say_that_the_folder_is_gone(
+    there: ModelStore, registry: Registry
+) -> None:
+    document = declared({"manifest.json": b"{}"}, "other")
+    unmount(there)
+    said = "^the store's folder is gone: the store was moved .* mount it"
+    with pytest.raises(StoreUnavailableError, match=said) as pushed:
+        await registry.begin(CALLER, lambda _: document)
+    with pytest.raises(StoreUnavailableError, match=said):
+        await registry.annotate(CALLER, "digits", 1, "text", None)
+    with pytest.raises(StoreUnavailableError, match=said):
+        await registry.model(CALLER, "digits", None, 10)
+    assert pushed.value.http_status == 503
+    with pytest.raises(StoreGoneError):
+        there.storage.check_there()
