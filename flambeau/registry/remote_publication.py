@@ -22,7 +22,7 @@ from flambeau.registry.errors import (
     RegistryError,
     RegistryUnknownError,
 )
-from flambeau.registry.push import push_version
+from flambeau.registry.push import begin_upload, push_version
 from flambeau.registry.sources import StoredVersion
 from model_store.document import LARGE
 from model_store.errors import StoreError
@@ -131,7 +131,7 @@ def _free_number(registry: RegistryConnection, model: str, number: int) -> int:
     for free in range(number, number + MAX_SKIPPED):
         try:
             wanted = {"model": model, "version": free, "files": [file]}
-            upload = registry.call("POST", "uploads", wanted)
+            upload = begin_upload(registry, wanted)
         except RegistryConflictError:  # of a version that was deleted
             continue
         try:
