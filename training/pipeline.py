@@ -101,7 +101,7 @@ def run(
         if watcher:
             watcher.promoted(promotion.text + warning)
     what = f"{manifest.model} {manifest.version_text}{', signed' if sign else ''}"
-    say(console, f"published {what}{promotion.text}")
+    say(console, f"published {what}{promotion.text}{promotion.advice(manifest, store_url)}")
     return manifest
 
 

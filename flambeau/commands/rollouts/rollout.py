@@ -10,7 +10,7 @@ import typer
 
 from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
-from flambeau.commands.options.model import ModelName, parse_version
+from flambeau.commands.options.model import ModelName, ModelOrVersion, parse_version
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
@@ -22,6 +22,7 @@ from flambeau.commands.rollouts.place import (
     TrafficPlace,
     Why,
     act_at,
+    candidate_of,
     print_moved,
     traffic_place,
 )
@@ -40,7 +41,12 @@ WATCH_EVERY_S = 2.0
 """Interval of `--watch`: servers write evidence every 2 s."""
 
 Candidate = Annotated[
-    int, typer.Argument(metavar="VERSION", parser=parse_version, help="The new version.")
+    int | None,
+    typer.Argument(
+        metavar="[VERSION]",
+        parser=parse_version,
+        help="The new version; required, unless MODEL is MODEL/VERSION.",
+    ),
 ]
 
 Steps = Annotated[
@@ -81,8 +87,8 @@ Guards = Annotated[
 @rollout_app.command()
 @failing_with(FAILURES)
 def start(
-    model: ModelName,
-    version: Candidate,
+    model: ModelOrVersion,
+    version: Candidate = None,
     steps: Steps = "1%,10%,50%,100%",
     every: Every = "5m",
     sticky: Sticky = "",
@@ -100,8 +106,7 @@ def start(
 
     Servers go on by themselves, and roll back once a guard is broken: see rollout status.
     """
-    wanted = {
-        "version": version,
+    wanted: dict[str, Any] = {
         "steps": shares(steps, "--steps"),
         "every_s": duration(every, "--every"),
         "sticky": sticky,
@@ -112,8 +117,9 @@ def start(
         "why": why,
     }
     with traffic_place(store, server, token_file) as place:
-        moved = place.start(model, "rollout", wanted)
-    print_moved(place, model, moved, as_json)
+        name, wanted["version"] = candidate_of(place, model, version)
+        moved = place.start(name, "rollout", wanted)
+    print_moved(place, name, moved, as_json)
 
 
 @rollout_app.command()

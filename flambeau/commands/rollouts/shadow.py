@@ -1,12 +1,12 @@
 """`flambeau shadow`: repeats a share of a model's requests at another version, for no caller."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_outcome
-from flambeau.commands.options.model import ModelName
+from flambeau.commands.options.model import ModelName, ModelOrVersion
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
@@ -16,6 +16,7 @@ from flambeau.commands.rollouts.place import (
     OfServer,
     Why,
     act_at,
+    candidate_of,
     print_moved,
     traffic_place,
 )
@@ -31,8 +32,8 @@ shadow_app = Verbs(
 @shadow_app.command()
 @failing_with(FAILURES)
 def start(
-    model: ModelName,
-    version: Candidate,
+    model: ModelOrVersion,
+    version: Candidate = None,
     sample: Annotated[
         str, typer.Option(metavar="SHARE", help="Share of the requests that it answers too.")
     ] = "10%",
@@ -47,16 +48,16 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Start to repeat requests of the version in production at VERSION, where a device is idle."""
-    wanted = {
-        "version": version,
+    wanted: dict[str, Any] = {
         "sample": share(sample, "--sample"),
         "keep": keep,
         "allow_breaking": allow_breaking,
         "why": why,
     }
     with traffic_place(store, server, token_file) as place:
-        moved = place.start(model, "shadow", wanted)
-    print_moved(place, model, moved, as_json)
+        name, wanted["version"] = candidate_of(place, model, version)
+        moved = place.start(name, "shadow", wanted)
+    print_moved(place, name, moved, as_json)
 
 
 @shadow_app.command()

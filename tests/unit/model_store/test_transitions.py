@@ -107,8 +107,8 @@ def test_moving_production_ends_its_rollout_and_the_shadow_of_that_version() -> 
     [
         ({"steps": (0.5, 0.1)}, "ascending"),
         ({"steps": (1,)}, "the first step is 100%"),
-        ({"candidate": 1}, "both candidate and baseline"),
-        ({"sticky": "cookie:x"}, "names no key"),
+        ({"candidate": 1}, "version 1 is already in production"),
+        ({"sticky": "cookie:x"}, "write header:NAME or parameter:NAME"),
         ({"step": 2}, "gives no share"),
         ({"steps": ()}, "at least 1"),
         ({"steps": (float("nan"),)}, "finite number"),

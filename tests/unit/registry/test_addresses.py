@@ -79,7 +79,7 @@ def test_a_model_that_is_not_there_is_named_with_the_nearest(wanted: str) -> Non
         said = r"model 'digts': the registry has no such model \(did you mean 'digits'\?\)$"
         with pytest.raises(RegistryError, match=said):
             wanted_version(connection, "digts", wanted)
-        with pytest.raises(RegistryError, match="model 'unlike': the registry has no such model$"):
+        with pytest.raises(RegistryError, match=r"model 'unlike': the registry has no such model$"):
             Pull(connection, "unlike", 1)
 
 
