@@ -353,7 +353,7 @@ simulate-rollouts: $(SERVING) ## Rollouts with known truth: how often they are j
 	@$(BIN)/python -m bench.rollouts $(ARGS)
 
 .PHONY: demo-rollout
-demo-rollout: $(SERVING) ## A good version reaches all requests by itself, a subtly bad one is rolled back: four minutes.
+demo-rollout: $(SERVING) ## A good version reaches all requests by itself, a subtly bad one is rolled back: two to five minutes.
 	@$(BIN)/python -m bench.rollouts.demo $(ARGS)
 
 .PHONY: bench-operate

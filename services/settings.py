@@ -126,7 +126,7 @@ def settings_from(
             options[name],
             dest=name,
             action="append" if is_list else "store",
-            help=f"{field.description}{_default(field)}".replace("%", "%%").replace("\n", " "),
+            help=_help(field).replace("%", "%%"),
             metavar="VALUE",
         )
     try:
@@ -154,6 +154,11 @@ def _option(name: str, field: FieldInfo) -> str:
     """Returns the option of a setting; a repeatable option is in the singular."""
     option = f"--{name.replace('_', '-')}"
     return option.removesuffix("s") if get_origin(field.annotation) is tuple else option
+
+
+def _help(field: FieldInfo) -> str:
+    more = " Repeat the option for each." if get_origin(field.annotation) is tuple else ""
+    return f"{field.description}{_default(field)}{more}".replace("\n", " ")
 
 
 def _default(field: FieldInfo) -> str:

@@ -16,6 +16,7 @@ import base64
 import hashlib
 import hmac
 import http.client
+import logging
 import socket
 import threading
 import time
@@ -37,10 +38,16 @@ NO_RESPONSE = 1
 """Stands for a status where there was no response."""
 SECRET_PREFIX = b"whsec_"
 LEAST_SECRET_BYTES = 24
+MAKE = 'echo "whsec_$(head -c 32 /dev/urandom | base64)"'
+"""Command that makes a secret."""
+logger = logging.getLogger("flambeau.webhooks")
 
 
 def read_secret(file: str) -> bytes:
     """Reads a secret: `whsec_` and base64, or any other bytes as they are.
+
+    Libraries of Standard Webhooks read every text as base64, so a text without `whsec_` is logged:
+    its receiver must take the same bytes as its key.
 
     Raises:
         ConfigError: the file cannot be read, or holds less than `LEAST_SECRET_BYTES`.
@@ -55,11 +62,19 @@ def read_secret(file: str) -> bytes:
         try:
             secret = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
         except ValueError as error:
-            raise ConfigError(f"webhook_secret_file {file}: not base64 ({error})") from error
+            raise ConfigError(
+                f"webhook_secret_file {file}: no base64 after whsec_ ({error}); make one by {MAKE}"
+            ) from error
+    else:
+        logger.warning(
+            "the webhook secret has no whsec_, so its bytes sign as they are: receivers need the "
+            "same bytes as their key, and libraries that read it as base64 fail; make one by "
+            f"{MAKE}"
+        )
     if len(secret) < LEAST_SECRET_BYTES:
         raise ConfigError(
             f"webhook_secret_file {file} holds {len(secret)} bytes; give {LEAST_SECRET_BYTES} or "
-            "more"
+            f"more: make one by {MAKE}"
         )
     return secret
 

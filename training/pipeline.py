@@ -60,9 +60,9 @@ def run(
 
     Args:
         recipe: the run.
-        store_url: the model store, a folder or the URL of a bucket.
+        store_url: the model store.
         runs_dir: the folder of all runs; recipe and data decide the folder of this one.
-        resume: True to resume from the newest checkpoint of the same recipe and data, if any.
+        resume: True to resume from the newest checkpoint of the same recipe and data.
         console: shows progress and the table; the standard output by default.
         sign: makes the version's signature; None leaves it unsigned.
         watcher: receives the progress of the run, and may stop it.
@@ -78,10 +78,8 @@ def run(
         StoreError: the store cannot be opened or written; nothing is published.
     """
     console = console or Console()
-    check_destination(recipe, into)
-    check_named_files(recipe, reach)
-    check_packages(recipe)
-    store = ModelStore(store_url)  # a store that cannot be opened fails here, not after training
+    _check(recipe, reach, into)
+    store = ModelStore(store_url)  # one that cannot be opened fails here, not after training
     target = ModelStore(into) if into else store
     prepared = prepare(recipe, store, reach, ranks)
     recipe, raw, splits, step = prepared.recipe, prepared.raw, prepared.splits, prepared.step
@@ -102,8 +100,15 @@ def run(
         promotion = Promotion(False, "") if into else promote(recipe, manifest, store, found)
         if watcher:
             watcher.promoted(promotion.text + warning)
-    say(console, f"{'verified' if into else 'published'} {_named(manifest, sign)}{promotion.text}")
+    outcome = f"{promotion.text}{promotion.advice(manifest, store_url)}"
+    say(console, f"{'verified' if into else 'published'} {_named(manifest, sign)}{outcome}")
     return manifest
+
+
+def _check(recipe: Recipe, reach: DataReach | None, into: str) -> None:
+    check_destination(recipe, into)
+    check_named_files(recipe, reach)
+    check_packages(recipe)
 
 
 def _named(manifest: Manifest, sign: Sign | None) -> str:

@@ -1,5 +1,6 @@
 """Moves an alias to a new version, or starts its rollout, if the recipe's conditions still hold."""
 
+import shlex
 from dataclasses import dataclass
 
 from model_store.errors import (
@@ -18,6 +19,8 @@ from training.recipe.parts.promotion_condition import findings
 from training.recipe.recipe import Recipe
 from training.reporting.report import LiveComparison
 
+DEFAULT_STORE = "./var/model_store"
+"""Store of `flambeau models promote` unless one is given."""
 MOST_ATTEMPTS = 10
 """Attempts to move a pointer while other writers move pointers of the model too."""
 
@@ -29,6 +32,17 @@ class Promotion:
     moved: bool
     text: str
     """Text for people, after the version: `→ production`, `; production stays ...`."""
+    stays: str = ""
+    """The alias, if the conditions kept it; a person may move it by hand."""
+
+    def advice(self, manifest: Manifest, store_url: str) -> str:
+        """Returns the command that moves an alias which stayed; empty if none did."""
+        if not self.stays:
+            return ""
+        alias = f" --alias {self.stays}" if self.stays != PRODUCTION else ""
+        store = f" --store {shlex.quote(store_url)}" if store_url != DEFAULT_STORE else ""
+        moves = f"flambeau models promote {manifest.model} {manifest.version}{alias}{store}"
+        return f"; to move it: {moves}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +102,7 @@ def promote(
     if comparison is not None and rule.live is not None:
         expecting = {PRODUCTION: comparison.version}
     if not decision.met:
-        return Promotion(False, f"; {alias} stays where it is{finding}")
+        return Promotion(False, f"; {alias} stays where it is{finding}", alias)
     if recipe.publish.rollout is not None:
         live = _live(store, manifest.model)
         expecting = expecting or {alias: live}
@@ -98,8 +112,8 @@ def promote(
     try:
         _move(store, manifest, alias, decision.why, expecting)
     except StalePointerError as error:
-        moved_on = "" if rule.first else f" ({error})"
-        return Promotion(False, f"; {alias} stays where it is{moved_on}")
+        reason = f"{alias} names a version, and publish.if is first" if rule.first else str(error)
+        return Promotion(False, f"; {alias} stays where it is ({reason})", alias)
     return Promotion(True, f" → {alias}{finding}")
 
 

@@ -11,10 +11,9 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 
 import numpy as np
-from rich.progress import Progress
+from rich.console import Console
 
 from bench.figures.performance_page import write_block
 from bench.figures.results_file import RESULTS
@@ -35,6 +34,7 @@ from bench.rollouts.scenarios import (
     TWENTY_TIMES,
     Scenario,
 )
+from bench.rollouts.shown_progress import scenario_progress
 from bench.rollouts.simulation import Outcomes, simulate
 from services.rollouts.evidence.e_processes import Array
 
@@ -49,14 +49,12 @@ def main() -> None:
     """Simulates all scenarios, prints their figures and writes them."""
     given = _arguments()
     found: dict[str, Outcomes] = {}
-    with Progress() as progress:
-        for place, scenario in enumerate(SCENARIOS):
-            advance = partial(
-                progress.advance, progress.add_task(scenario.name, total=given.rollouts)
-            )
-            seed = given.seed + place
-            found[scenario.name] = simulate(scenario, GUARDS, given.rollouts, seed, advance)
-            progress.console.print(" · ".join(scenario_row(scenario, found[scenario.name])))
+    console = Console()
+    for place, scenario in enumerate(SCENARIOS):
+        seed = given.seed + place
+        with scenario_progress(console, f"{place + 1}/{len(SCENARIOS)}", scenario.name) as show:
+            found[scenario.name] = simulate(scenario, GUARDS, given.rollouts, seed, show)
+        console.print(" · ".join(scenario_row(scenario, found[scenario.name])), highlight=False)
     verdicts = lines(found)
     rows = [scenario_row(scenario, found[scenario.name]) for scenario in SCENARIOS]
     print("\n" + table(HEAD, rows) + "\n")

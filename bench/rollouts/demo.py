@@ -25,6 +25,7 @@ from flambeau.protocol.tensors import Array
 from flambeau.server_process import server_process
 from model_store.pointers import Pointers
 from model_store.rollouts.finding_text import finding_text
+from model_store.rollouts.status import rollout_status
 from model_store.store import ModelStore
 from training.datasets import digits
 
@@ -51,6 +52,8 @@ CLIENTS = 4
 PAUSE_S = 0.004
 """Pause of a client after an answer: the server shares its cores with the clients."""
 LONGEST_S = 300.0
+TOLD_EVERY_S = 10.0
+"""Seconds between two lines about what it waits for."""
 
 
 class Load:
@@ -110,6 +113,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="flambeau-rollout-") as folder:
         store = ModelStore(given.store or folder)
         _train(store)
+        print("\nstarting a server and its clients", flush=True)
         with server_process(["--store", store.url, "--set", "log_level=error"]) as server:
             load = Load(server.grpc)
             with load.running():
@@ -124,12 +128,22 @@ def main() -> int:
 
 
 def _flambeau(*arguments: str) -> str:
-    """Runs a command of flambeau, and returns what it prints."""
+    """Runs a command of flambeau, and returns what it prints; a long one is told to run."""
     command = [sys.executable, "-m", "flambeau", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return done.stdout
+    began = time.monotonic()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        while True:
+            try:
+                output, _ = process.communicate(timeout=TOLD_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                after_s = time.monotonic() - began
+                print(f"  {after_s:5.1f} s  flambeau {arguments[0]} runs", flush=True)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{output}")
+    return output
 
 
 def _train(store: ModelStore) -> None:
@@ -163,21 +177,32 @@ def _roll_out(store: ModelStore, candidate: int, load: Load) -> Pointers:
             print(_flambeau("rollout", "status", MODEL, "--store", store.url), end="")
             _show(pointers.evidence or {})
             return pointers
-        pointers = _next(store, pointers.generation, began + LONGEST_S)
+        pointers = _next(store, pointers.generation, began, load, shown)
 
 
-def _next(store: ModelStore, generation: int, until: float) -> Pointers:
-    """Returns the generation after another, once there is one.
+def _next(
+    store: ModelStore, generation: int, began: float, load: Load, shown: Counter[str]
+) -> Pointers:
+    """Returns the generation after another, once there is one; tells what it waits for.
 
     Raises:
         TimeoutError: there is none in time; the message has the last verdict.
     """
+    told = time.monotonic()
     while True:
         found = store.pointers(MODEL)
         assert found is not None
         if found.generation > generation:
             return found
-        if time.monotonic() > until:
+        now = time.monotonic()
+        if now - told >= TOLD_EVERY_S:
+            told = now
+            document = rollout_status(store, MODEL)
+            verdict = document["verdict"]
+            waits = document["note"] if verdict is None else verdict["next_why"]
+            requests = sum((load.answers - shown).values())
+            print(f"  {now - began:5.1f} s {requests:>8,} requests  waits: {waits}", flush=True)
+        if now > began + LONGEST_S:
             print(_flambeau("rollout", "status", MODEL, "--store", store.url))
             raise TimeoutError(f"the rollout has not ended in {LONGEST_S:g} s")
         time.sleep(0.2)

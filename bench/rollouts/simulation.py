@@ -57,7 +57,7 @@ def simulate(
     guards: Guards,
     rollouts: int,
     seed: int,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> Outcomes:
     """Simulates rollouts, each until it is rolled back, promoted, or out of looks.
 
@@ -66,20 +66,28 @@ def simulate(
         guards: what is allowed.
         rollouts: number of them.
         seed: of the random numbers.
-        progress: called with the number of rollouts that are done since it was called before.
+        progress: called after each look with the share of the work that is done; rollouts that end
+            early make it jump.
     """
     random = np.random.default_rng(seed)
     outcomes = Outcomes(np.empty(0), np.empty(0))
     at_once = WITH_LATENCIES_AT_ONCE if scenario.latency_pairs else AT_ONCE
     for first in range(0, rollouts, at_once):
         some = min(at_once, rollouts - first)
-        outcomes = outcomes.together(_simulate_some(scenario, guards, some, random))
-        progress(some)
+
+        def tell(share: float, before: int = first, own: int = some) -> None:
+            progress((before + share * own) / rollouts)
+
+        outcomes = outcomes.together(_simulate_some(scenario, guards, some, random, tell))
     return outcomes
 
 
 def _simulate_some(
-    scenario: Scenario, guards: Guards, rollouts: int, random: np.random.Generator
+    scenario: Scenario,
+    guards: Guards,
+    rollouts: int,
+    random: np.random.Generator,
+    progress: Callable[[float], None],
 ) -> Outcomes:
     rolled_back, promoted = np.full((2, rollouts), NEVER)
     running = np.arange(rollouts)
@@ -98,6 +106,7 @@ def _simulate_some(
         promoted[running[kept]] = look * step
         going = ~broken & ~kept
         running = running[going]
+        progress(max(look / scenario.looks, 1 - len(running) / rollouts))
         if not len(running):
             break
         if not going.all():

@@ -1,7 +1,7 @@
 """`flambeau push` and `flambeau pull`: copy a version between stores, and with a registry."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,7 @@ from flambeau.commands.options.token import TokenFile
 from flambeau.commands.remote.transfer import Why, pull_from_registry, push_to_registry
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.tables import size_text
-from flambeau.registry.url import is_registry
+from flambeau.registry.url import is_registry, lacks_scheme
 
 if TYPE_CHECKING:
     from model_store.store import Progress
@@ -62,6 +62,7 @@ def push(
     if is_registry(to):
         push_to_registry(model, version, store, to, why, token_file, as_json)
         return
+    _refuse_server("--to", to, {"--token-file": token_file, "--why": why})
     _copy(model, version, source_url=store, target_url=to, as_json=as_json)
 
 
@@ -88,7 +89,32 @@ def pull(
     if is_registry(from_):
         pull_from_registry(model, version, store, from_, token_file, as_json)
         return
+    _refuse_server("--from", from_, {"--token-file": token_file})
     _copy(model, version, source_url=from_, target_url=store, as_json=as_json)
+
+
+def _refuse_server(option: str, url: str, of_servers: Mapping[str, object]) -> None:
+    """Refuses a store that was meant as a server.
+
+    Args:
+        option: option that names it.
+        url: its URL.
+        of_servers: values of the options that only a server has a use for.
+
+    Raises:
+        BadParameter: the URL is HOST:PORT, or one of the options was given.
+    """
+    if lacks_scheme(url):
+        raise typer.BadParameter(
+            f"'{url}' names no store; for a server, write http://{url} or https://{url}",
+            param_hint=option,
+        )
+    if given := [name for name, value in of_servers.items() if value]:
+        raise typer.BadParameter(
+            f"{' and '.join(given)} are for servers, and '{url}' is a store; write "
+            f"{option} http://HOST:PORT, or leave them out",
+            param_hint=option,
+        )
 
 
 @failing_with(STORE_FAILURES)

@@ -31,11 +31,15 @@ FINISH_TIMEOUT_S = 3600.0
 """Time of the last call of a push, in which the registry reads all files once: some GB a second."""
 INDEX_HEADER = "flambeau-index"
 """Header of a repository index: `whole` if no version is missing in it."""
+FILE_TYPE = "application/octet-stream"
+"""Type of files that a registry sends; an address of metrics sends text for every path."""
 TRIES = 6
 """Tries of one call; the waits between them double from half a second, 15 s together."""
 FIRST_WAIT_S = 0.5
 MAX_ANSWER_BYTES = 16 * 2**20
 """Limit of an answer in JSON, and of a manifest."""
+_OF_OTHER_SERVERS = (400, 404, 405)
+"""Statuses that come without a reason from a port of gRPC, and from other servers."""
 
 
 class RegistryConnection:
@@ -168,7 +172,7 @@ class RegistryConnection:
         try:
             return json.loads(data) if data else None, answer.headers
         except (ValueError, RecursionError) as error:
-            raise RegistryError(f"{self.url} is no registry: its answer is not JSON") from error
+            raise _no_registry(self.url, "an answer that is not JSON") from error
 
     def get_part(self, path: str, start: int, sink: Callable[[bytes], None]) -> None:
         """Reads a file from an offset to its end, once; a broken connection ends it early.
@@ -179,13 +183,15 @@ class RegistryConnection:
             sink: takes the pieces as they arrive.
 
         Raises:
-            RegistryError: the registry refused the call.
+            RegistryError: the registry refused the call, or the answer is none of a registry.
             RegistryAwayError: the connection broke; ask for the rest.
         """
         headers = {**self._headers, "range": f"bytes={start}-"}
         with self._answer("GET", self._path + path, b"", headers, TIMEOUT_S) as answer:
             if answer.status >= 400:
                 raise _refusal(answer.status, answer.read(MAX_ANSWER_BYTES), self.url)
+            if (kind := answer.headers.get_content_type()) != FILE_TYPE:
+                raise _no_registry(self.url, f"{kind} in place of a file")
             if start and answer.status != 206:
                 raise RegistryError(f"{self.url} sent the whole of {path}, not the rest of it")
             while True:
@@ -249,6 +255,15 @@ def _refusal(status: int, data: bytes, url: str) -> RegistryError:
     try:
         message = str(json.loads(data)["error"])
     except (ValueError, KeyError, TypeError, RecursionError):
+        if status in _OF_OTHER_SERVERS:
+            return _no_registry(url, f"status {status} without a reason")
         message = f"{url} answered with status {status}, and no reason of a registry"
     kind = {409: RegistryConflictError, 503: RegistryBusyError, 429: RegistryBusyError}
     return kind.get(status, RegistryError)(message, status)
+
+
+def _no_registry(url: str, answered: str) -> RegistryError:
+    return RegistryError(
+        f"{url} is no registry's REST port: it answered with {answered}; give the address that the "
+        "server prints as REST, on port 8000 by default"
+    )

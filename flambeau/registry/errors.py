@@ -13,7 +13,7 @@ class RegistryError(Exception):
 
     Args:
         message: the registry's message.
-        status: HTTP status; 0 for no answer.
+        status: HTTP status; 0 for no answer, or one of no registry.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flambeau.registry.connection import RegistryConnection, path_of
 from flambeau.registry.errors import RegistryConflictError, RegistryError
-from flambeau.registry.push import push_version
+from flambeau.registry.push import begin_upload, push_version
 from flambeau.registry.sources import StoredVersion
 from model_store.document import LARGE
 from model_store.manifest import MANIFEST, parse_manifest
@@ -98,7 +98,7 @@ def _free_number(registry: RegistryConnection, model: str, number: int) -> tuple
     for free in range(number, number + MAX_SKIPPED):
         try:
             wanted = {"model": model, "version": free, "files": [file]}
-            upload = registry.call("POST", "uploads", wanted)
+            upload = begin_upload(registry, wanted)
         except RegistryConflictError:  # of a version that was deleted
             continue
         try:

@@ -6,8 +6,11 @@ visible; the signature is stored unchanged, and verified when the version is loa
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from flambeau.protocol.strict import nearest_name
 from flambeau.registry.connection import FIRST_WAIT_S, TRIES, RegistryConnection, path_of
 from flambeau.registry.errors import RegistryAwayError, RegistryError
 from flambeau.registry.push import PushReport, Sent
@@ -19,6 +22,9 @@ from model_store.store import ModelStore
 from model_store.uploads.declaration import Declaration, DeclaredFile
 from model_store.uploads.shares import MAX_OPEN
 from model_store.uploads.uploads import Uploads, UploadState
+
+NAMES_READ = 100
+"""Names of the registry among which the nearest one to an unknown name is."""
 
 
 def wanted_version(connection: RegistryConnection, model: str, wanted: str) -> int:
@@ -33,11 +39,38 @@ def wanted_version(connection: RegistryConnection, model: str, wanted: str) -> i
     Raises:
         RegistryError: there is none.
     """
-    if wanted:
-        found = connection.call("GET", path_of("models", model, "versions", wanted))
-        return int(found["version"])
-    found = connection.call("GET", path_of("models", model))
+    with _named(connection, model):
+        if wanted:
+            found = connection.call("GET", path_of("models", model, "versions", wanted))
+            return int(found["version"])
+        found = connection.call("GET", path_of("models", model))
     return int(found["aliases"].get(PRODUCTION, found["versions"][0]["version"]))
+
+
+@contextmanager
+def _named(connection: RegistryConnection, model: str) -> Iterator[None]:
+    """Names the model in the answer of the block that there is none of this name, and the nearest.
+
+    Raises:
+        RegistryError: the block raised it.
+    """
+    try:
+        yield
+    except RegistryError as error:
+        if error.status != 404 or f"'{model}'" in str(error):
+            raise
+        message = f"model '{model}': {error}{_nearest(connection, model)}"
+        raise RegistryError(message, error.status) from error
+
+
+def _nearest(connection: RegistryConnection, model: str) -> str:
+    """Returns a hint with the nearest name that the caller sees; empty for none."""
+    try:
+        found = connection.call("GET", "models", query={"limit": str(NAMES_READ)})
+        hint = nearest_name(model, [str(one["name"]) for one in found["models"]])
+    except (RegistryError, KeyError, TypeError):
+        return ""
+    return hint if "did you mean" in hint else ""
 
 
 class Pull:
@@ -56,7 +89,8 @@ class Pull:
     def __init__(self, connection: RegistryConnection, model: str, version: int) -> None:
         self._connection = connection
         self._path = ("models", model, "versions", version, "files")
-        self._sealed = self._small(MANIFEST, LARGE.max_bytes)
+        with _named(connection, model):
+            self._sealed = self._small(MANIFEST, LARGE.max_bytes)
         self.manifest: Manifest = parse_manifest(self._sealed, f"{MANIFEST} of {connection.url}")
         self._signature: bytes | None = None
         try:

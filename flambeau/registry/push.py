@@ -72,7 +72,7 @@ def push_version(
             for file, (size, sha256) in files.items()
         ],
     }
-    state = connection.call("POST", "uploads", declaration)
+    state = begin_upload(connection, declaration)
     whole = {one["file"] for one in state["files"] if one["received"] == one["size_bytes"]}
     for one in state["files"]:
         sent(one["file"], one["received"], one["file"] in whole)
@@ -102,6 +102,24 @@ def push_version(
     )
 
 
+def begin_upload(connection: RegistryConnection, declaration: dict[str, Any]) -> Any:
+    """Begins an upload, or returns the state of the same one.
+
+    Raises:
+        RegistryError: the registry refused it. Its answer to a key without a grant is that for a
+            model that it does not have, so the message names both reasons.
+    """
+    try:
+        return connection.call("POST", "uploads", declaration)
+    except RegistryError as error:
+        model = str(declaration["model"])
+        if error.status != 404 or f"'{model}'" not in str(error):
+            raise
+        raise RegistryError(
+            f"{error}, or this key has no grant on it; ask for push:{model}", error.status
+        ) from error
+
+
 def _begun_again(
     connection: RegistryConnection,
     declaration: dict[str, Any],
@@ -117,7 +135,7 @@ def _begun_again(
         RegistryError: this call failed; or the answer was lost, and the version is not published.
     """
     try:
-        state = connection.call("POST", "uploads", declaration)
+        state = begin_upload(connection, declaration)
     except RegistryError as again:
         _give_up(connection, upload_id, again)
         if is_lost and not isinstance(again, RegistryConflictError):

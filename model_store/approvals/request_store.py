@@ -138,8 +138,8 @@ def approve(store: ModelStore, model: str, number: int, who: str, why: str = "")
     request = request_of(store.storage, check_name(model), number)
     if is_same_person(request.who, who):
         raise OwnRequestError(
-            f"request {number} was asked for by {request.who}, and is approved by another person; "
-            f"you are {who}"
+            f"request {number} was asked for by {request.who}, and must be approved by another "
+            f"person; you are {who}"
         )
     decision = decision_of(store.storage, model, number)
     if (made := _made(store, request)) is not None:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+OF_BOTH = {"requests": " of both versions"}
+"""The versions whose observations count, by their unit; pairs are of both by their name."""
 _UNKNOWN = "?"
 _LARGEST_LOG = 700.0
 
@@ -37,7 +39,7 @@ def named_figures_text(guard: str, figures: Mapping[str, Any], labels: Sequence[
 
 
 def _evidence(finding: Mapping[str, Any]) -> str:
-    seen = f"{finding['observed']:,} {finding['unit']}"
+    seen, of_both = f"{finding['observed']:,} {finding['unit']}", OF_BOTH.get(finding["unit"], "")
     if finding["state"] == "broken":
         against = _e_value(finding["log_e_against"])
         return f"broken: e-value {against}, {_e_value(finding['log_e_to_roll_back'])} is enough"
@@ -47,12 +49,12 @@ def _evidence(finding: Mapping[str, Any]) -> str:
         return f"kept, by {seen}: e-value {supporting}, {needed} is enough"
     if not finding["observed"]:
         more = finding["more"]
-        least = "" if more is None else f"; at least {more:,} are needed"
+        least = "" if more is None else f"; at least {more:,}{of_both} are needed"
         return f"no {finding['unit']} yet{least}"
     text = f"not proven by {seen}: e-value {supporting} of {needed}"
     if finding["more"] is None:
         return f"{text}; with these figures no number would be enough"
-    return f"{text}; about {finding['more']:,} more are expected to be needed"
+    return f"{text}; about {finding['more']:,} more{of_both} are expected to be needed"
 
 
 def _rates(figures: Mapping[str, Any]) -> list[str]:

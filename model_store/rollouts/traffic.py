@@ -7,7 +7,7 @@ keep all three, so every server follows them and a restart loses nothing.
 
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flambeau.protocol.strict import StrictModel
 from flambeau.protocol.tensor_spec import TensorName
+from model_store.rollouts.amounts import share_text
 from model_store.rollouts.guards import Guards
 
 MAX_STEPS = 32
@@ -51,6 +52,10 @@ def _zoned(when: datetime) -> datetime:
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
+def _texts(shares: Iterable[float]) -> str:
+    return ", ".join(map(share_text, shares))
+
+
 When = Annotated[datetime, AfterValidator(_zoned)]
 """A time; one without a zone is read as UTC."""
 
@@ -68,8 +73,8 @@ class _Routed(StrictModel):
     def _known_source(cls, value: str) -> str:
         if value and not STICKY.fullmatch(value):
             raise ValueError(
-                f"'{value[:60]}' names no key; write header:NAME or parameter:NAME, with at most "
-                "64 letters, digits, - and _"
+                "write header:NAME or parameter:NAME, as in header:x-user; a NAME has at most 64 "
+                "letters, digits, - and _"
             )
         return value.lower() if value.startswith("header:") else value
 
@@ -108,13 +113,17 @@ class Rollout(_Routed):
     @model_validator(mode="after")
     def _coherent(self) -> "Rollout":
         if list(self.steps) != sorted(set(self.steps)):
-            raise ValueError(f"steps are {self.steps}; write ascending shares")
+            raise ValueError(f"steps are {_texts(self.steps)}; write ascending shares, as 1%, 10%")
         if self.steps[0] == 1:
             raise ValueError("the first step is 100%, a promotion; promote, or add smaller steps")
         if self.step >= len(self.steps) or self.steps[self.step] == 1:
-            raise ValueError(f"step {self.step} of {self.steps} gives no share of the requests")
+            raise ValueError(
+                f"step {self.step} of {_texts(self.steps)} gives no share of the requests"
+            )
         if self.candidate == self.baseline:
-            raise ValueError(f"version {self.candidate} is both candidate and baseline")
+            raise ValueError(
+                f"version {self.candidate} is already in production; name another version"
+            )
         return self
 
 
@@ -150,10 +159,11 @@ class Split(_Routed):
     def _coherent(self) -> "Split":
         versions = [arm.version for arm in self.arms]
         if len({*versions}) < len(versions):
-            raise ValueError(f"versions are {versions}; name each once")
+            listed = ", ".join(map(str, versions))
+            raise ValueError(f"the versions are {listed}; name each once")
         total = sum(arm.share for arm in self.arms)
         if abs(total - 1) > 1e-6:
-            raise ValueError(f"the shares add up to {total:.4g}; they must add up to 1 (100%)")
+            raise ValueError(f"the shares add up to {share_text(total)}; they must add up to 100%")
         return self
 
 

@@ -114,4 +114,5 @@ class GatewayConfig(GatewaySettings):
     """Hosts that webhooks of jobs may call; `.example.org` means all its subdomains. Empty allows
     none, so that no caller can make the gateway call hosts that only it can reach."""
     webhook_secret_file: str = ""
-    """File with the secret that signs webhooks; required for any."""
+    """File with the secret that signs webhooks: `whsec_` and base64 of 24 bytes or more; required
+    for any."""

@@ -30,7 +30,7 @@ class RegistrySettings(ServiceSettings, AccessSettings, TrustSettings):
     Set it to `open` to let callers on this machine write, too, without credentials; `off` for no
     registry."""
     registry_two_person: Annotated[tuple[str, ...], Field(max_length=MAX_TWO_PERSON)] = ()
-    """Aliases whose moves through the registry need two callers, as `[digits*@production]`: one
+    """Aliases whose moves through the registry need two callers, as `digits*@production`: one
     asks, another one approves. Set it where nobody alone may change what production answers;
     patterns are those of grants. It needs credentials."""
     registry_two_person_rollback: bool = False
@@ -41,10 +41,13 @@ class RegistrySettings(ServiceSettings, AccessSettings, TrustSettings):
     a store in a bucket, which takes no uploads otherwise, or for a larger disk. Empty for a folder
     within the store, from which files are published without a copy."""
     registry_webhooks: Annotated[tuple[str, ...], Field(max_length=MAX_WEBHOOKS)] = ()
-    """URLs that are called when a version is pushed, promoted, rolled back, deleted or annotated,
-    as `[https://ci.example.org/models]`; each call is signed. Empty for none."""
+    """URLs such as `https://ci.example.org/models` that are called at each event: a version was
+    pushed, promoted, rolled back, deleted or annotated, its traffic changed (`traffic`: a rollout,
+    a shadow or a split), or a move waits for a second person (`asked`). Each call is signed. Empty
+    for none."""
     webhook_secret_file: str = ""
-    """File with the secret that signs webhooks; required for any."""
+    """File with the secret that signs webhooks: `whsec_` and base64 of 24 bytes or more; required
+    for any."""
 
     @field_validator("registry_webhooks")
     @classmethod
@@ -88,7 +91,8 @@ class RegistryConfig(PortSettings, RegistrySettings):
     registry: Literal["granted", "open"] = "granted"
     """With `granted`, callers need the scopes `read`, `push`, `promote` and `delete`; without
     credentials, versions are only read, from this machine. Set it to `open` to let callers on this
-    machine write, too, without credentials."""
+    machine write, too, without credentials. `off`, which a server of requests knows too, would
+    leave this process nothing to do."""
 
     def of_ports(self) -> GatewaySettings:
         """Returns the settings of the ports; those of inference, which they refuse, are usual."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from model_store.rollouts.amounts import share_text
 from model_store.rollouts.traffic import Rollout
 from services.rollouts.evidence.evidence import PARTS, Evidence
 from services.rollouts.evidence.verdict import Verdict
@@ -56,20 +57,19 @@ def decide(rollout: Rollout, verdict: Verdict, evidence: Evidence, now: datetime
     if requests < LEAST_REQUESTS:
         return Decision(
             None,
-            f"too little traffic: the candidate has answered {requests} requests at "
-            f"{rollout.share:.4g} of the traffic, and the next step needs {LEAST_REQUESTS}",
+            f"too little traffic: the candidate has answered {requests} requests at its share of "
+            f"{share_text(rollout.share)}, and the next step needs {LEAST_REQUESTS}",
         )
     for finding in verdict.findings:
         if finding.log_e_now >= math.log(DOUBTFUL):
             e_value = f"{math.exp(min(finding.log_e_now, 700)):,.4g}"
             return Decision(
                 None,
-                f"{finding.guard} speaks against the candidate: e-value {e_value}, and the next "
-                f"step needs one below {DOUBTFUL:g}",
+                f"the guard '{finding.guard}' speaks against the candidate: e-value {e_value}, and "
+                f"the next step needs one below {DOUBTFUL:g}",
             )
-    share = f"{rollout.steps[following] * 100:.6g} %"
     if rollout.steps[following] < 1:
-        return Decision("advanced", f"{share} of the requests: no guard is broken")
+        return Decision("advanced", "no guard is broken")
     if verdict.decision == "promote":
         return Decision("promoted", verdict.reason)
     return Decision(None, f"not promoted yet: {verdict.reason}")

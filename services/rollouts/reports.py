@@ -23,6 +23,7 @@ RISK = 0.05
 QUANTILES = (0.5, 0.99)
 SHOWN_FILES = 8
 NOTHING_YET = "nothing is counted yet: servers that serve the model write their counts every 2 s"
+NOTHING_LEFT = "nothing was counted before it ended"
 
 
 def shadow_report(store: ModelStore, model: str) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def shadow_report(store: ModelStore, model: str) -> dict[str, Any]:
         return document
     figures, left_out = shadow_figures(store.storage, model, shown["id"])
     document["figures"] = None if figures is None else _shadow_document(figures)
-    document["note"] = _note(figures is not None, left_out)
+    document["note"] = _note(figures is not None, left_out, is_over=document["shadow"] is None)
     return document
 
 
@@ -81,7 +82,7 @@ def split_report(store: ModelStore, model: str) -> dict[str, Any]:
         ),
     ]
     left_out = {path: why for one in found.values() for path, why in one.left_out.items()}
-    document["note"] = _note(bool(base), left_out)
+    document["note"] = _note(bool(base), left_out, is_over=document["split"] is None)
     return document
 
 
@@ -129,7 +130,7 @@ def _shadow_document(figures: ShadowFigures) -> dict[str, Any]:
     }
 
 
-def _note(is_counted: bool, left_out: dict[str, str]) -> str:
-    texts = [] if is_counted else [NOTHING_YET]
+def _note(is_counted: bool, left_out: dict[str, str], *, is_over: bool) -> str:
+    texts = [] if is_counted else [NOTHING_LEFT if is_over else NOTHING_YET]
     texts += [f"left out: {why}" for why in list(left_out.values())[:SHOWN_FILES]]
     return "; ".join(texts)

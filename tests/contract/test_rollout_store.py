@@ -231,10 +231,10 @@ def test_a_rollback_of_another_alias_ends_nothing(store: ModelStore) -> None:
     ("wanted", "error", "message"),
     [
         ({"version": 9}, VersionNotFoundError, "has no version 9"),
-        ({"version": 1}, InvalidRolloutError, "both candidate and baseline"),
+        ({"version": 1}, InvalidRolloutError, "version 1 is already in production"),
         ({"steps": (0.5, 0.1)}, InvalidRolloutError, "ascending"),
         ({"steps": (1,)}, InvalidRolloutError, "the first step is 100%"),
-        ({"sticky": "cookie:x"}, InvalidRolloutError, "names no key"),
+        ({"sticky": "cookie:x"}, InvalidRolloutError, "write header:NAME or parameter:NAME"),
         ({"guards": {"taste": None}}, InvalidRolloutError, "unknown key 'taste'"),
         ({"guards": {"errors": {"ratio": 0.1}}}, InvalidRolloutError, "write 1 or more"),
         (
@@ -395,7 +395,7 @@ def test_a_verdict_is_told_in_words(store: ModelStore) -> None:
     assert finding["log_e_against"] is None
     assert finding["text"] == (
         "candidate 1% (0% to ?); not proven by 1,234 requests: e-value 3.32 of 99.5; about 99 more "
-        "are expected to be needed"
+        "of both versions are expected to be needed"
     )
 
 

@@ -116,7 +116,7 @@ def test_two_persons_promote_at_two_servers(
     for who, status in (("ann", 403), ("canary", 403), ("reader", 403), ("stranger", 404)):
         assert registry.post(who, approval).status == status, who
     own = registry.post("ann", approval).error()
-    assert "was asked for by key:ann, and is approved by another person" in own
+    assert "was asked for by key:ann, and must be approved by another person" in own
     assert registry.post("ben", "linear/requests/7/approve").status == 404
     assert registry.post("ben", "linear/requests/x/approve").status == 404
     [shown] = registry.get("reader", "linear/requests").json()["requests"]

@@ -76,7 +76,7 @@ def test_faulty_candidate_ends_its_rollout_and_harms_no_caller(
         last = store.pointers("m")
         assert last is not None
         assert last.aliases == {"production": 1}
-        assert last.why.startswith("disagreement is worse than allowed: e-value ")
+        assert last.why.startswith("the guard 'disagreement' is broken: ")
         log = server.wait_for_log(message="rollout moved", result="rolled_back")
         assert log["reason"] == last.why
 

@@ -242,6 +242,7 @@ def test_the_command_line_says_the_same_of_a_store_and_of_a_server(
         assert json.loads(paused.stdout)["traffic"]["rollout"]["paused"] == "lunch"
         aborted = flambeau("rollout", "abort", "linear", *place)
         assert aborted.returncode == 0, aborted.stderr
+        assert "linear rollout of version 2 aborted at 1%, production → 1" in aborted.stdout
         again = flambeau("rollout", "abort", "linear", *place)
         assert (again.returncode, again.stdout) == (1, "")
         assert "no version is being rolled out" in again.stderr

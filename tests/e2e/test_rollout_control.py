@@ -118,7 +118,7 @@ def test_failing_candidate_is_rolled_back_by_itself(
     report(store, rollout, "other", failed=500)
     last = wait_for(store, lambda now: not now.traffic, (server,))
     assert last.aliases == {"production": 1}
-    assert last.why.startswith("errors is worse than allowed: e-value ")
+    assert last.why.startswith("the guard 'errors' is broken: ")
     assert last.evidence is not None
     shown = last.evidence["counts"]["shares"]["0.1"]["candidate"]
     assert shown == {"requests": 2_000, "errors": 500}
@@ -185,7 +185,7 @@ def test_real_requests_roll_a_failing_candidate_back(
     last = store.pointers("table")
     assert last is not None
     assert last.aliases == {"production": 1}
-    assert last.why.startswith("errors is worse than allowed")
+    assert last.why.startswith("the guard 'errors' is broken: ")
     # The server follows the pointers within half a second.
     wait_until(lambda: all(answered(server, "table", body) == "1" for _ in range(20)))
 

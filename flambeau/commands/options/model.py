@@ -92,6 +92,14 @@ def named_version(model: str, version: int | None, url: str) -> tuple[str, int]:
     return name, number
 
 
+ModelOrVersion = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL[/VERSION]",
+        help="Name of the model, or digits/2, or digits@canary.",
+        autocompletion=versions_that_begin,
+    ),
+]
 ModelName = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="Name of the model.", autocompletion=models_that_begin),

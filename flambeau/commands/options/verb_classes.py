@@ -1,4 +1,4 @@
-"""Classes of commands and groups: help of flags, and suggestions for unknown commands."""
+"""Classes of commands and groups: help of flags, suggestions, a store or a server."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,11 +10,26 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Verb(TyperCommand):
-    """A command whose help shows flags without a value."""
+    """A command whose help shows flags without a value, and that is of a store or of a server."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Returns its options and arguments."""
         return _without_values(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command.
+
+        Raises:
+            BadParameter: it was given a store, and a server in its place.
+        """
+        for option in self.params:
+            is_in_place = "--server" in option.opts and option.default == ""
+            if is_in_place and ctx.params[option.name] and _is_given(ctx, "store"):
+                raise typer.BadParameter(
+                    f"a server has a store of its own; give --store or {option.opts[0]}, not both",
+                    param_hint="--store",
+                )
+        return super().invoke(ctx)
 
 
 class VerbGroup(TyperGroup):
@@ -51,6 +66,11 @@ class Verbs(typer.Typer):
     ) -> Callable[[Function], Function]:
         """Same as in `typer.Typer`."""
         return super().command(name, cls=cls or Verb, **settings)
+
+
+def _is_given(ctx: Any, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _without_values(parameters: list[Any]) -> list[Any]:

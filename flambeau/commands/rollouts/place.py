@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from flambeau.commands.options.as_json import print_outcome
+from flambeau.commands.options.model import model_and_version, parse_version
 from flambeau.commands.options.store import STORE_FAILURES, existing_store
 from flambeau.commands.remote.connecting import registry_at
 from flambeau.commands.remote.move_requests import tell_request
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from flambeau.registry.connection import RegistryConnection
     from model_store.store import ModelStore
 
+ENDING = ("rollout abort", "rollout promote", "shadow stop", "split end")
+"""Acts that end what runs."""
+ENDS = ("promoted", "rolled back", "aborted", "ended")
+"""Changes of the traffic that are an end."""
 FAILURES: dict[type[Exception], int] = {**STORE_FAILURES, InvalidRolloutError: 2}
 OfServer = Annotated[
     str,
@@ -47,6 +52,12 @@ class TrafficPlace(Protocol):
 
     url: str
 
+    def find(self, address: str) -> tuple[str, int]:
+        """Returns model and version of an address with an alias or a range, as digits@canary."""
+
+    def ended(self, model: str, generation: int) -> list[str]:
+        """Returns what of the traffic a generation ended, in words; nothing if it cannot tell."""
+
     def show(self, model: str, kind: str) -> dict[str, Any]:
         """Returns the status document of a kind."""
 
@@ -62,6 +73,22 @@ class _AtStore:
 
     def __init__(self, store: "ModelStore") -> None:
         self._store = store
+
+    def find(self, address: str) -> tuple[str, int]:
+        """Returns model and version of an address."""
+        from model_store.version_address import find_version
+
+        found = find_version(self._store, address)
+        return found.model, found.version
+
+    def ended(self, model: str, generation: int) -> list[str]:
+        """Returns what of the traffic a generation ended."""
+        from model_store.rollouts.traffic_changes import traffic_changes
+
+        after = self._store.pointers_at(model, generation)
+        before = self._store.pointers_at(model, generation - 1)
+        changes = traffic_changes(before, after)
+        return [one.text for one in changes if one.act in ENDS]
 
     def show(self, model: str, kind: str) -> dict[str, Any]:
         """Returns the status document of a kind."""
@@ -86,6 +113,26 @@ class _AtServer:
     def __init__(self, registry: "RegistryConnection") -> None:
         self._registry = registry
         self.url = registry.url
+
+    def find(self, address: str) -> tuple[str, int]:
+        """Returns model and version of an address."""
+        from flambeau.registry.pull import wanted_version
+
+        model, _, wanted = address.partition("@")
+        return model, wanted_version(self._registry, model, wanted)
+
+    def ended(self, model: str, generation: int) -> list[str]:
+        """Returns what of the traffic a generation ended; nothing if that may not be read."""
+        from flambeau.registry.connection import path_of
+        from flambeau.registry.errors import RegistryError
+
+        page = {"limit": "1", "before": str(generation + 1)}
+        try:
+            found = self._registry.call("GET", path_of("models", model, "history"), query=page)
+            changes = [change for move in found["moves"] for change in move["traffic_changes"]]
+            return [str(one["text"]) for one in changes if one["act"] in ENDS]
+        except (RegistryError, KeyError, TypeError):
+            return []
 
     def show(self, model: str, kind: str) -> dict[str, Any]:
         """Returns the status document of a kind."""
@@ -126,8 +173,43 @@ def traffic_place(store: str, server: str, token_file: Path | None) -> Iterator[
         yield _AtStore(existing_store(store))
 
 
-def print_moved(place: TrafficPlace, model: str, moved: dict[str, Any], as_json: bool) -> None:
-    """Prints new pointers, or the request for them that waits for a second person."""
+def candidate_of(place: TrafficPlace, named: str, version: int | None) -> tuple[str, int]:
+    """Returns model and version of the arguments MODEL and VERSION, or of an address alone.
+
+    Raises:
+        BadParameter: they name no version, or two.
+        StoreError: the store has no such version.
+    """
+    model, number = model_and_version(named, version)
+    if "@" in model:
+        name, _, wanted = model.partition("@")
+        is_number = wanted.isdecimal() and wanted.isascii()
+        return (name, parse_version(wanted)) if is_number else place.find(model)
+    if number is None:
+        raise typer.BadParameter(
+            f"which version of '{model}'? Give MODEL/VERSION, as digits/2", param_hint="VERSION"
+        )
+    return model, number
+
+
+def print_moved(
+    place: TrafficPlace,
+    model: str,
+    moved: dict[str, Any],
+    as_json: bool,
+    *,
+    is_end: bool = False,
+) -> None:
+    """Prints new pointers, or the request for them that waits for a second person.
+
+    Args:
+        place: where they were moved.
+        model: name of the model.
+        moved: the pointers, or the request.
+        as_json: True for JSON.
+        is_end: True if the act has ended a rollout, a shadow or a split, which is then named.
+    """
     if tell_request(moved, place.url, as_json):
         return
-    print_outcome(moved_line(model, moved), {"model": model, **moved}, as_json)
+    ended = place.ended(model, moved["generation"]) if is_end and not as_json else []
+    print_outcome(moved_line(model, moved, ended), {"model": model, **moved}, as_json)

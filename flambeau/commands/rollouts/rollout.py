@@ -43,7 +43,12 @@ class StillRunningError(Exception):
 
 
 Candidate = Annotated[
-    int, typer.Argument(metavar="VERSION", parser=parse_version, help="The new version.")
+    int | None,
+    typer.Argument(
+        metavar="[VERSION]",
+        parser=parse_version,
+        help="The new version; required, unless MODEL is MODEL/VERSION.",
+    ),
 ]
 
 Steps = Annotated[
@@ -91,7 +96,7 @@ Timeout = Annotated[
 
 @starting(rollout_app, "rollout")
 def start(
-    version: Candidate,
+    version: Candidate = None,
     steps: Steps = "1%,10%,50%,100%",
     every: Every = "5m",
     sticky: Sticky = "",

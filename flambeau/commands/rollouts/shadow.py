@@ -17,7 +17,7 @@ shadow_app = Verbs(
 
 @starting(shadow_app, "shadow")
 def start(
-    version: Candidate,
+    version: Candidate = None,
     sample: Annotated[
         str, typer.Option(metavar="SHARE", help="Share of the requests that it answers too.")
     ] = "10%",

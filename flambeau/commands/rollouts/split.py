@@ -27,6 +27,18 @@ def start(
     sticky: Sticky = "",
 ) -> dict[str, Any]:
     """Start a split of the requests that name no version, until you end it."""
+    if "=" in name:
+        given = " ".join([name, *arms])
+        raise typer.BadParameter(
+            f"'{name}' is a version with its share; give the split a name before it, as in "
+            f"colours {given}",
+            param_hint="NAME",
+        )
+    if len(arms) < 2:
+        raise typer.BadParameter(
+            f"a split compares two versions or more, and one is given: {arms[0]}",
+            param_hint="VERSION=SHARE",
+        )
     return {"name": name, "arms": [arm(text) for text in arms], "sticky": sticky}
 
 

@@ -9,11 +9,19 @@ from typing import Any
 
 from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_outcome
-from flambeau.commands.options.model import ModelName
+from flambeau.commands.options.model import ModelName, ModelOrVersion
 from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
 from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
-from flambeau.commands.rollouts.place import FAILURES, OfServer, Why, print_moved, traffic_place
+from flambeau.commands.rollouts.place import (
+    ENDING,
+    FAILURES,
+    OfServer,
+    Why,
+    candidate_of,
+    print_moved,
+    traffic_place,
+)
 from flambeau.commands.text.failures import failing_with
 
 Wanted = Callable[..., dict[str, Any]]
@@ -40,6 +48,8 @@ def starting(group: Verbs, kind: str) -> Callable[[Wanted], Wanted]:
         ) -> None:
             document = {**wanted(**own), "allow_breaking": allow_breaking, "why": why}
             with traffic_place(store, server, token_file) as place:
+                if "version" in document:
+                    model, document["version"] = candidate_of(place, model, document["version"])
                 moved = place.start(model, kind, document)
             print_moved(place, model, moved, as_json)
 
@@ -53,6 +63,8 @@ def starting(group: Verbs, kind: str) -> Callable[[Wanted], Wanted]:
 def _take_parameters(command: Callable[..., None], wanted: Wanted) -> None:
     """Puts the parameters of a function behind the first one of a command, in place of `**own`."""
     first, *rest = inspect.signature(command).parameters.values()
+    if "version" in inspect.signature(wanted).parameters:
+        first = first.replace(annotation=ModelOrVersion)
     parameters = [first, *inspect.signature(wanted).parameters.values(), *rest[:-1]]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     signature = inspect.Signature(
@@ -82,7 +94,8 @@ def add_act(group: Verbs, kind: str, act: str, about: str) -> None:
         as_json: AsJson = False,
     ) -> None:
         with traffic_place(store, server, token_file) as place:
-            print_moved(place, model, place.act(model, f"{kind} {act}", why), as_json)
+            moved = place.act(model, f"{kind} {act}", why)
+            print_moved(place, model, moved, as_json, is_end=f"{kind} {act}" in ENDING)
 
 
 def add_report(

@@ -17,21 +17,22 @@ def request_lines(requests: Sequence[Mapping[str, Any]]) -> list[str]:
     Raises:
         KeyError, TypeError: a document is none of a request.
     """
-    rows = [["REQUEST", "STATE", "MOVE", "WHO", "UNTIL", "DECIDED BY", "WHY"]]
+    rows = [["REQUEST", "STATE", "MOVE", "WHO", "WHY", "UNTIL", "DECIDED BY", "REASON"]]
     for one in requests:
         if "error" in one:
-            rows.append([str(one["number"]), "unreadable", "", "", "", "", printable(one["error"])])
+            number, reason = str(one["number"]), printable(one["error"])
+            rows.append([number, "unreadable", "", "", "", "", "", reason])
             continue
         decision = one["decision"] or {}
-        why = ": ".join(filter(None, (one["move"]["why"], decision.get("why"))))
         cells = (
             one["number"],
             one["state"],
             move_text(one),
             one["who"],
+            one["move"]["why"],
             time_text(one["until"]),
             decision.get("who", ""),
-            why,
+            decision.get("why", ""),
         )
         rows.append([*map(printable, cells)])
     return columns(rows)

@@ -11,14 +11,19 @@ from flambeau.commands.text.tables import UNKNOWN, columns, latency_text
 from model_store.rollouts.amounts import duration_text, share_text
 
 
-def moved_line(model: str, moved: Mapping[str, Any]) -> str:
-    """Describes a new generation in a line: what production names, and what runs now.
+def moved_line(model: str, moved: Mapping[str, Any], ended: Sequence[str] = ()) -> str:
+    """Describes a new generation in a line: what ended, what production names, what runs now.
+
+    Args:
+        model: name of the model.
+        moved: the pointers.
+        ended: what of the traffic has ended, in words.
 
     Raises:
         KeyError, TypeError: the document is none of pointers.
     """
     traffic = moved.get("traffic") or {}
-    parts = [f"production → {moved['aliases'].get('production')}"]
+    parts = [*ended, f"production → {moved['aliases'].get('production')}"]
     if rollout := traffic.get("rollout"):
         share = share_text(rollout["steps"][rollout["step"]])
         parts.append(f"rollout of {rollout['candidate']} at {share}{_paused(rollout)}")
@@ -201,7 +206,8 @@ def _verdict_lines(document: Mapping[str, Any]) -> list[str]:
     if verdict["more_requests"]:
         is_promoted = document["rollout"]["steps"][-1] == 1
         end = "a promotion" if is_promoted else "every guard is proven to be kept"
-        lines.append(f"about {verdict['more_requests']:,} more requests until {end}")
+        more = f"{verdict['more_requests']:,} more requests of both versions"
+        lines.append(f"about {more} until {end}")
     rows = [["GUARD", "STATE", "EVIDENCE"]]
     rows += [[one["guard"], one["state"], one["text"]] for one in verdict["findings"]]
     return [*lines, *(columns(rows) if len(rows) > 1 else [])]

@@ -74,7 +74,9 @@ def prune(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete versions that nothing uses, and files of killed publishers; first without --yes.
+    """Delete versions that nothing uses, and files of killed publishers; needs --yes.
+
+    Without --yes, it lists them and deletes nothing.
 
     Kept are versions that an alias, a pipeline or a server uses, the newest, and the young.
     """

@@ -11,7 +11,15 @@ sampling", 1982). Neither happens for lack of traffic.
 
 import math
 
-from model_store.rollouts.guards import Guards
+from model_store.rollouts.amounts import share_text
+from model_store.rollouts.finding_text import OF_BOTH, figures_text
+from model_store.rollouts.guards import (
+    DisagreementGuard,
+    Guards,
+    LatencyGuard,
+    OutputGuard,
+    RateGuard,
+)
 from services.rollouts.evidence.count_arrays import CountArrays, arrays_of
 from services.rollouts.evidence.effects import figures_of
 from services.rollouts.evidence.evidence import Evidence
@@ -43,9 +51,7 @@ def judge(evidence: Evidence, guards: Guards, *, interval_risk: float = 0.05) ->
     broken = [finding for finding in found if finding.state == "broken"]
     if broken:
         worst = max(broken, key=lambda one: one.log_e_against - one.log_e_to_roll_back)
-        against, enough = _e_value(worst.log_e_against), _e_value(worst.log_e_to_roll_back)
-        reason = f"{worst.guard} is worse than allowed: e-value {against}, {enough} is enough"
-        return _verdict("roll_back", reason, worst.guard, found)
+        return _verdict("roll_back", _broken(worst, guards), worst.guard, found)
     waiting = [finding for finding in found if finding.state == "open"]
     if not waiting:
         reason = "every guard is proven to be kept" if found else "no guard is set"
@@ -92,6 +98,30 @@ def _finding(
     )
 
 
+def _broken(finding: Finding, guards: Guards) -> str:
+    """Describes a broken guard: its figures, its limit, and the e-value."""
+    against, enough = _e_value(finding.log_e_against), _e_value(finding.log_e_to_roll_back)
+    texts = (
+        figures_text(finding.guard, finding.figures),
+        f"allowed: {_limit(getattr(guards, finding.guard))}",
+        f"e-value {against}, {enough} is enough",
+    )
+    return f"the guard '{finding.guard}' is broken: {'; '.join(filter(None, texts))}"
+
+
+def _limit(guard: object) -> str:
+    match guard:
+        case RateGuard():
+            return f"{guard.ratio:g} times the live rate, or {share_text(guard.rate)}"
+        case DisagreementGuard():
+            return share_text(guard.limit)
+        case LatencyGuard():
+            return f"a ratio of {guard.ratio:g}"
+        case OutputGuard():
+            return f"{100 * guard.difference:g} points"
+    raise AssertionError(f"{guard} is no guard")
+
+
 def _undecided(waiting: list[Finding], found: tuple[Finding, ...], requests: int) -> Verdict:
     """Says which guard needs the most traffic, and how much."""
     unseen = [one for one in waiting if not one.observed]
@@ -99,7 +129,8 @@ def _undecided(waiting: list[Finding], found: tuple[Finding, ...], requests: int
     slowest = max(waiting, key=lambda one: (one.more or 0) / max(one.observed, 1))
     if unseen:
         slowest = unseen[0]
-        least = "" if slowest.more is None else f"; at least {slowest.more:,} are needed"
+        unit = f"{slowest.unit}{OF_BOTH.get(slowest.unit, '')}"
+        least = "" if slowest.more is None else f"; at least {slowest.more:,} {unit} are needed"
         reason = f"{slowest.guard}: no {slowest.unit} yet{least}"
         more = slowest.more if slowest.unit == "requests" else None
         return _verdict("undecided", reason, slowest.guard, found, more)
@@ -109,7 +140,8 @@ def _undecided(waiting: list[Finding], found: tuple[Finding, ...], requests: int
         reason = f"{slowest.guard}: with the figures of the {so_far}, no number would be enough"
         return _verdict("undecided", reason, slowest.guard, found)
     assert slowest.more is not None
-    reason = f"{slowest.guard}: {slowest.more:,} more {slowest.unit} are expected to be needed"
+    unit = f"{slowest.unit}{OF_BOTH.get(slowest.unit, '')}"
+    reason = f"{slowest.guard}: {slowest.more:,} more {unit} are expected to be needed"
     more = math.ceil(slowest.more / slowest.observed * requests) if requests else None
     return _verdict("undecided", reason, slowest.guard, found, more)
 

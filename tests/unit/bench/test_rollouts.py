@@ -1,7 +1,10 @@
 """Simulated rollouts: each line of `make simulate-rollouts`, with fewer rollouts."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from bench.rollouts.__main__ import quantile
 from bench.rollouts.scenarios import (
@@ -14,10 +17,32 @@ from bench.rollouts.scenarios import (
     TWENTY_TIMES,
     Scenario,
 )
-from bench.rollouts.simulation import simulate
+from bench.rollouts.shown_progress import scenario_progress
+from bench.rollouts.simulation import AT_ONCE, simulate
 from model_store.rollouts.guards import Guards
 
 FEW = 100
+
+
+def test_the_share_that_is_done_grows_to_1() -> None:
+    shares: list[float] = []
+    simulate(FIVE_PERCENT, GUARDS, AT_ONCE + 1, 3, shares.append)
+    assert len(shares) > 10
+    assert shares == sorted(shares)
+    assert (shares[0] < 0.5, shares[-1]) == (True, 1)
+
+
+def test_without_a_terminal_a_line_every_few_seconds_tells_the_time_left() -> None:
+    screen, clock = io.StringIO(), iter([0.0, 5.0, 20.0, 20.0, 40.0])
+    console = Console(file=screen, width=200, force_terminal=False)
+    with scenario_progress(console, "2/10", "good candidate", lambda: next(clock)) as show:
+        show(0.1)
+        show(0.5)
+    assert screen.getvalue().splitlines() == [
+        "2/10 good candidate: begins",
+        "2/10 good candidate: 50% done, about 20 s left",
+        "2/10 good candidate: done in 40 s",
+    ]
 
 
 @pytest.mark.parametrize("scenario", [GOOD, AT_ITS_LIMITS], ids=lambda one: one.name)

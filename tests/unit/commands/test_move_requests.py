@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flambeau.commands.text.move_requests import move_text
+from flambeau.commands.text.move_requests import move_text, request_lines
 from model_store.approvals.asked_move import AskedMove, started
 from model_store.rollouts.requests import RolloutRequest
 
@@ -47,3 +47,19 @@ def test_a_move_says_what_it_would_end() -> None:
     assert move_text(request) == (
         "production → 4, breaking allowed, ends shadow of version 4 and split 'ab'"
     )
+
+
+def test_reasons_of_both_persons_have_columns_of_their_own() -> None:
+    asked = {
+        **request_of(AskedMove(act="promote", version=4, why="0.3 points better"), 4),
+        "number": 7,
+        "state": "refused",
+        "who": "key:ann",
+        "until": "2026-11-29T11:20:04+00:00",
+        "decision": {"who": "key:ben", "why": "not on a Friday"},
+    }
+    head, line, damaged = request_lines([asked, {"number": 6, "error": "no JSON"}])
+    for title, cell in (("WHO", "key:ann"), ("WHY", "0.3 points"), ("REASON", "not on a Friday")):
+        assert line[head.index(title) :].startswith(cell)
+    assert line[head.index("DECIDED BY") :].startswith("key:ben")
+    assert damaged.split(maxsplit=2) == ["6", "unreadable", "no JSON"]

@@ -110,7 +110,7 @@ def test_the_traffic_that_is_missing_is_told_with_what_it_leads_to(
         "findings": [],
     }  # fmt: skip
     document = {**rollout_status(store, "digits"), "verdict": verdict}
-    assert f"about 1,232 more requests until {end}" in status_lines(document)
+    assert f"about 1,232 more requests of both versions until {end}" in status_lines(document)
 
 
 def test_a_watch_ends_with_its_time_limit(run: Run, store: ModelStore) -> None:

@@ -165,8 +165,8 @@ def test_a_move_of_production_ends_the_shadow_of_that_version_alone() -> None:
     [
         ({"steps": (0.5, 0.1)}, "ascending"),
         ({"steps": (1,)}, "the first step is 100%"),
-        ({"candidate": 1}, "both candidate and baseline"),
-        ({"sticky": "cookie:x"}, "names no key"),
+        ({"candidate": 1}, "version 1 is already in production"),
+        ({"sticky": "cookie:x"}, "write header:NAME or parameter:NAME"),
         ({"step": 2}, "gives no share"),
         ({"steps": ()}, "at least 1"),
         ({"steps": (float("nan"),)}, "finite number"),

@@ -155,14 +155,14 @@ def test_failing_candidate_is_rolled_back(
             pointers = await server.look()
         assert pointers.aliases == {"production": 1}
         assert pointers.traffic.rollout is None
-        assert pointers.why.startswith("errors is worse than allowed: e-value")
+        assert pointers.why.startswith("the guard 'errors' is broken: candidate 60% (")
         assert pointers.evidence is not None
         assert pointers.evidence["counts"]["shares"]["0.5"]["candidate"]["errors"] == 60
         [log] = [one for one in caplog.records if one.message == "rollout moved"]
         assert (log.__dict__["result"], log.levelname) == ("rolled_back", "ERROR")
         [act] = [one for one in caplog.records if one.name == "flambeau.audit"]
         assert act.__dict__["act"] == "roll back"
-        assert "version 2: errors is worse" in act.__dict__["why"]
+        assert "version 2: the guard 'errors' is broken" in act.__dict__["why"]
 
     run(work())
 

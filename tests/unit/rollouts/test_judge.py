@@ -61,7 +61,8 @@ def failing(rate: float) -> Callable[[Evidence, random.Random, Version], None]:
 def test_silence_is_no_evidence() -> None:
     verdict = judge(Evidence(), Guards())
     assert verdict.decision == "undecided"
-    assert verdict.reason.startswith("errors: no requests yet; at least ")
+    said = r"errors: no requests yet; at least [\d,]+ requests of both versions are needed"
+    assert re.fullmatch(said, verdict.reason)
     assert {finding.state for finding in verdict.findings} == {"open"}
     assert all(finding.log_e_for <= 1e-9 for finding in verdict.findings)
     assert verdict.more_requests == verdict.findings[0].more
@@ -75,7 +76,11 @@ def test_no_guard_promotes_nothing() -> None:
 def test_many_errors_roll_back() -> None:
     verdict = judge(traffic(3000, failing(0.02)), ONLY_ERRORS)
     assert (verdict.decision, verdict.guard) == ("roll_back", "errors")
-    assert re.fullmatch(r"errors is worse .* e-value \S+, 100 is enough", verdict.reason)
+    said = (
+        r"the guard 'errors' is broken: candidate [12][.\d]*% \(\S+% to \S+%\), live \S+% .*; "
+        r"allowed: 1\.5 times the live rate, or 0\.1%; e-value \S+, 100 is enough"
+    )
+    assert re.fullmatch(said, verdict.reason)
     finding = only(verdict)
     assert finding.log_e_against >= finding.log_e_to_roll_back == pytest.approx(math.log(100))
     assert finding.figures["candidate_rate"] == pytest.approx(0.02, abs=0.006)
@@ -116,6 +121,8 @@ def test_pairs_decide(differ: int, decision: str) -> None:
     verdict = judge(Evidence({"pairs/0": 600 - differ, "pairs/1000": differ}), ONLY_PAIRS)
     assert verdict.decision == decision
     figures = only(verdict).figures
+    is_told = "broken: 8.33% (" in verdict.reason and "; allowed: 2%; " in verdict.reason
+    assert is_told == (decision == "roll_back")
     low, high = figures["mean_low"], figures["mean_high"]
     assert low is not None
     assert high is not None
@@ -153,6 +160,7 @@ def test_latencies_decide(slower: float, decision: str) -> None:
         evidence.count_latencies(own * slower, live, ONLY_LATENCY.latency.ratio)
     verdict = judge(evidence, ONLY_LATENCY)
     assert verdict.decision == decision
+    assert ("; allowed: a ratio of 1.2; " in verdict.reason) == (decision == "roll_back")
     figures = only(verdict).figures
     for name in ("p50", "p99"):
         low, high = figures[f"{name}_ratio_low"], figures[f"{name}_ratio_high"]
@@ -178,6 +186,7 @@ def classes(shares: tuple[float, ...]) -> Callable[[Evidence, random.Random, Ver
 def test_shares_of_classes_decide(shares: tuple[float, ...], decision: str) -> None:
     verdict = judge(traffic(12000, classes(shares)), ONLY_OUTPUTS)
     assert verdict.decision == decision
+    assert ("; allowed: 5 points; " in verdict.reason) == (decision == "roll_back")
     assert (only(verdict).log_e_for > 0) == (decision == "promote")  # one class is as before
     figures = only(verdict).figures
     low, high = figures["difference_low"], figures["difference_high"]

@@ -201,3 +201,9 @@ def test_nothing_is_counted_yet(store: ModelStore) -> None:
     assert split_report(store, "digits")["arms"] == []
     split_of(store)
     assert "nothing is counted yet" in split_report(store, "digits")["note"]
+    rollout_store.end_split(store, "digits")
+    assert split_report(store, "digits")["note"] == "nothing was counted before it ended"
+    rollout_store.start_shadow(store, "digits", ShadowRequest(version=2))
+    assert "nothing is counted yet" in shadow_report(store, "digits")["note"]
+    rollout_store.stop_shadow(store, "digits")
+    assert shadow_report(store, "digits")["note"] == "nothing was counted before it ended"

@@ -302,7 +302,14 @@ def test_whoever_is_second_with_a_first_version_leaves_the_pointer_alone(
     first = place.publish()
     at_the_same_moment(place, monkeypatch, lambda: place.store.promote("small", first.version))
     _, promotion = place.train()
-    assert promotion == Promotion(False, "; production stays where it is")
+    said = "; production stays where it is (production names a version, and publish.if is first)"
+    assert promotion == Promotion(False, said, "production")
+    command = "; to move it: flambeau models promote small 2"
+    assert promotion.advice(place.store.manifest("small", 2), "./var/model_store") == command
+    elsewhere = promotion.advice(place.store.manifest("small", 2), "my store")
+    assert elsewhere == f"{command} --store 'my store'"
+    canary = Promotion(False, said, "canary").advice(place.store.manifest("small", 2), "s3://b/p")
+    assert canary == f"{command} --alias canary --store s3://b/p"
     assert place.live() == first.version
 
 

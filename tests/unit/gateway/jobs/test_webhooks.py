@@ -1,7 +1,11 @@
 """Webhook hosts with arbitrary responses."""
 
 import asyncio
+import base64
+import hmac
 import socket
+import subprocess
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +13,8 @@ from pathlib import Path
 from unittest.mock import AsyncMock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.errors import InvalidRequestError
 from services.gateway.jobs.job_service import check_webhook
@@ -17,7 +23,7 @@ from services.queueing.job_records import Job
 from services.queueing.records import Lane
 from services.queueing.redis_streams.webhook_queue import PAUSES_S, Delivery
 from services.settings import ConfigError
-from services.webhook_calls import read_secret
+from services.webhook_calls import MAKE, read_secret, signature
 
 
 @contextmanager
@@ -110,9 +116,60 @@ def test_what_may_not_be_called_is_refused(url: str) -> None:
         check_webhook(url, ("example.org", ".example.org"))
 
 
-def test_a_secret_may_be_any_bytes(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(b"\xff" * 32)
-    assert read_secret(str(tmp_path / "secret")) == b"\xff" * 32
+def by_library(secret: str | bytes, webhook_id: str, timestamp: int, body: bytes) -> str:
+    """Returns the signature that a receiver expects, as libraries of Standard Webhooks make it.
+
+    They take bytes as the key, and read a text as base64, after `whsec_` if it has it:
+    https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md.
+    """
+    key = secret
+    if isinstance(secret, str):
+        key = base64.b64decode(secret.removeprefix("whsec_"))
+    assert isinstance(key, bytes)
+    signed = f"{webhook_id}.{timestamp}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(key, signed, "sha256").digest()).decode()
+
+
+@given(st.binary(min_size=24, max_size=64), st.integers(0, 2**40), st.binary(max_size=64))
+def test_a_receiver_that_has_the_text_of_the_secret_accepts_the_signature(
+    key: bytes, timestamp: int, body: bytes
+) -> None:
+    with tempfile.NamedTemporaryFile("w") as file:
+        text = f"whsec_{base64.b64encode(key).decode()}"
+        file.write(f"{text}\n")
+        file.flush()
+        secret = read_secret(file.name)
+    assert signature(secret, "1", timestamp, body) == by_library(text, "1", timestamp, body)
+
+
+def test_a_secret_by_the_command_of_the_documentation_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "hook.secret"
+    file.write_bytes(subprocess.run(["bash", "-c", MAKE], check=True, capture_output=True).stdout)
+    assert len(read_secret(str(file))) == 32
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("secret", [b"\xff" * 32, base64.b64encode(b"\xff" * 32)])
+def test_any_other_secret_signs_by_its_bytes_and_is_told_once(
+    tmp_path: Path, secret: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "secret").write_bytes(secret)
+    found = read_secret(str(tmp_path / "secret"))
+    assert signature(found, "1", 7, b"{}") == by_library(secret, "1", 7, b"{}")
+    [told] = caplog.messages
+    assert "the webhook secret has no whsec_, so its bytes sign as they are" in told
+    assert secret.decode(errors="replace") not in told
+
+
+@pytest.mark.parametrize(("text", "says"), [("whsec_%", "no base64"), ("short", "holds 5 bytes")])
+def test_a_secret_that_cannot_be_used_is_told_the_command(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "secret").write_text(text)
+    with pytest.raises(ConfigError, match=f"{says}.*make one by echo"):
+        read_secret(str(tmp_path / "secret"))
 
 
 @pytest.mark.parametrize(("file", "says"), [("", "set webhook_secret_file"), ("/none", "No such")])

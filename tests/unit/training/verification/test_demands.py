@@ -56,7 +56,8 @@ def test_first_holds_beside_a_demand(place: Place) -> None:
     place.train()
     rule = "first and test/accuracy >= 70%"
     _, promotion = trained(place, {"test/accuracy": 0.8}, rule)
-    assert promotion == Promotion(False, "; production stays where it is")
+    said = "; production stays where it is (production names a version, and publish.if is first)"
+    assert promotion == Promotion(False, said, "production")
 
 
 @pytest.mark.parametrize(("value", "met"), [(0.8, True), (0.5, False)])
