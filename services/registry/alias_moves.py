@@ -3,9 +3,9 @@
 In: calls of a `Principal`. Out: plain values for JSON; every failure is a `ServingError`. A move
 that waits for a second person is `{"request": ...}`, any other one the new pointers.
 
-Rules: a move of an alias, or the start of what routes its requests, needs `promote` on the alias;
-so does each decision about one that was asked for. Each act is audited, with who, why and from
-where, and an approval with the caller who asked.
+Rules: a move or removal of an alias, or the start of what routes its requests, needs `promote` on
+the alias; so does each decision about one that was asked for. Each act is audited, with who, why
+and from where, and an approval with the caller who asked.
 """
 
 from collections.abc import Callable
@@ -146,4 +146,4 @@ class AliasMoves:
 def _is_back(current: Pointers | None, following: Pointers, alias: str) -> bool:
     """Returns True if an alias goes back to an older version than its present one."""
     before = current.aliases.get(alias, 0) if current else 0
-    return following.aliases[alias] < before
+    return following.aliases.get(alias, before) < before

@@ -30,7 +30,7 @@ class RegistrySettings(ServiceSettings, AccessSettings, TrustSettings):
     Set it to `open` to let callers on this machine write, too, without credentials; `off` for no
     registry."""
     registry_two_person: Annotated[tuple[str, ...], Field(max_length=MAX_TWO_PERSON)] = ()
-    """Aliases whose moves through the registry need two callers, as `[digits*@production]`: one
+    """Aliases whose moves through the registry need two callers, as `digits*@production`: one
     asks, another one approves. Set it where nobody alone may change what production answers;
     patterns are those of grants. It needs credentials."""
     registry_two_person_rollback: bool = False
@@ -42,7 +42,7 @@ class RegistrySettings(ServiceSettings, AccessSettings, TrustSettings):
     within the store, from which files are published without a copy."""
     registry_webhooks: Annotated[tuple[str, ...], Field(max_length=MAX_WEBHOOKS)] = ()
     """URLs that are called when a version is pushed, promoted, rolled back, deleted or annotated,
-    as `[https://ci.example.org/models]`; each call is signed. Empty for none."""
+    as `https://ci.example.org/models`; each call is signed. Empty for none."""
     webhook_secret_file: str = ""
     """File with the secret that signs webhooks; required for any."""
 

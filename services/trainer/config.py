@@ -53,7 +53,7 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
     store: str = "./var/model_store"
     """URL of the model store that versions are published to."""
     registry_two_person: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    """Aliases whose moves through the registry need two callers, as `[digits*@production]`: recipes
+    """Aliases whose moves through the registry need two callers, as `digits*@production`: recipes
     that would move one are refused. Set it to what the servers of the store have."""
     runs_dir: str = "./var/training"
     """Folder of all jobs, with their code and checkpoints. Every API and every worker must see it
