@@ -45,9 +45,6 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
     """Accept jobs over REST and gRPC; `--no-api` leaves that to other processes."""
     worker: bool = True
     """Run jobs; `--no-worker` leaves that to other processes."""
-    audit_log: str = ""
-    """File that every management act is appended to, as JSON lines; empty for the log of the
-    process."""
     jobs: str = "./var/training.db"
     """Store of the jobs: a file (SQLite, one machine), or the URL of a Redis or Valkey."""
     store: str = "./var/model_store"
