@@ -22,13 +22,18 @@ CHUNK_BYTES = 8 * 2**20
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Runs a server with three versions of linear, whose registry is open to this machine."""
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the audit file of the server."""
+    return tmp_path_factory.mktemp("audit") / "audit.jsonl"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, audit: Path) -> Iterator[ServerProcess]:
+    """Runs a server with four versions of linear, whose registry is open to this machine."""
     folder = tmp_path_factory.mktemp("store")
-    for scale in (2.0, 3.0, 4.0):
+    for scale in (2.0, 3.0, 4.0, 5.0):
         onnx_models.publish(str(folder), "linear", onnx_models.linear(scale))
     ModelStore(str(folder)).promote("linear", 3)
-    audit = folder.parent / "audit.jsonl"
     with running_server(folder, registry="open", audit_log=str(audit)) as server:
         yield server
 
@@ -64,7 +69,7 @@ def test_contents_and_annotations(server: ServerProcess) -> None:
     assert noted == "linear/3: - (team=vision)\n"
     noted = flambeau("models", "describe", "linear", "It doubles.", "--server", url)
     assert noted == "linear: It doubles. (no tags)\n"
-    assert "linear  3           3       -" in flambeau("models", "list", "--server", url)
+    assert "linear  3           4       -" in flambeau("models", "list", "--server", url)
     shown = flambeau("models", "show", "linear", "--server", url)
     assert shown.startswith("linear 3 ")
     document = json.loads(
@@ -73,7 +78,7 @@ def test_contents_and_annotations(server: ServerProcess) -> None:
     assert (document["version"], document["tags"]) == (3, {"team": "vision"})
 
 
-def test_an_alias_and_a_version_go(server: ServerProcess, tmp_path: Path) -> None:
+def test_an_alias_and_a_version_go(server: ServerProcess, audit: Path) -> None:
     url = f"http://{server.http}"
     for alias in ("canary", "shadowed"):
         flambeau("models", "promote", "linear", "1", "--alias", alias, "--at", url)
@@ -90,11 +95,11 @@ def test_an_alias_and_a_version_go(server: ServerProcess, tmp_path: Path) -> Non
     assert dict(moved.aliases) == {"production": 3}
     newest = call(server, "GET", "/v1/registry/models/linear/history").json()["moves"][0]
     assert newest["changes"] == [{"alias": "shadowed", "from": 1, "to": None}]
-    assert "linear 1 is deleted" in flambeau("models", "delete", "linear/1", "--at", url)
-    lines = (Path(server.store).parent / "audit.jsonl").read_text().splitlines()
+    assert "linear 2 is deleted" in flambeau("models", "delete", "linear/2", "--at", url)
+    lines = audit.read_text().splitlines()
     acts = [(one["act"], one["target"], one["outcome"]) for one in map(json.loads, lines)]
     assert ("remove alias", "linear@canary", "done") in acts
-    assert ("delete", "linear/1", "done") in acts
+    assert ("delete", "linear/2", "done") in acts
 
 
 def test_unfinished_uploads_are_listed_and_abandoned(server: ServerProcess) -> None:
