@@ -23,6 +23,7 @@ from model_store.errors import ConflictError, DigestMismatchError, VersionNotFou
 from model_store.manifest import FileEntry, Manifest
 from model_store.pipelines.parts import check_parts, missing_parts
 from model_store.records.claim import owner_of_copy
+from model_store.records.push_record import PushRecord, push_record_path
 from model_store.records.tombstone import refuse_deleted
 from model_store.semver import semver_index
 from model_store.semver.compatibility import identity_of, needed_bump
@@ -56,6 +57,7 @@ def copy_version(
     send: SendFile | None = None,
     *,
     with_parts: bool = True,
+    push: PushRecord | None = None,
 ) -> CopyReport:
     """Copies a version to another store under the same number.
 
@@ -68,6 +70,7 @@ def copy_version(
         send: stores a file, whose digest it has checked; None reads it from the source and writes
             it to the target.
         with_parts: True to copy the models of a pipeline, too; else the target has them.
+        push: who copies it and why, recorded in the target; None records nothing.
 
     Raises:
         VersionDeletedError: the target had the version, or one with its semantic version, and it
@@ -92,7 +95,7 @@ def copy_version(
     parts = missing_parts(source, target, manifest) if with_parts else ()
     copies = [copy_version(source, target, p.model, p.version, progress) for p in parts]
     check_parts(target, manifest)
-    own = _copy_one(source, target, manifest, sealed, signature, progress, send)
+    own = _copy_one(source, target, manifest, sealed, signature, progress, send, push)
     new = [part for part, copy in zip(parts, copies, strict=True) if copy.files_copied]
     return CopyReport(
         files_copied=sum(copy.files_copied for copy in (own, *copies)),
@@ -110,10 +113,13 @@ def _copy_one(
     signature: bytes | None,
     progress: Progress | None,
     send: SendFile | None,
+    push: PushRecord | None,
 ) -> CopyReport:
     """Copies the files of a version, and its manifest last."""
     model, version = manifest.model, manifest.version
     target.claim(model, version, owner_of_copy(_digest(sealed)))
+    if push:
+        target.storage.replace(push_record_path(model, version), push.to_json())
     sizes = target.storage.list(f"{model}/{version}/")
     copied = []
     for entry in manifest.all_files():

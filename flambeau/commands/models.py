@@ -25,7 +25,10 @@ from flambeau.commands.options.store import (
 from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.remote.aliases import At, move_alias, print_move, roll_back_alias
+from flambeau.commands.remote.annotations import delete, describe, tag, unalias
+from flambeau.commands.remote.contents import list_at, show_at
 from flambeau.commands.remote.move_requests import approve, refuse, requests
+from flambeau.commands.remote.uploads import uploads
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.model import (
     METRIC,
@@ -37,7 +40,7 @@ from flambeau.commands.text.model import (
     without_steps,
 )
 from flambeau.commands.text.tables import columns
-from flambeau.commands.versions.history import history
+from flambeau.commands.versions.history import OfServer, history
 from flambeau.commands.versions.prune import prune
 from model_store.errors import SignatureMismatchError, StoreError
 
@@ -64,13 +67,20 @@ WithSteps = Annotated[
 @models_app.command("list")
 @failing_with(STORE_FAILURES)
 def list_models(
-    with_steps: WithSteps = False, store: StoreUrl = DEFAULT_STORE, as_json: AsJson = False
+    with_steps: WithSteps = False,
+    store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the models, their production versions and the fastest artifacts.
 
     Models that are code of a pipeline, PIPELINE.STEP, are listed with --all.
     An unreadable model is listed too, with the reason, and makes the exit code 1.
     """
+    if server:
+        list_at(server, token_file, as_json)
+        return
     opened = existing_store(store)
     summaries = [
         _summary(opened, model, listing)
@@ -99,9 +109,14 @@ def show(
     model: ModelName,
     version: VersionOrDefault = None,
     store: StoreUrl = DEFAULT_STORE,
+    server: OfServer = "",
+    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a version: signature, artifacts with their metrics, lineage, files."""
+    if server:
+        show_at(server, token_file, model, version, as_json)
+        return
     opened, manifest = open_version(store, model, version)
     pointers = opened.pointers(manifest.model)
     versions = pointers.aliases if pointers else {}
@@ -213,6 +228,11 @@ def rollback(
 
 
 models_app.command()(history)
+models_app.command()(unalias)
+models_app.command()(tag)
+models_app.command()(describe)
+models_app.command()(delete)
+models_app.command()(uploads)
 models_app.command()(requests)
 models_app.command()(approve)
 models_app.command()(refuse)

@@ -78,7 +78,7 @@ def push_version(
         sent(one["file"], one["received"], one["file"] in whole)
     sending = _Sending(connection, source, sent)
     restarts = 0
-    breaks = ""
+    breaks = refused = ""
     while not state["is_published"]:
         finishing = False
         try:
@@ -92,6 +92,9 @@ def push_version(
         except RegistryError as error:  # 404: its answer was lost, and it is over
             restarts += 1
             is_lost = finishing and error.status in _LOST
+            if finishing and error.status == 404 and str(error) == refused:
+                raise  # a model of the pipeline that the caller may not read, and not the upload
+            refused = str(error) if finishing else ""
             if not is_lost and (error.status not in (404, 409) or restarts > MAX_RESTARTS):
                 _give_up(connection, state["id"], error)
                 raise

@@ -8,7 +8,9 @@ same data and, by the number of their generation, of the same pointers.
 
 from typing import Literal
 
-from flambeau.protocol.strict import StrictModel
+from flambeau.protocol.strict import StrictModel, nearest_name
+from model_store.errors import VersionInUseError, VersionNotFoundError
+from model_store.host.this_user import this_user
 from model_store.pointers import PRODUCTION, Pointers, rollback_target
 from model_store.rollouts.amounts import share_text
 from model_store.rollouts.requests import RolloutRequest, ShadowRequest, SplitRequest
@@ -23,7 +25,13 @@ from model_store.semver.breaking import refuse_unfitting
 from model_store.store import ModelStore
 
 MoveAct = Literal[
-    "promote", "rollback", "rollout start", "rollout promote", "shadow start", "split start"
+    "promote",
+    "rollback",
+    "remove alias",
+    "rollout start",
+    "rollout promote",
+    "shadow start",
+    "split start",
 ]
 
 
@@ -58,7 +66,7 @@ class AskedMove(StrictModel):
         started = self.rollout or self.shadow
         if started is not None:
             return f"/{started.version}"
-        return f"@{self.alias}" if self.act == "rollback" else ""
+        return f"@{self.alias}" if self.act in ("rollback", "remove alias") else ""
 
 
 def started(wanted: RolloutRequest | ShadowRequest | SplitRequest) -> AskedMove:
@@ -98,7 +106,35 @@ def planned(
     if move.act == "rollback":
         target = rollback_target(store.history(model), move.alias)
         return store.planned(model, target, move.alias, move.why, current, who)
+    if move.act == "remove alias":
+        return _removal(model, move, current, who)
     return _traffic_act(store, model, move)(current, who)
+
+
+def remove_alias(store: ModelStore, model: str, alias: str, why: str = "") -> Pointers:
+    """Removes an alias, as a new generation of the pointers.
+
+    Raises:
+        VersionInUseError: it is `production`.
+        ModelNotFoundError, VersionNotFoundError: there is no such model, or no such alias.
+        ConflictError: another writer moved a pointer first.
+    """
+    move = AskedMove(act="remove alias", alias=alias, why=why)
+    return store.point(model, planned(store, model, move, store.pointers(model), ""))
+
+
+def _removal(model: str, move: AskedMove, current: Pointers | None, who: str) -> Pointers:
+    if move.alias == PRODUCTION:
+        raise VersionInUseError(
+            f"'{PRODUCTION}' of '{model}' selects the version of requests that name none, and is "
+            "not removed; promote another version"
+        )
+    aliases = current.aliases if current else {}
+    if move.alias not in aliases:
+        hint = nearest_name(move.alias, aliases)
+        raise VersionNotFoundError(f"'{model}' has no alias '{move.alias[:128]}'{hint}")
+    left = {alias: version for alias, version in aliases.items() if alias != move.alias}
+    return Pointers.after(current, left, who or this_user(), move.why)
 
 
 def _traffic_act(store: ModelStore, model: str, move: AskedMove) -> Act:

@@ -46,8 +46,8 @@ class MoveRequest(StrictModel):
     generation: int = Field(ge=0)
     """The generation of pointers that it was asked for; 0 for none."""
     target: int | None = None
-    """The version that the alias will name; None for the start of a rollout, a shadow or a split,
-    which moves none."""
+    """The version that the alias will name; None for a removal, and for the start of a rollout, a
+    shadow or a split, which moves none."""
 
     def to_json(self) -> bytes:
         """Returns the file's bytes."""

@@ -89,7 +89,7 @@ def ask(
     for _ in range(MOST_ATTEMPTS):
         current = store.pointers(model)
         following = planned(store, model, move, current, who)
-        target = None if move.starts else following.aliases[move.alias]
+        target = None if move.starts else following.aliases.get(move.alias)
         numbers = _numbers(store, model)
         generation = current.generation if current else 0
         undecided = [*_swept(store, model, numbers, generation)]

@@ -10,6 +10,9 @@ from model_store.errors import ConflictError
 from model_store.manifest import CLAIM
 from model_store.storage.storage import MissingFileError, Storage
 
+COPY = "copy of the manifest with sha256 "
+"""Beginning of the owner of a copied version's number."""
+
 
 def claim_path(model: str, version: int) -> str:
     """Returns the path of a claim in its store."""
@@ -23,7 +26,7 @@ def claim_of(owner: str) -> bytes:
 
 def owner_of_copy(manifest_sha256: str) -> str:
     """Returns the owner of a copied version's number: every copy of the same manifest is one."""
-    return f"copy of the manifest with sha256 {manifest_sha256}"
+    return f"{COPY}{manifest_sha256}"
 
 
 def refuse_claimed(storage: Storage, model: str, version: int, owner: str) -> None:

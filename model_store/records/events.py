@@ -14,7 +14,7 @@ import bisect
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
@@ -32,7 +32,8 @@ from model_store.listing import model_names
 from model_store.manifest import MANIFEST
 from model_store.pointers import Pointers
 from model_store.records.annotations import annotations_of
-from model_store.records.moves import changes_between
+from model_store.records.moves import Change, changes_between
+from model_store.records.push_record import publisher_of
 from model_store.records.tombstone import tombstone_of
 from model_store.rollouts.traffic import Split, Traffic
 from model_store.storage.storage import MissingFileError
@@ -276,7 +277,12 @@ def _pushed(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
         raise
     except StoreError:  # deleted meanwhile, or damaged
         return None
-    return {"kind": "pushed", "version": event.number, "semver": manifest.semver}
+    return {
+        "kind": "pushed",
+        "version": event.number,
+        "semver": manifest.semver,
+        **publisher_of(store.storage, event.model, event.number),
+    }
 
 
 def _moved(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
@@ -285,17 +291,23 @@ def _moved(store: ModelStore, event: StoredEvent) -> dict[str, Any] | None:
     changes = changes_between(before.aliases if before else {}, pointers.aliases)
     if not changes:
         return _traffic_moved(before.traffic if before else Traffic(), pointers)
-    went_back = all(
-        one.before is not None and one.after is not None and one.after < one.before
-        for one in changes
-    )
     return {
-        "kind": "rolled_back" if went_back else "promoted",
+        "kind": _kind_of(changes),
         "version": changes[0].after,
         **_by(pointers),
         "generation": pointers.generation,
         "changes": [one.document() for one in changes],
     }
+
+
+def _kind_of(changes: Sequence[Change]) -> str:
+    if all(one.after is None for one in changes):
+        return "alias_removed"
+    went_back = all(
+        one.before is not None and one.after is not None and one.after < one.before
+        for one in changes
+    )
+    return "rolled_back" if went_back else "promoted"
 
 
 def _traffic_moved(before: Traffic, pointers: Pointers) -> dict[str, Any] | None:

@@ -382,13 +382,22 @@ class Storage:
             reason = f"cannot {action} in {self.url}: {_first_line(error)}"
             if self.is_local and _is_full(error):
                 raise StorageFullError(f"{reason}; make room there, then try again") from error
-            check = (
-                "check free space and permissions"
-                if self.is_local
-                else "check the bucket's name and region, the credentials' rights, and that this "
-                "machine reaches it"
+            raise StorageError(
+                f"{reason}; {self._what_to_check(reason)}, then try again"
+            ) from error
+
+    def _what_to_check(self, reason: str) -> str:
+        if self.is_local:
+            return "check free space and permissions"
+        if "builder error" in reason:  # of the HTTP client: it sends nothing without TLS
+            return (
+                "check the URL of the endpoint (AWS_ENDPOINT_URL); one at http:// needs "
+                "AWS_ALLOW_HTTP=true"
             )
-            raise StorageError(f"{reason}; {check}, then try again") from error
+        return (
+            "check the bucket's name and region, the credentials' rights, and that this machine "
+            "reaches it"
+        )
 
 
 def append_whole(file: int, data: bytes | memoryview) -> None:

@@ -130,7 +130,7 @@ def parse_declaration(data: bytes, between: Callable[[], None] = lambda: None) -
 
 
 def read_declaration(document: Any, between: Callable[[], None] = lambda: None) -> Declaration:
-    """Validates the values of a declaration up to the first fault.
+    """Validates the values of a declaration up to the first fault; none is converted.
 
     Args:
         document: plain values.
@@ -143,7 +143,7 @@ def read_declaration(document: Any, between: Callable[[], None] = lambda: None) 
     if isinstance(document, dict) and isinstance(document.get("files"), list):
         document["files"] = _parsed_files(document["files"], between)
     try:
-        return Declaration.model_validate(document)
+        return Declaration.model_validate(document, strict=True)
     except ValidationError as error:
         raise UploadRefusedError(f"{_WHAT}: {explain(error, Declaration)}") from error
 
@@ -157,7 +157,7 @@ def _parsed_files(entries: list[Any], between: Callable[[], None]) -> tuple[Decl
     for number, entry in enumerate(entries):
         _check_keys(entry, f"'files.{number}' of {_WHAT}")
         try:
-            found.append(DeclaredFile.model_validate(entry))
+            found.append(DeclaredFile.model_validate(entry, strict=True))
         except ValidationError as error:
             raise UploadRefusedError(
                 f"{_WHAT}: in 'files.{number}', {explain(error, DeclaredFile)}"

@@ -39,6 +39,7 @@ that takes half of the disk, and none keeps all others out."""
 RESERVED_S = 3600.0
 """Time without a byte after which an upload no longer reserves space; it can still go on."""
 CLAIM_FILE = "claim.json"
+LISTED = "GET /v1/registry/uploads, or flambeau models uploads, lists yours"
 
 
 class _Claim(StrictModel):
@@ -66,11 +67,19 @@ class Shares:
         self._max_per_owner = max_per_owner
         self._owner_share = owner_share
 
-    def open_ids(self) -> list[str]:
-        """Returns the uploads that are open, or whose removal was cut off."""
+    def open_ids(self, owner: str | None = None) -> list[str]:
+        """Returns the uploads that are open, or whose removal was cut off.
+
+        Args:
+            owner: the owner of those that are wanted; None for all.
+        """
+        names: list[str] = []
         with contextlib.suppress(FileNotFoundError):
-            return [name for name in os.listdir(self._folder) if not name.startswith(".")]
-        return []
+            names = [name for name in os.listdir(self._folder) if not name.startswith(".")]
+        if owner is None:
+            return names
+        claims = {name: self._claim(name) for name in names}
+        return [name for name, claim in claims.items() if claim and claim.owner == owner]
 
     def take_place(self, upload_id: str, owner: str) -> Path:
         """Makes the folder of an upload, unless it is there; returns it.
@@ -94,13 +103,12 @@ class Shares:
         if len(found) >= MAX_OPEN:
             raise TooManyUploadsError(
                 f"{MAX_OPEN} uploads are open, as many as a store takes at once; finish or "
-                "abandon one"
+                f"abandon one ({LISTED})"
             )
-        claims = [claim for one in found if (claim := self._claim(one)) is not None]
-        if sum(claim.owner == owner for claim in claims) >= self._max_per_owner:
+        if len(self.open_ids(owner)) >= self._max_per_owner:
             raise TooManyUploadsError(
                 f"{self._max_per_owner} of your uploads are open, as many as one caller may have "
-                "at once; finish or abandon one"
+                f"at once; finish or abandon one ({LISTED})"
             )
 
     def reserve(self, upload_id: str, owner: str, size_bytes: int, missing_bytes: int) -> None:

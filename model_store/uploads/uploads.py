@@ -38,10 +38,12 @@ from model_store.errors import (
     UploadRefusedError,
 )
 from model_store.manifest import MANIFEST, FileEntry, Manifest, parse_manifest
+from model_store.pipelines.graph import parse_part
 from model_store.records.claim import owner_of_copy, refuse_claimed
+from model_store.records.push_record import PushRecord
 from model_store.records.tombstone import refuse_deleted
 from model_store.semver.semver_index import taken_semvers
-from model_store.storage.storage import FULL, MissingFileError, Storage, append_whole
+from model_store.storage.storage import FULL, MissingFileError, append_whole
 from model_store.store import ModelStore, manifest_path
 from model_store.transfer import CopyReport, copy_version
 from model_store.uploads.abandoned import MAX_AGE_S, remove_abandoned
@@ -52,6 +54,7 @@ from model_store.uploads.declaration import (
     check_against_manifest,
 )
 from model_store.uploads.known_records import KnownRecords
+from model_store.uploads.placed_files import copy_in_pieces, link_or_copy
 from model_store.uploads.running_digests import RunningDigests
 from model_store.uploads.shares import MAX_PER_OWNER, OWNER_SHARE, Shares
 from model_store.uploads.upload_lock import lock_file, lock_of, locked, unknown_upload
@@ -59,8 +62,6 @@ from model_store.uploads.upload_lock import lock_file, lock_of, locked, unknown_
 MAX_SKIPPED = 1_000_000
 """Numbers that may be free between the newest version and an uploaded one: a model has at most nine
 digits of them, and none comes back."""
-PIECE_BYTES = 8 * 2**20
-"""Bytes of a file in a bucket that are copied at once."""
 VERSIONS_LOOKED_AT = 16
 """Newest versions of the model whose files are looked up by digest."""
 
@@ -82,6 +83,8 @@ class UploadState:
     """True if the store has this version already, with the same manifest."""
     taken_semvers: tuple[str, ...] = ()
     """The greatest semantic versions that the model has or had; known when the upload begins."""
+    begun_at: datetime | None = None
+    """When it began; in the list of an owner's uploads alone."""
 
 
 class Uploads:
@@ -175,6 +178,26 @@ class Uploads:
         with self._held(upload_id, owner, fcntl.LOCK_SH) as (place, declaration):
             return UploadState(upload_id, declaration, _sizes(place, declaration))
 
+    def of_owner(self, owner: str, between: Callable[[], None] = lambda: None) -> list[UploadState]:
+        """Returns the open uploads of an owner, the newest first.
+
+        Args:
+            owner: the owner, who has at most `max_per_owner`.
+            between: called after each upload, to lend the interpreter lock.
+        """
+        found: list[UploadState] = []
+        for upload_id in self._shares.open_ids(owner):
+            place = self.folder / upload_id
+            with contextlib.suppress(OSError, StoreError):  # begun or removed at this moment
+                record = self._records.read(place / "upload.json")
+                if record.owner == owner:
+                    sizes = _sizes(place, record.declaration)
+                    found.append(
+                        UploadState(upload_id, record.declaration, sizes, begun_at=record.begun_at)
+                    )
+            between()
+        return sorted(found, key=lambda one: (one.begun_at, one.id), reverse=True)
+
     def append(
         self,
         upload_id: str,
@@ -217,8 +240,21 @@ class Uploads:
             self._digests.advance(path, size)
             return size
 
-    def finish(self, upload_id: str, owner: str) -> tuple[Manifest, CopyReport]:
+    def finish(
+        self,
+        upload_id: str,
+        owner: str,
+        check_part: Callable[[str], None] = lambda _: None,
+        push: PushRecord | None = None,
+    ) -> tuple[Manifest, CopyReport]:
         """Checks everything, and publishes the version in the store.
+
+        Args:
+            upload_id: the upload.
+            owner: its owner.
+            check_part: refuses a model that the version runs as a pipeline, by an error of its own,
+                before anything of the store is compared with it.
+            push: who pushes the version and why, recorded in the store; None records nothing.
 
         Raises:
             UnknownUploadError: this owner has no such upload.
@@ -240,12 +276,14 @@ class Uploads:
             where = _path(place, declaration, MANIFEST)
             manifest = parse_manifest(where.read_bytes(), f"{MANIFEST} of the upload")
             check_against_manifest(declaration, manifest)
+            for text in manifest.pipeline.graph.models() if manifest.pipeline else ():
+                check_part(parse_part(text).model)
             self._check_signature(source, manifest)
 
             def link(manifest: Manifest, entry: FileEntry) -> None:
                 path = f"{manifest.model}/{manifest.version}/{entry.file}"
                 with self._disk_failures():
-                    _link_or_copy(place / "store" / path, Path(self._store.url, path), upload_id)
+                    link_or_copy(place / "store" / path, Path(self._store.url, path), upload_id)
 
             report = copy_version(
                 source,
@@ -254,6 +292,7 @@ class Uploads:
                 declaration.version,
                 send=link if self._store.is_local else None,
                 with_parts=False,
+                push=push,
             )
             self._remove(place)
             return manifest, report
@@ -367,12 +406,12 @@ class Uploads:
         """Brings a file of the store to an upload; returns False if the store lacks it."""
         path = f"{manifest.model}/{manifest.version}/{entry.file}"
         if not self._store.is_local:
-            return _copy_in_pieces(self._store.storage, path, entry, target, upload_id)
+            return copy_in_pieces(self._store.storage, path, entry, target, upload_id)
         source = Path(self._store.url, path)
         try:
             if source.stat().st_size != entry.size_bytes:
                 return False
-            _link_or_copy(source, target, upload_id)
+            link_or_copy(source, target, upload_id)
         except OSError:
             return False
         return True
@@ -438,45 +477,6 @@ def _check_complete(place: Path, declaration: Declaration) -> None:
                 f"'{one.file}' has {sizes[one.file]:,} of {one.size_bytes:,} bytes; send the rest, "
                 "then finish"
             )
-
-
-def _link_or_copy(source: Path, target: Path, upload_id: str) -> None:
-    """Makes a file appear whole at its path: a hard link, or else a copy."""
-    beside = target.with_name(f".{upload_id}")  # no file of a version begins with a dot
-    beside.unlink(missing_ok=True)
-    try:
-        os.link(source, beside)
-    except OSError:
-        shutil.copyfile(source, beside)
-    os.replace(beside, target)
-    beside.unlink(missing_ok=True)  # replacing a link by one to the same file does nothing
-
-
-def _copy_in_pieces(
-    storage: Storage, path: str, entry: FileEntry, target: Path, upload_id: str
-) -> bool:
-    """Copies a file from a bucket; returns False if its bytes do not match the entry.
-
-    Raises:
-        StorageError: it cannot be read.
-        OSError: it cannot be written.
-    """
-    beside, digest, size = target.with_name(f".{upload_id}"), hashlib.sha256(), 0
-    try:
-        with beside.open("wb") as file:
-            while size < entry.size_bytes:
-                data = storage.get_part(path, size, min(PIECE_BYTES, entry.size_bytes - size))
-                if not data:
-                    return False
-                file.write(data)
-                digest.update(data)
-                size += len(data)
-        if digest.hexdigest() != entry.sha256:
-            return False
-        os.replace(beside, target)
-        return True
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _sizes(place: Path, declaration: Declaration) -> dict[str, int]:

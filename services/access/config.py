@@ -48,6 +48,9 @@ class AccessSettings(StrictModel):
     jwt_keys_refresh_s: float = Field(300.0, ge=10, le=86_400)
     """Seconds after which keys from a URL are fetched again. A token with an unknown key triggers
     a fetch at once, but at most one in ten seconds."""
+    audit_log: str = ""
+    """File that every management act is appended to, as JSON lines; empty for the log of the
+    process."""
 
     @property
     def asks_for_credentials(self) -> bool:

@@ -20,7 +20,8 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 REGISTRY_SCOPES: tuple[Scope, ...] = ("read", "push", "promote", "delete")
 ALL_MODELS = "*"
 """Stands for all models where one is named; no model has this name."""
-_MODELS = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}")
+_MODELS = re.compile(r"(?=.{1,128}\Z)(?:[A-Za-z0-9._*?!-]|\[[A-Za-z0-9._*?!-]+\])+")
+"""A pattern; a bracket that is not closed would match itself, which no name contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def parse_grant(text: str) -> Grant:
             "write one as in infer:digits*"
         )
     if separator and not _MODELS.fullmatch(models):
-        raise ValueError(f"'{text[:60]}' names no models; write a pattern, as in infer:digits*")
+        raise ValueError(
+            f"'{text[:60]}' names no models; write a pattern, as in infer:digits* or infer:v[12]"
+        )
     if at and found != "promote":
         raise ValueError(
             f"'{text[:60]}' names aliases, which only promote moves; leave '@{aliases[:40]}' out"
@@ -78,12 +81,25 @@ def parse_grant(text: str) -> Grant:
 def parse_aliases(texts: Iterable[str]) -> tuple[Grant, ...]:
     """Parses patterns of aliases, such as `digits*@production`, as grants that move them.
 
-    Without `@ALIASES`, a pattern covers all aliases of its models.
+    Without `@ALIASES`, a pattern covers all aliases of its models. None begins with a bracket: it
+    is a list that was written into an option, which would cover nothing.
 
     Raises:
         ValueError: one is no pattern.
     """
-    return tuple(parse_grant(f"promote:{text}") for text in texts)
+    found = []
+    for text in texts:
+        try:
+            if text.startswith("["):
+                raise ValueError(f"{text[:60]!r} begins with a bracket")
+            found.append(parse_grant(f"promote:{text}"))
+        except ValueError as error:
+            plain = re.sub(r"[^A-Za-z0-9._*?@-]", "", text[:60]) or "digits*@production"
+            raise ValueError(
+                f"{error}; write {plain}, each pattern as an option of its own, and a list in "
+                f'--set or a file alone, as ["{plain}"]'
+            ) from error
+    return tuple(found)
 
 
 def is_moved_by(grants: Iterable[Grant], model: str, alias: str) -> bool:

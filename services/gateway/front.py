@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from services.access.audit import open_audit_log
 from services.access.config import check_open, is_loopback
 from services.access.tenants import Tenants
 from services.errors import ShuttingDownError
@@ -110,8 +111,8 @@ class Front:
         registry: registry of the model store, in processes that have a store.
 
     Raises:
-        ConfigError: unauthenticated clients could reach it, or the files of credentials or of TLS
-            cannot be used.
+        ConfigError: unauthenticated clients could reach it, or the files of credentials, of TLS or
+            of the audit log cannot be used.
     """
 
     def __init__(
@@ -423,7 +424,8 @@ def _open_regions(config: GatewaySettings, table: int | None) -> SharedRegions |
 def _open_authenticator(
     config: GatewaySettings, metrics: Metrics, rates: "SharedRates | LinkRates | None"
 ) -> "Authenticator | None":
-    """Makes the authenticator, if the settings name credentials."""
+    """Opens the audit log; makes the authenticator, if the settings name credentials."""
+    open_audit_log(config.audit_log)
     if not config.asks_for_credentials:
         return None
     from services.access.authenticator import Authenticator

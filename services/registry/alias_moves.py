@@ -4,9 +4,9 @@ In: calls of a `Principal`. Out: plain values for JSON; every failure is a `Serv
 that waits for a second person is `{"request": ...}`, any other one the new pointers, with what it
 ended.
 
-Rules: a move of an alias, or the start of what routes its requests, needs `promote` on the alias;
-so does each decision about one that was asked for. Each act is audited, with who, why and from
-where, and an approval with the caller who asked.
+Rules: a move or removal of an alias, or the start of what routes its requests, needs `promote` on
+the alias; so does each decision about one that was asked for. Each act is audited, with who, why
+and from where, and an approval with the caller who asked.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
 """Aliases over REST, and moves that need two persons: paths below a model, and their JSON.
 
 POST   aliases/A                  {"version": 3, "why": "..."}
+DELETE aliases/A[?why=TEXT]       removes it; never `production`
 POST   aliases/A/rollback         {"why": "..."}
 GET    requests[?limit=N]         requests for moves, the newest first
 POST   requests/N/approve         {"why": "..."}: makes the move
@@ -34,7 +35,7 @@ class _Promotion(Reason):
 def alias_calls() -> dict[str, dict[str, Call]]:
     """Returns the calls by path below a model, and by method."""
     return {
-        "aliases/{alias}": {"POST": _promote},
+        "aliases/{alias}": {"POST": _promote, "DELETE": _remove},
         "aliases/{alias}/rollback": {"POST": _rollback},
         "requests": {"GET": _requests},
         "requests/{number}/approve": {"POST": _approve},
@@ -57,6 +58,12 @@ async def _promote(registry: Registry, request: Request, principal: Principal) -
         allow_breaking=wanted.allow_breaking,
         why=wanted.why,
     )
+    return moved(await AliasMoves(registry).move(principal, names["model"], move))
+
+
+async def _remove(registry: Registry, request: Request, principal: Principal) -> Response:
+    names, why = request.path_params, request.query_params.get("why", "")
+    move = AskedMove(act="remove alias", alias=names["alias"], why=why)
     return moved(await AliasMoves(registry).move(principal, names["model"], move))
 
 

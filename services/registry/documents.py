@@ -208,6 +208,19 @@ def upload_document(state: UploadState) -> dict[str, Any]:
     }
 
 
+def open_upload_document(state: UploadState) -> dict[str, Any]:
+    """Describes an upload in a list."""
+    declaration = state.declaration
+    return {
+        "id": state.id,
+        "model": declaration.model,
+        "version": declaration.version,
+        "size_bytes": declaration.size_bytes,
+        "received": sum(state.received.values()),
+        "begun_at": None if state.begun_at is None else state.begun_at.isoformat(),
+    }
+
+
 def _naming(aliases: dict[str, int], version: int) -> list[str]:
     return sorted(alias for alias, named in aliases.items() if named == version)
 

@@ -69,10 +69,12 @@ class GrpcRegistry:
             "GetAliases": (self._aliases, pb.GetAliasesRequest),
             "Promote": (self._promote, pb.PromoteRequest),
             "Rollback": (self._rollback, pb.RollbackRequest),
+            "RemoveAlias": (self._remove_alias, pb.RemoveAliasRequest),
             "ListMoveRequests": (self._requests, pb.ListMoveRequestsRequest),
             "ApproveMove": (self._approve, pb.ApproveMoveRequest),
             "RefuseMove": (self._refuse, pb.RefuseMoveRequest),
             "DeleteVersion": (self._delete, pb.DeleteVersionRequest),
+            "ListUploads": (self._uploads, pb.ListUploadsRequest),
             "GetUpload": (self._upload, pb.GetUploadRequest),
             "FinishUpload": (self._finish, pb.FinishUploadRequest),
             "AbandonUpload": (self._abandon, pb.AbandonUploadRequest),
@@ -172,6 +174,13 @@ class GrpcRegistry:
         found = await AliasMoves(self._registry).move(principal, asked.model, move)
         return [messages.move_message(found).SerializeToString()]
 
+    async def _remove_alias(
+        self, asked: pb.RemoveAliasRequest, principal: Principal, _: Reserve
+    ) -> list[bytes | memoryview]:
+        move = AskedMove(act="remove alias", alias=asked.alias, why=asked.why)
+        found = await AliasMoves(self._registry).move(principal, asked.model, move)
+        return [messages.move_message(found).SerializeToString()]
+
     async def _requests(
         self, asked: pb.ListMoveRequestsRequest, principal: Principal, reserve: Reserve
     ) -> list[bytes | memoryview]:
@@ -215,6 +224,13 @@ class GrpcRegistry:
     ) -> list[bytes | memoryview]:
         found = await self._registry.begin(principal, partial(declaration_in, body))
         return [messages.upload_message(found).SerializeToString()]
+
+    async def _uploads(
+        self, _: pb.ListUploadsRequest, principal: Principal, reserve: Reserve
+    ) -> list[bytes | memoryview]:
+        return _document(
+            await self._registry.own_uploads(principal, messages.uploads_message), reserve
+        )
 
     async def _upload(
         self, asked: pb.GetUploadRequest, principal: Principal, _: Reserve

@@ -143,6 +143,15 @@ def tombstone_message(document: dict[str, Any]) -> pb.Tombstone:
     return pb.Tombstone(**{**facts, "when": _moment(document["when"])})
 
 
+def uploads_message(document: dict[str, Any]) -> bytes:
+    """Serialises a `ListUploadsResponse`."""
+    found = [
+        pb.OpenUpload(**{**one, "begun_at": _moment(one["begun_at"])})
+        for one in document["uploads"]
+    ]
+    return bytes(pb.ListUploadsResponse(uploads=found).SerializeToString())
+
+
 def upload_message(document: dict[str, Any]) -> pb.Upload:
     """Converts the state of an upload."""
     return pb.Upload(**document)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from flambeau.protocol.names import is_name
@@ -20,6 +21,7 @@ from model_store.manifest import MANIFEST, SIGNATURE
 from model_store.records.annotations import annotate
 from model_store.records.deletion import delete_version
 from model_store.records.moves import parse_time, pointers_when, state_document
+from model_store.records.push_record import PushRecord
 from model_store.semver.breaking import broken_callers_of_production
 from model_store.store import ModelStore
 from model_store.transfer import CopyReport
@@ -324,6 +326,19 @@ class Registry:
         """Returns the state of an upload of this caller."""
         return documents.upload_document(await self._own(principal, upload_id))
 
+    async def own_uploads(self, principal: Principal, encode: Encode = encoded) -> bytes:
+        """Lists the open uploads of this caller, the newest first; see `Uploads.of_owner`."""
+        if principal.caller is None:
+            self.access.require(principal, "push", "")
+        uploads = self._writable()
+
+        def read() -> bytes:
+            found = uploads.of_owner(owner_of(principal), lend_lock)
+            own = [one for one in found if self.may(principal, "push", one.declaration.model)]
+            return encode({"uploads": list(map(documents.open_upload_document, own))})
+
+        return await self._in_thread(read)
+
     async def append(
         self,
         principal: Principal,
@@ -344,7 +359,11 @@ class Registry:
         return {"file": file, "received": size}
 
     async def finish(self, principal: Principal, upload_id: str, why: str) -> dict[str, Any]:
-        """Checks an upload and publishes its version; see `Uploads.finish`."""
+        """Checks an upload and publishes its version; see `Uploads.finish`.
+
+        Of a pipeline, the caller may read each model that it runs, or else its callers would get
+        answers of a model that is not theirs.
+        """
         declaration = (await self._own(principal, upload_id)).declaration
         target = f"{declaration.model}/{declaration.version}"
         with audited("push", target, principal.name, principal.peer, why):
@@ -352,8 +371,12 @@ class Registry:
             check_why(why)
             uploads = self._writable()
 
+            def check_part(model: str) -> None:
+                self.require(principal, "read", model)
+
             def publish() -> CopyReport:
-                return uploads.finish(upload_id, owner_of(principal))[1]
+                pushed = PushRecord(who=who_of(principal), when=datetime.now(UTC), why=why)
+                return uploads.finish(upload_id, owner_of(principal), check_part, pushed)[1]
 
             report = await self._in_thread(publish, of_caller=True)
 

@@ -9,9 +9,11 @@ GET    /v1/registry/models/M/versions/V                          a version, by n
 DELETE /v1/registry/models/M/versions/V[?why=TEXT]               deletes it
 GET    /v1/registry/models/M/versions/V/files/F                  a file of it; Range is honoured
 POST   /v1/registry/models/M/aliases/A                           moves it; see alias_routes.py
+DELETE /v1/registry/models/M/aliases/A[?why=TEXT]                removes it
 GET    /v1/registry/models/M/requests[?limit=N]                  moves that wait, or waited
 GET    /v1/registry/models/M/{rollout,shadow,split}              what runs; see rollout_routes.py
 GET    /v1/registry/events[?after=ID]                            events, as they happen
+GET    /v1/registry/uploads                                      the caller's open uploads
 POST   /v1/registry/uploads                                      begins or resumes an upload
 GET    /v1/registry/uploads/ID                                   its state
 PUT    /v1/registry/uploads/ID/files/F?offset=N                  appends the body to a file
@@ -89,7 +91,7 @@ class RegistryRoutes:
             version: {"GET": _version, "DELETE": _delete, "PATCH": _annotate},
             f"{version}/files/{{file}}": {"GET": _download},
             EVENTS: {"GET": stream_events},
-            "uploads": {"POST": _begin},
+            "uploads": {"GET": _uploads, "POST": _begin},
             upload: {"GET": _upload, "DELETE": _abandon},
             f"{upload}/files/{{file}}": {"PUT": _append},
             f"{upload}/finish": {"POST": _finish},
@@ -177,6 +179,10 @@ async def _delete(registry: Registry, request: Request, principal: Principal) ->
     names, why = request.path_params, request.query_params.get("why", "")
     version = whole_number(names["version"], "version")
     return as_json(await registry.delete(principal, names["model"], version, why))
+
+
+async def _uploads(registry: Registry, request: Request, principal: Principal) -> Response:
+    return document(request, await registry.own_uploads(principal))
 
 
 async def _begin(registry: Registry, request: Request, principal: Principal) -> Response:

@@ -16,6 +16,7 @@ import prometheus_client
 import uvloop
 
 from model_store.store import ModelStore
+from services.access.audit import open_audit_log
 from services.gateway.front import Front, Listening
 from services.gateway.payload_settings import open_sampler
 from services.inference.loading.configured_policy import serving_policy
@@ -61,6 +62,7 @@ def serve(
     if config.edges > 1:
         from services.standalone import supervisor
 
+        open_audit_log(config.audit_log)  # the edges write to it; this ends a start in vain
         supervisor.serve(config, on_started)
         return
     check_machine(config)

@@ -45,15 +45,12 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
     """Accept jobs over REST and gRPC; `--no-api` leaves that to other processes."""
     worker: bool = True
     """Run jobs; `--no-worker` leaves that to other processes."""
-    audit_log: str = ""
-    """File that every management act is appended to, as JSON lines; empty for the log of the
-    process."""
     jobs: str = "./var/training.db"
     """Store of the jobs: a file (SQLite, one machine), or the URL of a Redis or Valkey."""
     store: str = "./var/model_store"
     """URL of the model store that versions are published to."""
     registry_two_person: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    """Aliases whose moves through the registry need two callers, as `[digits*@production]`: recipes
+    """Aliases whose moves through the registry need two callers, as `digits*@production`: recipes
     that would move one are refused. Set it to what the servers of the store have."""
     runs_dir: str = "./var/training"
     """Folder of all jobs, with their code and checkpoints. Every API and every worker must see it

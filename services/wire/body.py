@@ -151,10 +151,11 @@ def paged(in_page: int, size: int) -> int:
 class ChunkedBody:
     """A body in chunks (RFC 9112, 7.1). Extensions and trailers are read and dropped."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, is_of_call: bool = False) -> None:
         self.content = bytearray()
         self.complete = False
         self._max_bytes = max_bytes
+        self._is_of_call = is_of_call
         self._line = b""
         self._chunk_left = 0
         self._in_trailer = False
@@ -230,7 +231,7 @@ class ChunkedBody:
             raise InvalidRequestError(f"{line[:40]!r} is not the size of a chunk")
         size = int(found[1], 16)
         if len(self.content) + size > self._max_bytes:
-            raise too_large(self._max_bytes)
+            raise too_large(self._max_bytes, is_of_call=self._is_of_call)
         self._chunks += 1
         least = _LEAST_CHUNK_BYTES * (self._chunks - 1)  # this one has nothing yet
         if self._chunks > _MANY_CHUNKS and len(self.content) < least:
@@ -242,9 +243,14 @@ class ChunkedBody:
         self._chunk_left = size + 2 if size else 0
 
 
-def too_large(max_bytes: int) -> PayloadTooLargeError:
-    """Returns the error of a body over the limit, compressed or not."""
-    if max_bytes <= SMALL_BODY_BYTES:
+def too_large(max_bytes: int, *, is_of_call: bool = False) -> PayloadTooLargeError:
+    """Returns the error of a body over the limit, compressed or not.
+
+    Args:
+        max_bytes: the limit.
+        is_of_call: True if it is the path's or call's own, and no setting raises it.
+    """
+    if is_of_call or max_bytes <= SMALL_BODY_BYTES:
         words = "the limit of what this path or call reads; send less"
     else:
         words = "the limit (max_request_bytes; of a training service max_bundle_bytes); send less"

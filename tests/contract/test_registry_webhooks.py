@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from model_store.host.this_user import this_user
 from model_store.records.events import EventScan
 from model_store.store import ModelStore
 from services.registry import event_feed, event_webhooks
@@ -82,6 +83,7 @@ async def test_several_servers_tell_an_event_once_and_again_until_it_is_heard(
         assert first[0][1]["data"] == {
             "id": one, "kind": "pushed", "model": "digits", "version": 1,
             "at": first[0][1]["timestamp"], "semver": first[0][1]["data"]["semver"],
+            "who": this_user(), "why": "",
         }  # fmt: skip
         place.promote("digits", 1, why="ready", who="ada")
         other, document = await receiver.call()

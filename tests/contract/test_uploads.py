@@ -32,7 +32,7 @@ from model_store.manifest import Manifest
 from model_store.records.deletion import delete_version
 from model_store.storage.storage import Storage
 from model_store.store import ModelStore
-from model_store.uploads import uploads as uploads_module
+from model_store.uploads import placed_files
 from model_store.uploads.shares import Shares
 from model_store.uploads.uploads import MAX_SKIPPED, Uploads
 from services.inference.trust import Trust
@@ -113,7 +113,7 @@ def test_a_known_file_of_a_bucket_is_copied_in_pieces_once_space_is_reserved(
     if store.is_local:
         pytest.skip("a folder's files are linked")
     push(uploads, files)
-    monkeypatch.setattr(uploads_module, "PIECE_BYTES", 100)
+    monkeypatch.setattr(placed_files, "PIECE_BYTES", 100)
     order: list[str] = []
     get_part, reserve = Storage.get_part, Shares.reserve
 

@@ -348,6 +348,16 @@ class RollbackRequest(_message.Message):
     why: str
     def __init__(self, model: _Optional[str] = ..., alias: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
+class RemoveAliasRequest(_message.Message):
+    __slots__ = ("model", "alias", "why")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    alias: str
+    why: str
+    def __init__(self, model: _Optional[str] = ..., alias: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
 class AnnotateRequest(_message.Message):
     __slots__ = ("model", "version", "description", "tags", "removed_tags")
     class TagsEntry(_message.Message):
@@ -464,6 +474,32 @@ class Upload(_message.Message):
     taken_semvers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., is_published: _Optional[bool] = ..., files: _Optional[_Iterable[_Union[UploadedFile, _Mapping]]] = ..., taken_semvers: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ListUploadsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListUploadsResponse(_message.Message):
+    __slots__ = ("uploads",)
+    UPLOADS_FIELD_NUMBER: _ClassVar[int]
+    uploads: _containers.RepeatedCompositeFieldContainer[OpenUpload]
+    def __init__(self, uploads: _Optional[_Iterable[_Union[OpenUpload, _Mapping]]] = ...) -> None: ...
+
+class OpenUpload(_message.Message):
+    __slots__ = ("id", "model", "version", "size_bytes", "received", "begun_at")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_AT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    version: int
+    size_bytes: int
+    received: int
+    begun_at: _timestamp_pb2.Timestamp
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., received: _Optional[int] = ..., begun_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
 class GetUploadRequest(_message.Message):
     __slots__ = ("id",)
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -562,6 +598,7 @@ class RegistryEvent(_message.Message):
         KIND_ANNOTATED: _ClassVar[RegistryEvent.Kind]
         KIND_TRAFFIC: _ClassVar[RegistryEvent.Kind]
         KIND_ASKED: _ClassVar[RegistryEvent.Kind]
+        KIND_ALIAS_REMOVED: _ClassVar[RegistryEvent.Kind]
     KIND_UNSPECIFIED: RegistryEvent.Kind
     KIND_PUSHED: RegistryEvent.Kind
     KIND_PROMOTED: RegistryEvent.Kind
@@ -570,6 +607,7 @@ class RegistryEvent(_message.Message):
     KIND_ANNOTATED: RegistryEvent.Kind
     KIND_TRAFFIC: RegistryEvent.Kind
     KIND_ASKED: RegistryEvent.Kind
+    KIND_ALIAS_REMOVED: RegistryEvent.Kind
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -317,11 +317,12 @@ class HttpConnection(AnsweringConnection):
         """Starts receiving an incomplete body."""
         self._incoming, self._began = exchange, self._now()
         limit = exchange.body_limit(self.port.limits.max_request_bytes)
+        is_of_call = limit < self.port.limits.max_request_bytes
         size = exchange.head.body_bytes
         if size is None:
-            self._body = ChunkedBody(limit)
+            self._body = ChunkedBody(limit, is_of_call=is_of_call)
         elif size > limit:
-            raise too_large(limit)
+            raise too_large(limit, is_of_call=is_of_call)
         else:
             self._body = SizedBody(size)
         if exchange.head.expects_continue and self._position == len(self._data):

@@ -172,7 +172,10 @@ class Call:
             pieces, connection = self._pieces, self.connection
             if pieces is None:
                 self.check_caller()
-                pieces = self._pieces = MessagePieces(self.head.max_bytes)
+                head = self.head
+                is_of_call = head.max_bytes == head.most_bytes
+                pieces = MessagePieces(head.max_bytes, is_of_call=is_of_call)
+                self._pieces = pieces
             connection.count_work(pieces.add(data))
             connection.unfinished_bytes += pieces.settle()
             connection.moved_bytes += len(data)

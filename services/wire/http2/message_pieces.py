@@ -18,6 +18,7 @@ class MessagePieces:
 
     Args:
         max_bytes: largest message.
+        is_of_call: True if that is the call's own limit, and no setting raises it.
 
     Attributes:
         counted_bytes: memory that they take, as of the last `settle`.
@@ -25,10 +26,13 @@ class MessagePieces:
             which sets 0.
     """
 
-    __slots__ = ("_body", "_flag", "_max_bytes", "_partial", "awaited_bytes", "counted_bytes")
+    __slots__ = (
+        "_body", "_flag", "_is_of_call", "_max_bytes", "_partial", "awaited_bytes", "counted_bytes",
+    )  # fmt: skip
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, is_of_call: bool = False) -> None:
         self._max_bytes = max_bytes
+        self._is_of_call = is_of_call
         self._partial = bytearray()
         # The large message that is being received, and its flag; all behind it is in `_partial`.
         self._body: SizedBody | None = None
@@ -115,4 +119,4 @@ class MessagePieces:
 
     def _check(self, size: int) -> None:
         if size > self._max_bytes:
-            raise too_large(self._max_bytes)
+            raise too_large(self._max_bytes, is_of_call=self._is_of_call)

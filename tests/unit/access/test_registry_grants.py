@@ -3,7 +3,7 @@
 import pytest
 
 from services.access.caller import Caller, Principal
-from services.access.grants import Grant, parse_grant
+from services.access.grants import Grant, parse_aliases, parse_grant
 from services.access.tenants import Tenants
 from services.errors import ForbiddenError, ServingError, UnknownModelError
 from services.registry.registry_access import RegistryAccess, RegistryMode
@@ -44,11 +44,25 @@ def test_all_models_need_a_pattern_that_covers_all(pattern: str, covers_all: boo
         ("promote:digits@a@b", "names no aliases"),
         ("promote:@canary", "names no models"),
         ("pull:digits", "does not begin with a scope"),
+        ("read:[digits", "names no models"),
+        ("read:digits]", "names no models"),
+        ("read:[]", "names no models"),
+        ("promote:digits@[live", "names no aliases"),
+        ("read:" + "a" * 129, "names no models"),
     ],
 )
 def test_grants_that_are_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_grant(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["[victim*@production]", "[victim]", "[ab]*@production", "victim*@production]"]
+)
+def test_a_list_in_an_option_is_no_pattern_of_aliases(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write (victim|ab)\*?[@a-z]*, each pattern as an option"):
+        parse_aliases([text])
+    assert parse_aliases(["victim*@production"]) == (Grant("promote", "victim*", "production"),)
 
 
 @pytest.mark.parametrize(

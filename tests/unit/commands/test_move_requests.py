@@ -26,6 +26,7 @@ def request_of(move: AskedMove, target: int | None = None) -> dict[str, Any]:
     [
         (AskedMove(act="promote", version=4), 4, "production → 4"),
         (AskedMove(act="rollback"), 3, "rollback production → 3"),
+        (AskedMove(act="remove alias", alias="canary"), None, "remove alias canary"),
         (AskedMove(act="rollout promote"), 4, "rollout promote production → 4"),
         (
             started(RolloutRequest.model_validate(ROLLOUT)),

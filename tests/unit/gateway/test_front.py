@@ -6,16 +6,19 @@ import json
 import queue
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.access.audit import close_audit_log, record
 from services.gateway.config import GatewayConfig
 from services.gateway.front import Front, Listening
 from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.records import Lane
 from services.readiness import Look
+from services.settings import ConfigError
 from services.telemetry.metrics import Metrics
 from tests.fixtures.queue_ends import echo_of
 from tests.fixtures.served_directory import serving
@@ -44,7 +47,7 @@ class Echo:
 
 
 @asynccontextmanager
-async def running(**settings: float) -> AsyncIterator[tuple[Front, Listening]]:
+async def running(**settings: float | str) -> AsyncIterator[tuple[Front, Listening]]:
     """Runs a front that is ready, on free ports, and closes it with the block."""
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     config = GatewayConfig.model_validate({"queue": "redis://nobody", **ports, **settings})
@@ -96,6 +99,19 @@ async def test_who_leaves_says_so_and_still_answers() -> None:
         assert (refused.status, refused.getheader("connection")) == (503, "close")
         for each in (connection, anew):
             each.close()
+
+
+async def test_acts_go_to_the_file_of_the_setting(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    try:
+        async with running(audit_log=str(file)):
+            record("push", "digits/1", "key:ci", "::1", "done")
+    finally:
+        close_audit_log()
+    assert json.loads(file.read_text())["target"] == "digits/1"
+    with pytest.raises(ConfigError, match=r"audit_log .*/none/a cannot be written"):
+        async with running(audit_log=str(tmp_path / "none" / "a")):
+            pass
 
 
 async def test_an_old_connection_is_asked_to_go_and_calls_go_on() -> None:

@@ -57,6 +57,18 @@ def pushed(connection: RegistryConnection, tmp_path: Path) -> PushReport:
     return push_version(connection, StoredVersion(store, "digits", 1), lambda *_: None)
 
 
+def test_a_pipeline_of_a_model_that_is_hidden_is_finished_twice_at_most(tmp_path: Path) -> None:
+    def answer(method: str, path: str, document: Any) -> Any:
+        if path == "uploads":
+            return state_of(document)
+        raise RegistryError("model 'finder' is not in the registry", 404)
+
+    connection = Scripted(answer)
+    with pytest.raises(RegistryError, match="model 'finder' is not in the registry"):
+        pushed(connection, tmp_path)
+    assert connection.heard == ["POST uploads", "POST uploads/u1/finish"] * 2
+
+
 def test_an_upload_that_conflicts_with_the_store_is_abandoned(tmp_path: Path) -> None:
     begun: list[Any] = []
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.errors import InvalidRequestError, PayloadTooLargeError, ServingError
 from services.wire.body import MIN_VIEWED_BYTES, PAGE_BYTES, ChunkedBody, SizedBody, part_of
+from services.wire.http2.message_pieces import MessagePieces
 from services.wire.loop_turns import WORK_A_TURN_US
 from tests.unit.wire.http_wire import chunked
 
@@ -160,6 +161,23 @@ def test_limit_is_told_before_the_chunk_is_read() -> None:
         body.feed(b"1\r\n", 0)
     with pytest.raises(PayloadTooLargeError):
         ChunkedBody(10).feed(b"fffffffffffffff\r\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("is_of_call", "said"),
+    [
+        (True, "the limit of what this path"),
+        (False, r"the limit \(max_request_bytes"),
+    ],
+)
+def test_the_limit_that_is_told_is_the_one_in_force(is_of_call: bool, said: str) -> None:
+    size = 2**23
+    words = f"over {size} bytes, {said}"
+    with pytest.raises(PayloadTooLargeError, match=words):
+        ChunkedBody(size, is_of_call=is_of_call).feed(b"800001\r\n", 0)
+    prefix = b"\0" + (size + 1).to_bytes(4, "big")
+    with pytest.raises(PayloadTooLargeError, match=words):
+        MessagePieces(size, is_of_call=is_of_call).add(prefix)
 
 
 class Judge:

@@ -18,6 +18,7 @@ from services.gateway.edges.documentation.openapi_parts import (
 _TEXT: dict[str, Any] = {"type": "string"}
 _TIME: dict[str, Any] = {**_TEXT, "format": "date-time"}
 _NUMBER: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 999_999_999}
+_WHY: dict[str, Any] = {**_TEXT, "maxLength": 500}
 _STATES = ("open", "executed", "approved", "refused", "withdrawn", "expired", "outdated")
 
 
@@ -32,10 +33,15 @@ def alias_paths(base: str, errors: Mapping[str, str], limit: Mapping[str, Any]) 
     alias = path_parameter("alias", "Name of the alias, such as production.")
     number = path_parameter("number", "Number of the request.")
     moved = moved_responses(errors)
+    why = {"name": "why", "in": "query", "description": "The reason.", "schema": _WHY}
+    removal = operation(
+        "removeAlias", "Remove an alias other than production", moved, parameters=[why]
+    )
     paths = {
         "aliases/{alias}": _post(
             "promoteVersion", "Point an alias at a version", moved, alias, "RegistryPromotion"
-        ),
+        )
+        | {"delete": removal},
         "aliases/{alias}/rollback": _post(
             "rollbackAlias", "Point an alias at the version that it named before", moved, alias
         ),
@@ -87,10 +93,9 @@ def _post(
 def alias_schemas() -> dict[str, Any]:
     """Returns the schemas that the paths refer to."""
     flag = {"type": "boolean"}
-    why = {**_TEXT, "maxLength": 500}
     started = {"type": "object"}
     return {
-        "RegistryPromotion": object_of(["version"], version=_NUMBER, allow_breaking=flag, why=why),
+        "RegistryPromotion": object_of(["version"], version=_NUMBER, allow_breaking=flag, why=_WHY),
         "RegistryRequests": object_of(["requests"], requests=array_of("RegistryRequest")),
         "RegistryWaiting": object_of(["request"], request=reference("RegistryRequest")),
         "RegistryRequest": object_of(

@@ -166,12 +166,17 @@ def _upload_paths() -> dict[str, Any]:
     offset = {**_query("offset", "Bytes of the file that have arrived.", _COUNT), "required": True}
     return {
         "uploads": {
+            "get": operation(
+                "registryUploads",
+                "The open uploads of the caller, the newest first",
+                responses_of("RegistryUploads", _UNKNOWN),
+            ),
             "post": operation(
                 "beginUpload",
                 "Begin the upload of a version, or resume it",
                 responses_of("RegistryUpload", {**_CHANGING, **large}),
                 requestBody=json_body("RegistryDeclaration"),
-            )
+            ),
         },
         "uploads/{id}": {
             "parameters": [_UPLOAD],
@@ -321,6 +326,20 @@ def _upload_schemas(version: dict[str, Any]) -> dict[str, Any]:
             is_published=flag,
             files={"type": "array", "items": arrived},
             taken_semvers={"type": "array", "maxItems": 1024, "items": _TEXT},
+        ),
+        "RegistryUploads": object_of(
+            ["uploads"],
+            uploads={
+                "type": "array",
+                "items": object_of(
+                    ["id", "model", "version", "size_bytes", "received", "begun_at"],
+                    id=_TEXT,
+                    **version,
+                    size_bytes=_COUNT,
+                    received=_COUNT,
+                    begun_at={**_TEXT, "format": "date-time"},
+                ),
+            },
         ),
         "RegistryReceived": object_of(["file", "received"], file=_TEXT, received=_COUNT),
         "RegistryPublished": object_of(
