@@ -48,6 +48,9 @@ class _Plan(NamedTuple):
 
     changes: int
     """Those of the directory when it was worked out."""
+    live: int
+    signature: Signature
+    """Of the live version."""
     route: Rollout | Split | None
     """None if the live version gets all requests."""
     ends: Sequence[tuple[float, int]]
@@ -101,13 +104,19 @@ class TrafficRouter:
         """
         if call.version and call.version != LIVE_ALIAS:
             return None
-        served, signature = self._directory.resolve(call.model, call.version)
-        live = served.lane.version
         plan = self._plans.get(call.model)
         changes = self._directory.changes
         if plan is None or plan.changes != changes:
-            plan = _plan(traffic, signature, live, self.counts, changes)
+            served, signature = self._directory.resolve(call.model, call.version)
+            plan = _plan(traffic, signature, served.lane.version, self.counts, changes)
             self._plans[call.model] = plan
+        targets = _NO_TARGETS
+        for share, target in plan.mirrored:
+            if random.random() < share:  # noqa: S311
+                targets = [*targets, target]
+        if plan.route is None and not targets:
+            return None
+        live, signature = plan.live, plan.signature
         version, counted, refused, renew = live, _NOTHING, _NOTHING, None
         if plan.route is not None:
             version = self._drawn(call, plan, signature, key_of)
@@ -119,12 +128,8 @@ class TrafficRouter:
                 renew = self._kept(
                     plan.route, call.sequence, signature.sequence.max_idle_s, version
                 )
-        targets = _NO_TARGETS
         if version != live:
-            call = msgspec.structs.replace(call, version=str(version))
-        elif plan.mirrored:
-            drawn = (target for share, target in plan.mirrored if random.random() < share)  # noqa: S311
-            targets = list(drawn)
+            call, targets = msgspec.structs.replace(call, version=str(version)), _NO_TARGETS
         if not (counted or refused or targets or renew) and version == live:
             return None
         return RoutedCall(
@@ -204,7 +209,7 @@ def _plan(
         shadowed = task_of(None, signature, shadow.spreads)
         mirrored.append((shadow.sample, _of_shadow(shadow, shadowed, counts)))
     ends = [] if route is None else version_ends(route)
-    return _Plan(changes, route, ends, task, counted, mirrored)
+    return _Plan(changes, live, signature, route, ends, task, counted, mirrored)
 
 
 def _of_split(split: Split, counts: TrafficCounts) -> dict[int, tuple[Counted, ...]]:
