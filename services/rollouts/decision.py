@@ -20,8 +20,9 @@ LEAST_REQUESTS = 30
 """Requests of the candidate at a step's share before the next step: a candidate that fails half of
 them, where the default guards are set, is rolled back by then."""
 DOUBTFUL = 10.0
-"""E-value against the candidate at which it gets no larger share: one within its limits ever
-reaches it with a probability of a tenth at most, and goes on once it has fallen."""
+"""E-value against the candidate, divided by the number of guards, at which it gets no larger share:
+one within its limits ever reaches it with a probability of a tenth at most, and goes on once it has
+fallen."""
 
 Move = Literal["rolled_back", "advanced", "promoted"]
 
@@ -60,13 +61,14 @@ def decide(rollout: Rollout, verdict: Verdict, evidence: Evidence, now: datetime
             f"too little traffic: the candidate has answered {requests} requests at its share of "
             f"{share_text(rollout.share)}, and the next step needs {LEAST_REQUESTS}",
         )
+    enough = DOUBTFUL * len(verdict.findings)
     for finding in verdict.findings:
-        if finding.log_e_now >= math.log(DOUBTFUL):
+        if finding.log_e_now >= math.log(enough):
             e_value = f"{math.exp(min(finding.log_e_now, 700)):,.4g}"
             return Decision(
                 None,
                 f"the guard '{finding.guard}' speaks against the candidate: e-value {e_value}, and "
-                f"the next step needs one below {DOUBTFUL:g}",
+                f"the next step needs one below {enough:g}",
             )
     if rollout.steps[following] < 1:
         return Decision("advanced", "no guard is broken")

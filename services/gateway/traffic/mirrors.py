@@ -16,6 +16,7 @@ Rules:
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -43,11 +44,11 @@ MOST_IN_FLIGHT_BYTES = 32 * 2**20
 GATHER_S = 0.025
 """A run of 1 or of 15 small requests delays callers for the same time."""
 HELD_S = 0.1
-FEW_ELEMENTS = 256
-"""Elements of inputs and answers of a pair that the event loop compares: a hand-over to the thread
+FEW_TENSORS, FEW_ELEMENTS = 8, 128
+"""Numbers of inputs and answers of a pair that the event loop compares: a hand-over to the thread
 takes longer, and the thread would keep the interpreter lock meanwhile."""
-FEW_BYTES = 2**16
-"""Bytes of the same: an element may be a long text."""
+COMPARED_S = 0.0005
+"""Time of one iteration of the loop for that: a batch answers many at once."""
 MOST_TEXTS = 4096
 """BYTES elements of a request that is mirrored: they are counted one by one."""
 WITHIN_S = 30.0
@@ -80,7 +81,7 @@ class Target(NamedTuple):
 class _InFlight:
     """A mirrored request. Its live answer is kept until both are compared."""
 
-    __slots__ = ("call", "entry", "nbytes", "reply", "request", "target", "until")
+    __slots__ = ("call", "entry", "is_sent", "nbytes", "reply", "request", "target", "until")
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class _InFlight:
         self.request = request
         self.nbytes = nbytes
         self.until = time.monotonic() + HELD_S
+        self.is_sent = False
         self.entry: Entry | None = None
 
     @property
@@ -125,8 +127,10 @@ class Mirrors:
         self._gathered: list[_InFlight] = []
         """Those that are not sent yet."""
         self._timer: asyncio.TimerHandle | None = None
-        self._answers: list[tuple[_InFlight, Outcome]] = []
-        """Large answers to be compared, in the next iteration of the loop."""
+        self._few: deque[tuple[_InFlight, Outcome]] = deque()
+        """Small answers to be compared, in the next iterations of the loop."""
+        self._many: list[tuple[_InFlight, Outcome]] = []
+        """Large ones, for the thread."""
         self._bytes = 0
         self._thread: ThreadPoolExecutor | None = None
 
@@ -177,7 +181,6 @@ class Mirrors:
         one = _InFlight(target, call, reply, self._admission.checked(named), nbytes)
         self._in_flight.add(one)
         self._bytes += nbytes
-        self._admission.mirrored += 1
         self._gathered.append(one)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._send)
@@ -206,7 +209,15 @@ class Mirrors:
         request = msgspec.structs.replace(
             one.request, deadline=now + WITHIN_S, priority=MIRROR_PRIORITY
         )
-        one.entry = self._queue.submit(request, partial(self._answered, one), None, now)
+        one.is_sent = True
+        self._admission.mirrored += 1
+        try:
+            one.entry = self._queue.submit(request, partial(self._answered, one), None, now)
+        except Exception:
+            logger.exception("a request could not be mirrored")
+            self._over(one)
+            self.drop(one.target, one.call.model, "internal")
+            return
         if one not in self._in_flight:  # it was answered at once, perhaps with a part
             one.entry.cancel()
 
@@ -219,7 +230,7 @@ class Mirrors:
         if one in self._in_flight:
             self._in_flight.discard(one)
             self._bytes -= one.nbytes
-            self._admission.mirrored -= 1
+            self._admission.mirrored -= one.is_sent
 
     def _answered(self, one: _InFlight, outcome: Outcome) -> None:
         """Handles an outcome of the candidate, on the event loop."""
@@ -242,22 +253,24 @@ class Mirrors:
             self._over(one)
             self.drop(one.target, one.call.model, reason)
             return
-        if one.nbytes <= FEW_BYTES and _elements_of(one, outcome) <= FEW_ELEMENTS:
-            self._compared([one], _pairs([(one, outcome)], self._redacts))
-            return
-        if not self._answers:
+        if not (self._few or self._many):
             asyncio.get_running_loop().call_soon(self._compare)
-        self._answers.append((one, outcome))
+        (self._few if _is_small(one, outcome) else self._many).append((one, outcome))
 
     def _compare(self) -> None:
-        """Has the large answers of one iteration of the loop compared in the thread."""
-        answers, self._answers = self._answers, []
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "mirrors", lower_priority, (STEPS_BELOW_LOOP,))
-        work = asyncio.get_running_loop().run_in_executor(
-            self._thread, _pairs, answers, self._redacts
-        )
-        work.add_done_callback(partial(self._compared_all, [one for one, _ in answers]))
+        """Compares small answers for a moment, and hands large ones to the thread."""
+        loop, ends = asyncio.get_running_loop(), time.monotonic() + COMPARED_S
+        if self._many:
+            answers, self._many = self._many, []
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "mirrors", lower_priority, (STEPS_BELOW_LOOP,))
+            work = loop.run_in_executor(self._thread, _pairs, answers, self._redacts)
+            work.add_done_callback(partial(self._compared_all, [one for one, _ in answers]))
+        while self._few and time.monotonic() < ends:
+            answer = self._few.popleft()
+            self._compared([answer[0]], _pairs([answer], self._redacts))
+        if self._few:
+            loop.call_soon(self._compare)
 
     def _compared_all(
         self, mirrored: list[_InFlight], work: "asyncio.Future[list[Pair | Exception]]"
@@ -331,12 +344,17 @@ def _pair(
     return Pair(judged, live.execution_s, candidate_s, kept)
 
 
-def _elements_of(one: _InFlight, outcome: Outcome) -> int:
-    """Returns the elements of a mirrored request and of both answers."""
-    arrays = [tensor.array for tensor in one.call.inputs] + list(one.reply.outputs.values())
+def _is_small(one: _InFlight, outcome: Outcome) -> bool:
+    """Returns True if few numbers are to be compared, and no texts."""
+    arrays = [tensor.array for tensor in one.call.inputs]
+    arrays += one.reply.outputs.values()
     if isinstance(outcome, InferReply):
         arrays += outcome.outputs.values()
-    return sum(array.size for array in arrays)
+    return (
+        len(arrays) <= FEW_TENSORS
+        and sum(array.size for array in arrays) <= FEW_ELEMENTS
+        and not any(array.dtype.hasobject for array in arrays)
+    )
 
 
 def _named(reply: InferReply) -> Sequence[tuple[str, str, Array]]:

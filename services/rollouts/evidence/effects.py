@@ -28,9 +28,12 @@ from services.rollouts.evidence.quantiles import (
 from services.rollouts.evidence.weighing import ZERO_ONE, output_means
 
 Figures = dict[str, float | None]
-_SECTIONS = 64
-_ROUNDS = 5
-"""Each looks into one of `_SECTIONS` parts of an interval: 30 bits of it in all."""
+_BITS = 30
+"""Precision of a bound: 2**-30 of the interval in which it is sought."""
+_MOST_SECTION_BITS = 6
+_FACTORS = 2**16
+"""Numbers of one array, beyond which NumPy's time grows with them: an interval of many values is
+cut into fewer sections at a time."""
 _HIGHEST_RATIO = 1e6
 
 
@@ -67,7 +70,7 @@ def mean_interval(counts: Array, values: Array, risk: float) -> tuple[float, flo
         def wealth(means: Array) -> Array:
             return log_wealth(counts, values, means, STAKES, weights)
 
-        return _crossing(wealth, needed, 0.0, 1.0)
+        return _crossing(wealth, needed, 0.0, 1.0, len(values))
 
     return low(counts, values), 1 - low(counts, 1 - values)
 
@@ -81,7 +84,7 @@ def ratio_interval(events: Array, shares: Array, risk: float) -> tuple[float, fl
             return log_share_wealth(events, shares, np.exp(logarithms))
 
         widest = math.log(_HIGHEST_RATIO)
-        return math.exp(_crossing(wealth, needed, -widest, widest))
+        return math.exp(_crossing(wealth, needed, -widest, widest, events.size))
 
     lowest, highest = low(events, shares), 1 / low(events[..., ::-1], 1 - shares)
     least = 1 / _HIGHEST_RATIO * 1.01
@@ -98,15 +101,27 @@ def difference_interval(
         def wealth(differences: Array) -> Array:
             return log_difference_above(counts, values, shares, differences)
 
-        return _crossing(wealth, needed, -1.0, 1.0)
+        return _crossing(wealth, needed, -1.0, 1.0, counts.size)
 
     return low(counts, shares), -low(counts[..., ::-1, :], 1 - shares)
 
 
-def _crossing(wealth: Callable[[Array], Array], needed: float, low: float, high: float) -> float:
-    """Returns the place up to which a falling function is at least `needed`, or `low`."""
-    for _ in range(_ROUNDS):
-        places = np.linspace(low, high, _SECTIONS + 1)
+def _crossing(
+    wealth: Callable[[Array], Array], needed: float, low: float, high: float, values: int
+) -> float:
+    """Returns the place up to which a falling function is at least `needed`, or `low`.
+
+    Args:
+        wealth: the function, of several places at once.
+        needed: its value.
+        low: lowest place.
+        high: highest place.
+        values: counts by which the wealth is computed.
+    """
+    room = _FACTORS // (max(values, 1) * len(STAKES))
+    bits = min(max(room.bit_length() - 1, 1), _MOST_SECTION_BITS)
+    for _ in range(math.ceil(_BITS / bits)):
+        places = np.linspace(low, high, 2**bits + 1)
         reached = int(np.count_nonzero(wealth(places[1:-1]) >= needed))
         low, high = places[reached], places[reached + 1]
     return float(low)

@@ -371,5 +371,5 @@ async def test_message_that_fills_new_memory_takes_more_of_a_turn() -> None:
             await settle()
             w.connection.port.turns.count(0)
             w.connection.port.turns.worked_us = 0
-    assert 200 < max(worked) < 300
+    assert 1000 < max(worked) < 1100  # a huge page fills a turn
     assert sorted(worked)[125] < 100, "most pieces fit in"

@@ -81,7 +81,7 @@ def test_calls_of_jobs_are_shown_where_jobs_are_kept(with_jobs: bool) -> None:
     document = openapi_document("1", with_jobs=with_jobs)
     paths = document["paths"]
     assert {path for path in paths if "jobs" in path} == (JOBS if with_jobs else set())
-    assert len(paths) == 31 + len(JOBS) * with_jobs
+    assert len(paths) == 34 + len(JOBS) * with_jobs
     assert ({"Job", "Jobs"} <= document["components"]["schemas"].keys()) == with_jobs
     assert (b"job" in orjson.dumps(document).lower()) == with_jobs
 

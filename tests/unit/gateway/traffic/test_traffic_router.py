@@ -223,6 +223,7 @@ async def test_pairs_are_compared_on_the_scale_of_the_spreads(kind: str) -> None
     place.answer(LIVE)
     await place.until_mirrored()
     place.answer(CANDIDATE, 0.98)
+    await until_compared(place, result="differed")
     counts = place.router.counts
     if kind == "shadow":
         assert counts.shadow(shadow.id).disagreement == pytest.approx(0.5, rel=0.01)
