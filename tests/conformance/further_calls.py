@@ -216,7 +216,7 @@ FURTHER: Sequence[Call] = [
     Call("KServe v1, predict", REST,
          _posting("/v1/models/linear:predict", {"instances": ROW}, 200, "predictions")),
     Call("TensorFlow Serving, metadata", REST,
-         getting("/v1/models/linear/metadata", "signature_def")),
+         getting("/v1/models/linear/metadata", "metadata")),
     Call("TensorFlow Serving, Predict", GRPC, _predict),
     Call("TensorFlow Serving, metadata", GRPC, _metadata),
     Call("TensorFlow Serving, status", GRPC, _status),
