@@ -254,7 +254,7 @@ class Uploads:
             owner: its owner.
             check_part: refuses a model that the version runs as a pipeline, by an error of its own,
                 before anything of the store is compared with it.
-            push: who pushes the version and why, recorded in the store; None records nothing.
+            push: who pushes the version and why, recorded in the store; None leaves no record.
 
         Raises:
             UnknownUploadError: this owner has no such upload.
