@@ -70,7 +70,7 @@ def copy_version(
         send: stores a file, whose digest it has checked; None reads it from the source and writes
             it to the target.
         with_parts: True to copy the models of a pipeline, too; else the target has them.
-        push: who copies it and why, recorded in the target; None records nothing.
+        push: who copies it and why, recorded in the target; None leaves no record.
 
     Raises:
         VersionDeletedError: the target had the version, or one with its semantic version, and it
@@ -118,8 +118,11 @@ def _copy_one(
     """Copies the files of a version, and its manifest last."""
     model, version = manifest.model, manifest.version
     target.claim(model, version, owner_of_copy(_digest(sealed)))
+    record = push_record_path(model, version)
     if push:
-        target.storage.replace(push_record_path(model, version), push.to_json())
+        target.storage.replace(record, push.to_json())
+    else:  # that of a push which was interrupted names another person
+        target.storage.delete(record)
     sizes = target.storage.list(f"{model}/{version}/")
     copied = []
     for entry in manifest.all_files():

@@ -66,7 +66,7 @@ class RemoteStore:
 
         Raises:
             RefusedError: the server refused the version, or it is not known whether it has it.
-            NotPromotedError: it has the version, and refused to move the alias.
+            NotPromotedError: it has the version, and the alias did not move, or may not have.
         """
         say(f"pushing {version.model} {version.version} to {self._url}")
         lost = f"it is not known whether {version.model} {version.version} is at {self._url}"
@@ -80,8 +80,7 @@ class RemoteStore:
         )
         if done["refusal"]:
             raise NotPromotedError(
-                f"{version.model} {version.version} is at {self._url}, and {alias} was not moved "
-                f"to it: {done['refusal']}",
+                f"{version.model} {version.version} is at {self._url}, and {done['refusal']}",
                 there,
             )
         return there

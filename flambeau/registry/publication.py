@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.registry.connection import RegistryConnection, path_of
-from flambeau.registry.errors import RegistryConflictError, RegistryError
-from flambeau.registry.push import begin_upload, push_version
+from flambeau.registry.errors import RegistryConflictError, RegistryError, RegistryUnknownError
+from flambeau.registry.push import LOST, begin_upload, push_version
 from flambeau.registry.sources import StoredVersion
 from model_store.document import LARGE
 from model_store.manifest import MANIFEST, parse_manifest
@@ -40,7 +40,7 @@ class Publication:
     note: str = ""
     """That the move waits for a second person; empty if it does not."""
     refusal: str = ""
-    """Why the registry refused to move the alias; empty if it did not."""
+    """That the alias did not move, or may not have, and why; empty if it moved or waits."""
 
 
 def prepare(registry: RegistryConnection, store: ModelStore, model: str) -> int:
@@ -147,14 +147,36 @@ def push(
     if alias is None:
         return Publication(report.breaks)
     try:
-        path = path_of("models", model, "aliases", alias)
-        moved = registry.call("POST", path, {"version": version, "why": why})
+        note = move_alias(registry, model, version, alias, why)
     except RegistryError as error:
         return Publication(report.breaks, refusal=str(error))
+    return Publication(report.breaks, moved=not note, note=note)
+
+
+def move_alias(registry: RegistryConnection, model: str, version: int, alias: str, why: str) -> str:
+    """Moves an alias to a version that was just pushed.
+
+    Returns:
+        That the move waits for a second person; empty if the alias moved.
+
+    Raises:
+        RegistryUnknownError: the answer was lost, so the alias may have moved.
+        RegistryError: the registry refused to move it.
+    """
+    path = path_of("models", model, "aliases", alias)
+    try:
+        moved = registry.call("POST", path, {"version": version, "why": why})
+    except RegistryError as error:
+        if error.status in LOST:
+            raise RegistryUnknownError(
+                f"it is not known whether {alias} moved to it: {error}; look at `flambeau models "
+                f"history {model} --server {registry.url}`",
+                error.status,
+            ) from error
+        raise RegistryError(f"{alias} was not moved to it: {error}", error.status) from error
     if request := moved.get("request"):
-        note = f"{alias} moves once a second person approves request {request['number']}"
-        return Publication(report.breaks, note=note)
-    return Publication(report.breaks, moved=True)
+        return f"{alias} moves once a second person approves request {request['number']}"
+    return ""
 
 
 def _fetched(

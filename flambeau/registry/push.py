@@ -24,7 +24,7 @@ CHUNK_BYTES = 8 * 2**20
 """Bytes of one call: the registry's limit."""
 MAX_RESTARTS = 5
 """Times that a push asks for the state anew because the registry had other bytes than expected."""
-_LOST = (0, 500, 502, 503, 504)
+LOST = (0, 500, 502, 503, 504)
 """Statuses of `finish`, some by a proxy, after which the version may be published; 0: no answer."""
 
 Sent = Callable[[str, int, bool], None]
@@ -91,7 +91,7 @@ def push_version(
             break
         except RegistryError as error:  # 404: its answer was lost, and it is over
             restarts += 1
-            is_lost = finishing and error.status in _LOST
+            is_lost = finishing and error.status in LOST
             if finishing and error.status == 404 and str(error) == refused:
                 raise  # a model of the pipeline that the caller may not read, and not the upload
             refused = str(error) if finishing else ""

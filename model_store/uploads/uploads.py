@@ -46,7 +46,7 @@ from model_store.semver.semver_index import taken_semvers
 from model_store.storage.storage import FULL, MissingFileError, append_whole
 from model_store.store import ModelStore, manifest_path
 from model_store.transfer import CopyReport, copy_version
-from model_store.uploads.abandoned import MAX_AGE_S, remove_abandoned
+from model_store.uploads.abandoned import MAX_AGE_S, RECORD_FILE, remove_abandoned
 from model_store.uploads.declaration import (
     Declaration,
     DeclaredFile,
@@ -189,7 +189,7 @@ class Uploads:
         for upload_id in self._shares.open_ids(owner):
             place = self.folder / upload_id
             with contextlib.suppress(OSError, StoreError):  # begun or removed at this moment
-                record = self._records.read(place / "upload.json")
+                record = self._records.read(place / RECORD_FILE)
                 if record.owner == owner:
                     sizes = _sizes(place, record.declaration)
                     found.append(
@@ -254,7 +254,7 @@ class Uploads:
             owner: its owner.
             check_part: refuses a model that the version runs as a pipeline, by an error of its own,
                 before anything of the store is compared with it.
-            push: who pushes the version and why, recorded in the store; None records nothing.
+            push: who pushes the version and why, recorded in the store; None leaves no record.
 
         Raises:
             UnknownUploadError: this owner has no such upload.
@@ -367,7 +367,7 @@ class Uploads:
 
     def _is_recorded(self, place: Path, declaration: Declaration) -> bool:
         """Returns True for a known upload; forgets the files and the record of another one."""
-        path, known = place / "upload.json", None
+        path, known = place / RECORD_FILE, None
         with contextlib.suppress(OSError, StoreError):
             known = self._records.read(path).declaration
         if known != declaration:
@@ -379,9 +379,9 @@ class Uploads:
 
     def _record(self, place: Path, declaration: Declaration, owner: str) -> None:
         record = UploadRecord(declaration=declaration, owner=owner, begun_at=datetime.now(UTC))
-        beside = place / "upload.json.new"
+        beside = place / f"{RECORD_FILE}.new"
         beside.write_text(record.model_dump_json())
-        os.replace(beside, place / "upload.json")
+        os.replace(beside, place / RECORD_FILE)
 
     def _bring_known(self, place: Path, declaration: Declaration) -> list[str]:
         """Links or copies the declared files that the newest versions of the model have, whole."""
@@ -423,7 +423,7 @@ class Uploads:
         place = self.folder / upload_id
         with locked(place, mode):
             try:
-                record = self._records.read(place / "upload.json")
+                record = self._records.read(place / RECORD_FILE)
             except (OSError, StoreError) as error:
                 raise unknown_upload(upload_id) from error
             if record.owner != owner:

@@ -327,15 +327,17 @@ class Registry:
         return documents.upload_document(await self._own(principal, upload_id))
 
     async def own_uploads(self, principal: Principal, encode: Encode = encoded) -> bytes:
-        """Lists the open uploads of this caller, the newest first; see `Uploads.of_owner`."""
+        """Lists the open uploads of this caller, the newest first; see `Uploads.of_owner`.
+
+        Those of models that it may no longer push are among them: they take its places.
+        """
         if principal.caller is None:
             self.access.require(principal, "push", "")
         uploads = self._writable()
 
         def read() -> bytes:
             found = uploads.of_owner(owner_of(principal), lend_lock)
-            own = [one for one in found if self.may(principal, "push", one.declaration.model)]
-            return encode({"uploads": list(map(documents.open_upload_document, own))})
+            return encode({"uploads": list(map(documents.open_upload_document, found))})
 
         return await self._in_thread(read)
 
@@ -394,12 +396,14 @@ class Registry:
         }
 
     async def abandon(self, principal: Principal, upload_id: str) -> None:
-        """Removes an upload of this caller."""
-        declaration = (await self._own(principal, upload_id)).declaration
+        """Removes an upload of this caller, even of a model that it may no longer push."""
+        if principal.caller is None:
+            self.access.require(principal, "push", "")
+        uploads, owner = self._writable(), owner_of(principal)
+        declaration = (await self._in_thread(lambda: uploads.state(upload_id, owner))).declaration
         target = f"{declaration.model}/{declaration.version}"
         with audited("abandon push", target, principal.name, principal.peer):
-            uploads = self._writable()
-            await self._in_thread(lambda: uploads.abandon(upload_id, owner_of(principal)))
+            await self._in_thread(lambda: uploads.abandon(upload_id, owner))
 
     async def _own(self, principal: Principal, upload_id: str) -> UploadState:
         """Returns the state of an upload, whose model the caller may still push."""

@@ -61,7 +61,8 @@ def serve(config: TrainerConfig) -> None:
         QueueUrlError: the URL of the jobs is wrong.
         QueueUnavailableError: the file of jobs cannot be opened.
         PortError: a port is in use.
-        OSError: runs_dir or the store's folder cannot be created.
+        StorageError: the store's folder cannot be created.
+        OSError: runs_dir cannot be created.
     """
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -69,8 +70,6 @@ def serve(config: TrainerConfig) -> None:
         check_open(config, config.host)
     open_audit_log(config.audit_log)
     config.runs_folder.mkdir(parents=True, exist_ok=True)
-    if config.executor == "local" and config.store_folder is not None:  # jobs do not create it
-        config.store_folder.mkdir(parents=True, exist_ok=True)
     executor = open_executor(config)
     clients = RedisClients(config.jobs) if config.jobs.partition("://")[0] in SCHEMES else None
     store = open_store(config, clients)
@@ -89,6 +88,7 @@ def open_executor(config: TrainerConfig) -> Executor:
 
     Raises:
         ConfigError: a setting of Kubernetes is missing.
+        StorageError: the folder of the store cannot be created or read.
     """
     if config.executor == "kubeflow":
         return KubeflowExecutor(config, TrainJobApi(config))

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from model_store.errors import (
     StorageError,
     VersionNotFoundError,
 )
+from model_store.records.push_record import PushRecord, publisher_of
 from model_store.storage.storage import Storage
 from model_store.store import ModelStore
 from model_store.transfer import CopyReport, copy_version
@@ -112,6 +114,20 @@ def test_an_interrupted_copy_leaves_no_version_and_can_be_resumed(
     assert report.files_skipped == files_done
     assert report.files_copied == len(FILES) - files_done
     assert contents(target) == contents(source)
+
+
+def test_a_copy_that_completes_a_push_does_not_name_its_caller(
+    source: ModelStore, target: ModelStore
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    push = PushRecord(who="first", when=datetime.now(UTC))
+    with pytest.raises(StorageError):
+        copy_version(source, target, "digits", 1, send=fail, push=push)
+    assert publisher_of(target.storage, "digits", 1)["who"] == "first"
+    copy(source, target)
+    assert publisher_of(target.storage, "digits", 1)["who"] == ""
 
 
 @pytest.mark.parametrize("found", [b"onnx bytes"[::-1], b"onnx byte", b""])

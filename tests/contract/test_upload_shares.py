@@ -14,8 +14,9 @@ import pytest
 
 from model_store.errors import StorageFullError, TooManyUploadsError
 from model_store.store import ModelStore
+from model_store.uploads.abandoned import UNRECORDED_S
 from model_store.uploads.declaration import Declaration
-from model_store.uploads.shares import MAX_OPEN, MAX_PER_OWNER, OWNER_SHARE, RESERVED_S
+from model_store.uploads.shares import MAX_OPEN, MAX_PER_OWNER, OWNER_SHARE, RESERVED_S, Shares
 from tests.fixtures.uploads import declared, opened, uploads_into
 
 OWNER = "key:ci"
@@ -53,6 +54,23 @@ def test_one_owner_leaves_places_to_others(store: ModelStore, tmp_path: Path) ->
     some[1].abandon(declared({"manifest.json": b"%d" % resumed}).upload_id(OWNER), OWNER)
     assert begin(1000)
     assert not begin(1001)
+
+
+def test_places_of_uploads_that_never_began_are_free_after_a_minute(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    place, files = tmp_path / "uploads", {"manifest.json": b"{}"}
+    for number in range(MAX_PER_OWNER):  # the server is killed before it writes the record
+        taken = Shares(place).take_place(f"{number:032}", OWNER)
+    uploads = uploads_into(store, place)
+    with pytest.raises(TooManyUploadsError):
+        uploads.begin(declared(files), OWNER)
+    a_minute_ago = os.stat(taken / "lock").st_mtime - UNRECORDED_S - 1
+    os.utime(taken / "lock", (a_minute_ago, a_minute_ago))
+    state = uploads.begin(declared(files), OWNER)
+    assert not taken.exists()
+    os.utime(place / state.id / "lock", (a_minute_ago, a_minute_ago))
+    assert uploads.collect() == 0
 
 
 def sized(size_bytes: int, manifest: bytes = b"{}") -> Declaration:

@@ -73,8 +73,7 @@ class ImportTarget:
         self._say(f"pushing {model} {number} to {self.url}")
         done = push(self._registry, self._opened, model, number, alias, WHY, self._say)
         if done.refusal:
-            said = f"{model} {number} is at {self.url}, and {alias} was not moved to it"
-            typer.echo(f"error: {said}: {done.refusal}", err=True)
+            typer.echo(f"error: {model} {number} is at {self.url}, and {done.refusal}", err=True)
             raise typer.Exit(1)
         return version.at(self.url, alias if done.moved else None, (done.breaks, done.note))
 

@@ -4,7 +4,8 @@ In: a recipe, and a run that publishes into the store that it is given. Out: the
 registry, and its alias moved there if the conditions of the recipe hold.
 
 Rules: the registry is asked before the run if the caller may push, and which number is free; a
-push that fails loses no training, since the same command with `--resume` repeats the export alone.
+push that fails loses no training, since the same command repeats the export alone, with `--resume`
+if the recipe trains; the error of a push whose answer was lost says to look at the registry first.
 """
 
 import contextlib
@@ -50,14 +51,19 @@ def pushed_where_asked(recipe: "Recipe") -> Iterator[str]:
         with registry_with(to, token, NO_KEY) as registry:
             number = prepare(registry, store, model)
         yield folder
-        with registry_with(to, token, f"{NO_KEY}, and run it again with --resume") as registry:
+        with registry_with(to, token, f"{NO_KEY}, and {_again(recipe)}") as registry:
             _push(registry, store.manifest(model, number), store, recipe)
+
+
+def _again(recipe: "Recipe") -> str:
+    """Returns how the export alone is repeated."""
+    return "run it again" if recipe.weights else "run it again with --resume"
 
 
 def _push(
     registry: "RegistryConnection", manifest: "Manifest", store: Any, recipe: "Recipe"
 ) -> None:
-    from flambeau.registry.errors import RegistryError
+    from flambeau.registry.errors import RegistryError, RegistryUnknownError
     from flambeau.registry.sources import StoredVersion
 
     what = f"{manifest.model} {manifest.version_text}"
@@ -65,10 +71,18 @@ def _push(
     why = f"trained from recipe '{recipe.name}'"
     try:
         report = push_one(registry, source, why, is_part=False)
+    except RegistryUnknownError as error:
+        typer.echo(
+            f"error: it is not known whether {what} is at {registry.url}: {error.__cause__}; look "
+            f"there (flambeau models show {manifest.model} {manifest.version} --server "
+            f"{registry.url}); if it is, promote it, if not, {_again(recipe)}",
+            err=True,
+        )
+        raise typer.Exit(1) from error
     except RegistryError as error:
         typer.echo(
-            f"error: {what} is not at {registry.url}: {error}; run it again with --resume, which "
-            "trains nothing anew",
+            f"error: {what} is not at {registry.url}: {error}; {_again(recipe)}, which trains "
+            "nothing anew",
             err=True,
         )
         raise typer.Exit(1) from error
@@ -77,8 +91,7 @@ def _push(
     try:
         outcome = _moved(registry, manifest, recipe)
     except RegistryError as error:
-        lost = f"{what} is at {registry.url}, and {recipe.publish.alias} was not moved to it"
-        typer.echo(f"error: {lost}: {error}", err=True)
+        typer.echo(f"error: {what} is at {registry.url}, and {error}", err=True)
         raise typer.Exit(1) from error
     typer.echo(f"pushed {what} to {registry.url}{outcome}")
 
@@ -87,9 +100,11 @@ def _moved(registry: "RegistryConnection", manifest: "Manifest", recipe: "Recipe
     """Moves the alias of the recipe if its conditions hold; returns the outcome in words.
 
     Raises:
-        RegistryError: the registry refused to move it, or does not answer.
+        RegistryError: it was not moved, or this is not known; the message says which.
     """
     from flambeau.registry.connection import path_of
+    from flambeau.registry.errors import RegistryError
+    from flambeau.registry.publication import move_alias
     from training.promotion import decide
 
     alias, model = recipe.publish.alias, manifest.model
@@ -99,12 +114,11 @@ def _moved(registry: "RegistryConnection", manifest: "Manifest", recipe: "Recipe
     if not decision.met:
         return f"; {alias} stays where it is{decision.finding}"
     if recipe.publish.rule().first:
-        page = registry.call("GET", path_of("models", model), query={"limit": "1"})
+        try:
+            page = registry.call("GET", path_of("models", model), query={"limit": "1"})
+        except RegistryError as error:
+            raise RegistryError(f"{alias} was not moved to it: {error}", error.status) from error
         if alias in page["aliases"]:
             return f"; {alias} stays where it is{decision.finding}"
-    wanted = {"version": manifest.version, "why": decision.why}
-    moved = registry.call("POST", path_of("models", model, "aliases", alias), wanted)
-    if request := moved.get("request"):
-        number = request["number"]
-        return f"; {alias} moves once a second person approves request {number}{decision.finding}"
-    return f" → {alias}{decision.finding}"
+    note = move_alias(registry, model, manifest.version, alias, decision.why)
+    return f"; {note}{decision.finding}" if note else f" → {alias}{decision.finding}"

@@ -4,6 +4,9 @@ The process has its own session, and so its own process group, which ends with i
 and files, which it sets itself (`training.job`); and a time limit, which is enforced here. It holds
 the other end of a pipe of the worker: if this worker dies, for any reason, the job does too, so
 that a worker that takes it over has exclusive access to its checkpoint.
+
+Rule: no job starts while the folder of the store, as it was when the service started, is gone: it
+would publish into the place of a volume that was unmounted.
 """
 
 import asyncio
@@ -12,6 +15,8 @@ import sys
 from pathlib import Path
 
 import training
+from model_store.errors import StoreError
+from model_store.storage.storage import Storage
 from services.trainer.config import TrainerConfig
 from services.trainer.executors.executor import Failed, Listener, Outcome, Stopped, Story, Succeeded
 from services.trainer.executors.job_process import JobProcess
@@ -32,15 +37,26 @@ class LocalExecutor:
     Args:
         config: folder of jobs, store, and limits.
         program: Python source of a job's process.
+
+    Raises:
+        StorageError: the folder of the store cannot be created or read.
     """
 
     takeovers, runs_apart = 1, False
 
     def __init__(self, config: TrainerConfig, program: str = PROGRAM) -> None:
         self._config, self._program = config, program
+        self._store: Storage | None = None
+        if config.store_folder is not None:  # created here, and never by a job
+            self._store = Storage(config.store_url)
 
     async def run(self, job: TrainingJob, listener: Listener, stopping: asyncio.Event) -> Outcome:
         """See `Executor.run`."""
+        if self._store is not None:
+            try:
+                await asyncio.to_thread(self._store.check_there)
+            except StoreError as error:
+                return Failed(str(error))
         command = [
             sys.executable, "-P", "-c", self._program, str(Path(training.__file__).parents[1]),
             *job_arguments(job, self._config), "--existing-store", "--events", "{events}",

@@ -220,3 +220,19 @@ def test_a_job_is_told_what_data_it_may_read(tmp_path: Path) -> None:
     lent = config(tmp_path, data_folders=("/lent", "sets"))
     told = [word for word in job_arguments(job(), lent) if word.startswith("--data-folder")]
     assert told == ["--data-folder=/lent", f"--data-folder={Path('sets').absolute()}"]
+
+
+def test_no_job_starts_while_the_store_is_not_mounted(tmp_path: Path) -> None:
+    found = config(tmp_path)
+    store, volume = Path(found.store_url), tmp_path / "volume"
+    (store / "digits").mkdir(parents=True)
+    (found.runs_folder / job().id / CODE).mkdir(parents=True)
+    executor = LocalExecutor(found, PROLOGUE + "tell(kind='published', model='m', version=1)")
+    store.rename(volume)
+    store.mkdir()
+    outcome = asyncio.run(executor.run(job(), Heard(), asyncio.Event()))
+    assert isinstance(outcome, Failed)
+    assert "its volume is not mounted" in outcome.error
+    store.rmdir()
+    volume.rename(store)
+    assert isinstance(asyncio.run(executor.run(job(), Heard(), asyncio.Event())), Succeeded)
