@@ -192,33 +192,44 @@ def unaliased(before: Mapping[str, int], pointed: Mapping[str, int]) -> set[int]
     return {version for alias, version in before.items() if alias not in pointed}
 
 
-def rollback_target(history: list[Pointers], alias: str) -> int:
+def rollback_target(newest_first: Iterable[Pointers], alias: str) -> int:
     """Returns the version that a rollback points an alias at: that before its current one.
 
     While a rollout or a split shares the requests of `production`, the version that it names: the
     rollback ends them.
 
     Args:
-        history: all generations, oldest first.
+        newest_first: the generations; read only until the target is known.
         alias: the alias to roll back.
 
     Raises:
-        VersionNotFoundError: there is no such alias, or it never named another version.
+        VersionNotFoundError: there is no such alias, it was removed, or it never named another
+            version.
     """
-    if alias == PRODUCTION and history and history[-1].traffic.shares_requests:
-        live = history[-1].aliases.get(PRODUCTION)
-        if live is not None:
+    left = iter(newest_first)
+    newest = next(left, None)
+    if newest is not None:
+        live = newest.aliases.get(alias)
+        if live is None:
+            raise _not_there(newest, left, alias)
+        if alias == PRODUCTION and newest.traffic.shares_requests:
             return live
-    targets = [p.aliases[alias] for p in history if alias in p.aliases]
-    if history and not targets:
-        hint = nearest_name(alias, history[-1].aliases)
-        raise VersionNotFoundError(f"there is no alias '{alias}'{hint}; nothing to roll back")
-    for target in reversed(targets):
-        if target != targets[-1]:
-            return target
+        for pointers in left:
+            target = pointers.aliases.get(alias, live)
+            if target != live:
+                return target
     raise VersionNotFoundError(
         f"alias '{alias}' has named no other version before; nothing to roll back to"
     )
+
+
+def _not_there(newest: Pointers, older: Iterable[Pointers], alias: str) -> VersionNotFoundError:
+    if any(alias in pointers.aliases for pointers in older):
+        return VersionNotFoundError(
+            f"alias '{alias}' was removed; promote a version to have it again"
+        )
+    hint = nearest_name(alias, newest.aliases)
+    return VersionNotFoundError(f"there is no alias '{alias}'{hint}; nothing to roll back")
 
 
 def previous_targets(newest_first: Iterable[Pointers]) -> dict[str, int]:
