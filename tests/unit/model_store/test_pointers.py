@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from model_store.errors import BadNameError, ManifestError, VersionNotFoundError
 from model_store.pointers import (
     Pointers,
+    PreviousTargets,
     check_alias,
     check_new_alias,
     parse_pointers,
@@ -179,6 +180,26 @@ def test_previous_targets_are_those_of_rollbacks(moves: list[dict[str, int]]) ->
         with contextlib.suppress(VersionNotFoundError):
             expected[alias] = rollback_target(reversed(generations), alias)
     assert previous_targets(reversed(generations)) == expected
+
+
+@given(st.lists(ALIASES, min_size=2, max_size=8), st.data())
+def test_what_is_known_of_a_generation_changes_no_previous_target(
+    moves: list[dict[str, int]], data: st.DataObject
+) -> None:
+    generations = [generation(i, **aliases) for i, aliases in enumerate(moves, start=1)]
+    older = generations[: data.draw(st.integers(1, len(moves) - 1))]
+    known = PreviousTargets(older[-1], previous_targets(reversed(older)))
+    expected = previous_targets(reversed(generations))
+    assert previous_targets(reversed(generations), known) == expected
+
+
+def test_generations_before_a_known_one_are_not_read() -> None:
+    moves = [generation(i, production=i, canary=9) for i in range(1, 5)]
+    known = PreviousTargets(moves[2], {"production": 2})
+    moves.append(generation(5, production=4, canary=9))
+    left = iter(reversed(moves))
+    assert previous_targets(left, known) == {"production": 3}
+    assert [one.generation for one in left] == [2, 1]
 
 
 def test_generations_before_the_previous_targets_are_not_read() -> None:
