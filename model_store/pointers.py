@@ -6,7 +6,7 @@ moves only one succeeds, and the folder is the audit log. Pure rules, no I/O.
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -192,47 +192,88 @@ def unaliased(before: Mapping[str, int], pointed: Mapping[str, int]) -> set[int]
     return {version for alias, version in before.items() if alias not in pointed}
 
 
-def rollback_target(history: list[Pointers], alias: str) -> int:
+def rollback_target(newest_first: Iterable[Pointers], alias: str) -> int:
     """Returns the version that a rollback points an alias at: that before its current one.
 
     While a rollout or a split shares the requests of `production`, the version that it names: the
     rollback ends them.
 
     Args:
-        history: all generations, oldest first.
+        newest_first: the generations; read only until the target is known.
         alias: the alias to roll back.
 
     Raises:
-        VersionNotFoundError: there is no such alias, or it never named another version.
+        VersionNotFoundError: there is no such alias, it was removed, or it never named another
+            version.
     """
-    if alias == PRODUCTION and history and history[-1].traffic.shares_requests:
-        live = history[-1].aliases.get(PRODUCTION)
-        if live is not None:
+    left = iter(newest_first)
+    newest = next(left, None)
+    if newest is not None:
+        live = newest.aliases.get(alias)
+        if live is None:
+            raise _not_there(newest, left, alias)
+        if alias == PRODUCTION and newest.traffic.shares_requests:
             return live
-    targets = [p.aliases[alias] for p in history if alias in p.aliases]
-    if history and not targets:
-        hint = nearest_name(alias, history[-1].aliases)
-        raise VersionNotFoundError(f"there is no alias '{alias}'{hint}; nothing to roll back")
-    for target in reversed(targets):
-        if target != targets[-1]:
-            return target
+        for pointers in left:
+            target = pointers.aliases.get(alias, live)
+            if target != live:
+                return target
     raise VersionNotFoundError(
         f"alias '{alias}' has named no other version before; nothing to roll back to"
     )
 
 
-def previous_targets(newest_first: Iterable[Pointers]) -> dict[str, int]:
+def _not_there(newest: Pointers, older: Iterable[Pointers], alias: str) -> VersionNotFoundError:
+    if any(alias in pointers.aliases for pointers in older):
+        return VersionNotFoundError(
+            f"alias '{alias}' was removed; promote a version to have it again"
+        )
+    hint = nearest_name(alias, newest.aliases)
+    return VersionNotFoundError(f"there is no alias '{alias}'{hint}; nothing to roll back")
+
+
+class PreviousTargets(NamedTuple):
+    """What is known of the rollbacks of one generation."""
+
+    pointers: Pointers
+    targets: dict[str, int]
+    """By alias, the version that a rollback would restore."""
+
+    def later(self, aliases: Mapping[str, int]) -> dict[str, int] | None:
+        """Returns the targets of aliases as they are later, if only their last move is newer.
+
+        None if one of them was not there: its target may be any before.
+        """
+        before = self.pointers.aliases
+        if not aliases.keys() <= before.keys():
+            return None
+        kept = {
+            alias: n for alias, n in self.targets.items() if aliases.get(alias) == before[alias]
+        }
+        return kept | {alias: before[alias] for alias, n in aliases.items() if before[alias] != n}
+
+
+def previous_targets(
+    newest_first: Iterable[Pointers], known: PreviousTargets | None = None
+) -> dict[str, int]:
     """Returns by alias the version that a rollback would restore; see `rollback_target`.
 
     That before a rollout or a split, too: these have ended once it counts.
 
     Args:
-        newest_first: the generations; read only until each alias of the newest has one.
+        newest_first: the generations; read only until each alias of the newest has one, or down to
+            that of `known` if all others were there.
+        known: what is known of an older generation than the newest; None for nothing.
     """
     found: dict[str, int] = {}
     current: dict[str, int] | None = None
     for pointers in newest_first:
         current = pointers.aliases if current is None else current
+        if known is not None and pointers.generation <= known.pointers.generation:
+            open_ones = {alias: n for alias, n in current.items() if alias not in found}
+            if (rest := known.later(open_ones)) is not None:
+                return found | rest
+            known = None
         for alias, version in current.items():
             if pointers.aliases.get(alias, version) != version:
                 found.setdefault(alias, pointers.aliases[alias])

@@ -409,7 +409,7 @@ class ModelStore:
             ConflictError: another writer moved a pointer concurrently; read again and retry.
         """
         history = self.history(model)
-        target = rollback_target(history, alias)
+        target = rollback_target(reversed(history), alias)
         return self.point(model, self.planned(model, target, alias, why, history[-1], who))
 
     def planned(

@@ -2,8 +2,9 @@
 
 In: calls. Out: their JSON, or bytes of files.
 
-Rules: a broken connection and a busy registry are tried again, as long as calls get through; every
-call may be repeated, because bytes carry their offset and finished acts are recognised.
+Rules: a broken connection and a busy registry are tried again, as long as calls get through; calls
+may be repeated, because bytes carry their offset and finished acts are recognised. A call that is
+made once is not repeated from its first byte on.
 """
 
 import http.client
@@ -12,7 +13,7 @@ import ssl
 import time
 from collections.abc import Callable
 from email.message import Message
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from flambeau.registry.errors import (
@@ -20,10 +21,13 @@ from flambeau.registry.errors import (
     RegistryBusyError,
     RegistryConflictError,
     RegistryError,
+    RegistryUnknownError,
 )
 
 if TYPE_CHECKING:
     from flambeau.channel import Tls
+
+T = TypeVar("T")
 
 TIMEOUT_S = 60.0
 """Time without a byte after which a connection counts as broken."""
@@ -40,6 +44,9 @@ MAX_ANSWER_BYTES = 16 * 2**20
 """Limit of an answer in JSON, and of a manifest."""
 _OF_OTHER_SERVERS = (400, 404, 405)
 """Statuses that come without a reason from a port of gRPC, and from other servers."""
+
+_OF_PROXIES = (502, 504)
+"""Statuses of proxies that lost the answer."""
 
 
 class RegistryConnection:
@@ -104,6 +111,7 @@ class RegistryConnection:
         body: bytes | memoryview = b"",
         query: dict[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
+        is_made_once: bool = False,
     ) -> Any:
         """Makes a call, and returns its JSON; None for an answer without content.
 
@@ -114,16 +122,22 @@ class RegistryConnection:
             body: bytes to send.
             query: parameters of the URL.
             timeout_s: time without a byte of the answer.
+            is_made_once: True for a call that acts again if it is repeated.
 
         Raises:
             RegistryError: as the tree says; a broken connection and a busy registry were tried
                 `tries` times.
+            RegistryUnknownError: the answer to a call that is made once was lost.
         """
         headers = dict(self._headers)
         if document is not None:
             headers["content-type"], body = "application/json", json.dumps(document).encode()
         target = self._path + path + (f"?{urlencode(query)}" if query else "")
-        return self._repeated(lambda: self._try(method, target, body, headers, timeout_s))[0]
+
+        def ask() -> tuple[Any, Message]:
+            return self._try(method, target, body, headers, timeout_s)
+
+        return (self._once(ask) if is_made_once else self._repeated(ask))[0]
 
     def index(self) -> tuple[Any, bool]:
         """Returns the repository index of the server, and if it is whole.
@@ -140,8 +154,30 @@ class RegistryConnection:
         )
         return found, answered.get(INDEX_HEADER) == "whole"
 
-    def _repeated(self, ask: Callable[[], tuple[Any, Message]]) -> tuple[Any, Message]:
-        """Makes a call, up to `tries` times; returns JSON and headers of the answer."""
+    def _once(self, ask: Callable[[], tuple[Any, Message]]) -> tuple[Any, Message]:
+        """Makes a call once, on a new connection; only connecting is tried again."""
+        self.close()
+        self._repeated(self._connect)
+        try:
+            return ask()
+        except RegistryError as error:
+            if not isinstance(error, RegistryAwayError) and error.status not in _OF_PROXIES:
+                raise
+            raise RegistryUnknownError(
+                f"it is not known whether the call took effect at {self.url}: "
+                f"{error.__cause__ or error}; look at the history before you repeat it",
+                error.status,
+            ) from error
+
+    def _connect(self) -> None:
+        try:
+            self._connection = self._open()
+            self._connection.connect()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._away(error) from error
+
+    def _repeated(self, ask: Callable[[], T]) -> T:
+        """Makes a call, up to `tries` times, and returns what it does."""
         for number in range(self._tries):
             try:
                 return ask()

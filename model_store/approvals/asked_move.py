@@ -6,6 +6,7 @@ Rule: what a request records and what an approval executes is made by the same f
 same data and, by the number of their generation, of the same pointers.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 from flambeau.protocol.strict import StrictModel, nearest_name
@@ -104,11 +105,21 @@ def planned(
         )
         return store.planned(model, move.version, move.alias, move.why, current, who)
     if move.act == "rollback":
-        target = rollback_target(store.history(model), move.alias)
+        target = rollback_target(_newest_first(store, model, current), move.alias)
         return store.planned(model, target, move.alias, move.why, current, who)
     if move.act == "remove alias":
         return _removal(model, move, current, who)
     return _traffic_act(store, model, move)(current, who)
+
+
+def _newest_first(store: ModelStore, model: str, current: Pointers | None) -> Iterator[Pointers]:
+    """Yields a generation and those before it, each read when it is asked for."""
+    if current is None:
+        return
+    yield current
+    for generation in reversed(store.listing(model)[model].generations):
+        if generation < current.generation:
+            yield store.pointers_at(model, generation)
 
 
 def remove_alias(store: ModelStore, model: str, alias: str, why: str = "") -> Pointers:

@@ -119,17 +119,19 @@ class EventScan:
         """Returns the newest `MAX_KEPT` events that the store has now, in order.
 
         Raises:
-            StorageError: it cannot be listed.
+            StorageError: it cannot be listed, or its folder is gone.
         """
         storage = self._store.storage
         if not storage.is_local:
             return self._ordered(_found_in_bucket(self._store))
+        storage.check_there()
         self._models = {
             name: self._models.get(name) or _ModelScan(name) for name in model_names(storage)
         }
         now_s = datetime.now(UTC).timestamp()
         for scan in self._models.values():
             scan.look(self._store, now_s)
+        storage.check_there()  # it may have gone meanwhile: then its events only seem to be gone
         return self._ordered({name: scan.events() for name, scan in self._models.items()})
 
     def _ordered(self, by_model: Mapping[str, Collection[StoredEvent]]) -> list[StoredEvent]:
@@ -195,7 +197,8 @@ class _ModelScan:
     def _has_changed(self, store: ModelStore, folder: str, now_s: float) -> bool:
         """Returns True unless the folder was listed after its last change."""
         at_s = store.storage.changed_s(folder)
-        if at_s is None:  # it is not there yet
+        if at_s is None:  # it is not there yet, or the store is not
+            self._changed.pop(folder, None)
             if self._by_folder.pop(folder.rpartition("/")[2], None) is not None:
                 self._told = None
             return False

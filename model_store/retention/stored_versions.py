@@ -2,9 +2,9 @@
 
 In: a store. Out: `VersionFacts` and the aliases of each model.
 
-Rules: manifests never change, so each is read once; a store that cannot be read ends the reading,
-as unknown versions may use others; a damaged version or damaged pointers keep what they may name;
-a rollback restores the version that an alias named before, which is kept therefore.
+Rules: manifests and pointers never change, so each is read once; a store that cannot be read ends
+the reading, as unknown versions may use others; a damaged version or damaged pointers keep what
+they may name; a rollback restores the version that an alias named before, which is kept therefore.
 """
 
 import re
@@ -22,7 +22,7 @@ from model_store.errors import (
 )
 from model_store.listing import ModelListing
 from model_store.pipelines.graph import parse_part
-from model_store.pointers import Pointers, previous_targets
+from model_store.pointers import Pointers, PreviousTargets, previous_targets
 from model_store.records.moves import zoned
 from model_store.retention.rules import VersionFacts, VersionKey
 from model_store.store import ModelStore
@@ -50,7 +50,7 @@ class VersionsReader:
     def __init__(self, store: ModelStore) -> None:
         self._store = store
         self._known: dict[VersionKey, VersionFacts] = {}
-        self._previous: dict[str, tuple[int, dict[str, int]]] = {}
+        self._previous: dict[str, PreviousTargets] = {}
         """Newest generation by model, and the previous version of each alias."""
 
     def read(self) -> StoredVersions:
@@ -117,18 +117,24 @@ class VersionsReader:
         self, model: str, newest: Pointers, listing: ModelListing
     ) -> dict[str, int]:
         """Returns by alias the version before its current one."""
-        generation, found = self._previous.get(model, (0, {}))
-        if generation != newest.generation:
-            found = previous_targets(self._newest_first(model, newest, listing))
-            self._previous[model] = newest.generation, found
+        known = self._previous.get(model)
+        if known is not None and known.pointers == newest:
+            return known.targets
+        if known is not None and known.pointers.generation >= newest.generation:
+            known = None  # the store was restored
+        found = previous_targets(self._newest_first(model, newest, listing, known), known)
+        self._previous[model] = PreviousTargets(newest, found)
         return found
 
     def _newest_first(
-        self, model: str, newest: Pointers, listing: ModelListing
+        self, model: str, newest: Pointers, listing: ModelListing, known: PreviousTargets | None
     ) -> Iterator[Pointers]:
-        """Yields the generations that can be read."""
+        """Yields the generations that can be read; that of `known` is not read again."""
         yield newest
         for generation in reversed(listing.generations[:-1]):
+            if known is not None and generation == known.pointers.generation:
+                yield known.pointers
+                continue
             with suppress(DocumentError, ManifestError):
                 yield self._store.pointers_at(model, generation)
 

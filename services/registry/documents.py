@@ -37,8 +37,15 @@ def models_page(
 
     Returns:
         `models`, and `next`: the `after` of the next page, or null.
+
+    Raises:
+        StoreGoneError: the store's folder is gone.
+        StorageError: the store cannot be listed.
     """
-    names = [name for name in model_names(store.storage) if name > after and sees(name)]
+    found = model_names(store.storage)
+    if not found:
+        store.storage.check_there()
+    names = [name for name in found if name > after and sees(name)]
     shown: list[dict[str, Any]] = []
     last = None
     for name in sorted(names):

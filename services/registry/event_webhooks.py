@@ -191,7 +191,14 @@ class EventWebhooks:
                 self._places.release()
 
     async def _tell_claimed(self, event: Event, url: str, facts: dict[str, Any]) -> bool:
-        """Tells one event if this server can claim it; returns False if another server has."""
+        """Tells one event if this server can claim it; returns False if another server has.
+
+        An event of `MAX_AGE_S` is over: its claim may be removed already.
+        """
+        found = event_of(event.id)
+        assert found is not None, "the feed's ids are those of events"
+        if time.time() - found.at_us / 1e6 > MAX_AGE_S:
+            return True
         path = claim_path(event.id, url)
         claimed: Claimed = await self._in_thread(lambda: self._claim(path))
         if claimed != "here":

@@ -42,9 +42,9 @@ class RegistrySettings(ServiceSettings, AccessSettings, TrustSettings):
     within the store, from which files are published without a copy."""
     registry_webhooks: Annotated[tuple[str, ...], Field(max_length=MAX_WEBHOOKS)] = ()
     """URLs such as `https://ci.example.org/models` that are called at each event: a version was
-    pushed, promoted, rolled back, deleted or annotated, its traffic changed (`traffic`: a rollout,
-    a shadow or a split), or a move waits for a second person (`asked`). Each call is signed. Empty
-    for none."""
+    pushed, promoted, rolled back, deleted or annotated, an alias was removed (`alias_removed`),
+    traffic changed (`traffic`: a rollout, a shadow or a split), or a move waits for a second person
+    (`asked`). Each call is signed. Empty for none."""
     webhook_secret_file: str = ""
     """File with the secret that signs webhooks: `whsec_` and base64 of 24 bytes or more; required
     for any."""

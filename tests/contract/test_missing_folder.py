@@ -4,8 +4,10 @@ An unmounted volume leaves an empty folder, or none. A file in its place would b
 one model, and servers would unload all others.
 """
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from model_store.rollouts.traffic import Arm, Split, Traffic
 from model_store.store import ModelStore
 from services.access.caller import Principal
 from services.errors import StoreUnavailableError
+from services.registry.event_feed import Event, EventCaller, EventFeed
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
 from services.rollouts.comparison_files import write_comparisons
@@ -146,6 +149,42 @@ async def test_calls_of_a_registry_say_that_the_folder_is_gone(
         await registry.annotate(CALLER, "digits", 1, "text", None)
     with pytest.raises(StoreUnavailableError, match=said):
         await registry.model(CALLER, "digits", None, 10)
+    with pytest.raises(StoreUnavailableError, match=said):
+        await registry.models(CALLER, "", 10)
     assert pushed.value.http_status == 503
     with pytest.raises(StoreGoneError):
         there.storage.check_there()
+
+
+async def next_event(events: AsyncGenerator[Event | None, None]) -> Event:
+    async with asyncio.timeout(30):
+        async for event in events:
+            if event is not None:
+                return event
+    raise AssertionError("the stream ended")
+
+
+@pytest.mark.parametrize("leaves_a_folder", [False, True])
+async def test_events_are_not_told_again_once_the_folder_returns(
+    there: ModelStore, leaves_a_folder: bool
+) -> None:
+    is_gone = asyncio.Event()
+
+    async def in_thread(work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except StoreGoneError as error:
+            is_gone.set()
+            raise StoreUnavailableError(str(error)) from error
+
+    feed = EventFeed(there, in_thread, 0.01)
+    task = asyncio.create_task(feed.run())
+    events = feed.read(EventCaller("key:all", lambda _: True, lambda: False), "0")
+    first = await next_event(events)
+    unmount(there, leaves_a_folder=leaves_a_folder)
+    await asyncio.wait_for(is_gone.wait(), 30)
+    mount(there)
+    there.promote("digits", 1)
+    second = await next_event(events)
+    task.cancel()
+    assert [one.document["kind"] for one in (first, second)] == ["pushed", "promoted"]

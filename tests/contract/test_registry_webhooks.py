@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -167,6 +168,25 @@ async def test_no_event_is_forgotten_where_few_are_looked_at_later(
         place.storage.create(claim_path(event.id, receiver.url), data.encode())
     async with server(place, receiver.url):
         await until_delivered(place, 3)
+
+
+async def test_an_event_that_is_old_by_its_turn_is_not_told(
+    place: ModelStore, folder: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_webhooks, "MAX_LATER", 1)
+    for _ in range(2):
+        publish_in(place, folder)
+    hour_ago = time.time() - 3600
+    os.utime(Path(place.url, "digits/1/manifest.json"), (hour_ago, hour_ago))
+    old, new = (one.id for one in EventScan(place).events())
+    async with server(place, receiver.url):
+        await asyncio.sleep(0)  # it has begun, with events of a day
+        monkeypatch.setattr(event_webhooks, "MAX_AGE_S", 60.0)
+        told = {(await receiver.call())[0] for _ in range(3)}
+        await until_delivered(place, 1)
+    assert told == {new}
+    assert receiver.calls.empty()
+    assert not place.storage.has(claim_path(old, receiver.url))
 
 
 async def test_a_claim_is_renewed_before_each_call(

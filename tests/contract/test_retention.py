@@ -136,6 +136,23 @@ def test_a_damaged_generation_hides_none_before_it(store: ModelStore, folder: Pa
     assert reasons[1] == ("a rollback of production restores it",)
 
 
+def test_moves_between_plans_are_seen(five: ModelStore) -> None:
+    one = pruner(five)
+
+    def rollbacks() -> dict[int, tuple[str, ...]]:
+        named = {found.facts.version: found.reasons for found in one.decisions()}
+        return {n: reasons for n, reasons in named.items() if "a rollback" in " ".join(reasons)}
+
+    assert rollbacks() == {}
+    five.promote("digits", 4)
+    assert rollbacks() == {3: ("a rollback of production restores it",)}
+    five.promote("digits", 2, "canary")
+    assert rollbacks() == {
+        1: ("a rollback of canary restores it",),
+        3: ("a rollback of production restores it",),
+    }
+
+
 def test_two_commands_at_once_delete_each_version_once(five: ModelStore) -> None:
     told: list[Pruned] = []
 

@@ -45,7 +45,8 @@ def roll_back_alias(
     url: str, token_file: Path | None, model: str, alias: str, why: str, as_json: bool
 ) -> None:
     """Points an alias at its previous version, and prints the move."""
-    _post(url, token_file, model, (alias, "rollback"), {"why": why}, as_json)
+    place = (alias, "rollback")
+    _post(url, token_file, model, place, {"why": why}, as_json, is_made_once=True)
 
 
 def _post(
@@ -55,11 +56,14 @@ def _post(
     place: tuple[str, ...],
     document: dict[str, object],
     as_json: bool,
+    *,
+    is_made_once: bool = False,
 ) -> None:
     from flambeau.registry.connection import path_of
 
+    path = path_of("models", model, "aliases", *place)
     with registry_at(url, token_file) as registry:
-        moved = registry.call("POST", path_of("models", model, "aliases", *place), document)
+        moved = registry.call("POST", path, document, is_made_once=is_made_once)
     if tell_request(moved, registry.url, as_json):
         return
     print_move(model, place[0], moved, as_json)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from model_store.errors import BadNameError, ManifestError, VersionNotFoundError
 from model_store.pointers import (
     Pointers,
+    PreviousTargets,
     check_alias,
     check_new_alias,
     parse_pointers,
@@ -92,7 +93,7 @@ def test_a_broken_file_is_named(text: str, message: str) -> None:
     [((1, 2), 1), ((1, 2, 3), 2), ((1, 2, 2), 1), ((1, 2, 1), 2), ((2, 5, 1, 1), 5)],
 )
 def test_rollback_goes_to_the_last_other_target(targets: tuple[int, ...], previous: int) -> None:
-    assert rollback_target(history(*targets), "production") == previous
+    assert rollback_target(reversed(history(*targets)), "production") == previous
 
 
 @pytest.mark.parametrize("targets", [(1,), (1, 2), (2, 1)])
@@ -111,15 +112,15 @@ def test_rollback_ends_what_shares_the_requests_and_stays(
 ) -> None:
     moves = history(*targets)
     moves.append(Pointers.after(moves[-1], {"production": 1, "canary": 2}, "ada", "", running))
-    assert rollback_target(moves, "production") == 1
+    assert rollback_target(reversed(moves), "production") == 1
     over = Pointers.moved(moves[-1], "production", 1, "ada", "")
     if targets == (1,):
         with pytest.raises(VersionNotFoundError, match="has named no other version before"):
-            rollback_target([*moves, over], "production")
+            rollback_target(reversed([*moves, over]), "production")
     else:
-        assert rollback_target([*moves, over], "production") == 2
+        assert rollback_target(reversed([*moves, over]), "production") == 2
     with pytest.raises(VersionNotFoundError, match="alias 'canary' has named no other version"):
-        rollback_target(moves, "canary")
+        rollback_target(reversed(moves), "canary")
 
 
 def test_other_aliases_do_not_count() -> None:
@@ -129,14 +130,14 @@ def test_other_aliases_do_not_count() -> None:
         generation(3, canary=8, production=2),
         generation(4, canary=7, production=2),
     ]
-    assert rollback_target(moves, "production") == 1
-    assert rollback_target(moves, "canary") == 8
+    assert rollback_target(reversed(moves), "production") == 1
+    assert rollback_target(reversed(moves), "canary") == 8
 
 
 @pytest.mark.parametrize("moves", [[], history(1), history(1, 1)])
 def test_nothing_to_roll_back_to(moves: list[Pointers]) -> None:
     with pytest.raises(VersionNotFoundError, match="alias 'production' has named no other version"):
-        rollback_target(moves, "production")
+        rollback_target(reversed(moves), "production")
 
 
 def test_an_alias_that_is_not_there_is_named() -> None:
@@ -144,9 +145,28 @@ def test_an_alias_that_is_not_there_is_named() -> None:
     with pytest.raises(
         VersionNotFoundError, match=r"no alias 'production' \(known: canary\); noth"
     ):
-        rollback_target(moves, "production")
+        rollback_target(reversed(moves), "production")
     with pytest.raises(VersionNotFoundError, match=r"no alias 'canry' \(did you mean 'canary'\?\)"):
-        rollback_target(moves, "canry")
+        rollback_target(reversed(moves), "canry")
+
+
+def test_a_removed_alias_is_not_rolled_back() -> None:
+    moves = [generation(1, canary=1), generation(2, canary=2, production=1)]
+    moves.append(generation(3, production=1))
+    with pytest.raises(VersionNotFoundError, match=r"'canary' was removed; promote a version"):
+        rollback_target(reversed(moves), "canary")
+
+
+def test_a_rollback_reads_no_generation_before_its_target() -> None:
+    generations = iter(reversed(history(1, 2, 3)))
+    assert rollback_target(generations, "production") == 2
+    assert [one.generation for one in generations] == [1]
+    running = Traffic(rollout=Rollout(candidate=2, baseline=1, steps=(0.1, 1)))
+    moves = history(1)
+    moves.append(Pointers.after(moves[-1], {"production": 1}, "ada", "", running))
+    generations = iter(reversed(moves))
+    assert rollback_target(generations, "production") == 1
+    assert [one.generation for one in generations] == [1]
 
 
 ALIASES = st.dictionaries(st.sampled_from(["production", "canary"]), st.integers(1, 4))
@@ -158,8 +178,28 @@ def test_previous_targets_are_those_of_rollbacks(moves: list[dict[str, int]]) ->
     expected: dict[str, int] = {}
     for alias in moves[-1] if moves else ():
         with contextlib.suppress(VersionNotFoundError):
-            expected[alias] = rollback_target(generations, alias)
+            expected[alias] = rollback_target(reversed(generations), alias)
     assert previous_targets(reversed(generations)) == expected
+
+
+@given(st.lists(ALIASES, min_size=2, max_size=8), st.data())
+def test_what_is_known_of_a_generation_changes_no_previous_target(
+    moves: list[dict[str, int]], data: st.DataObject
+) -> None:
+    generations = [generation(i, **aliases) for i, aliases in enumerate(moves, start=1)]
+    older = generations[: data.draw(st.integers(1, len(moves) - 1))]
+    known = PreviousTargets(older[-1], previous_targets(reversed(older)))
+    expected = previous_targets(reversed(generations))
+    assert previous_targets(reversed(generations), known) == expected
+
+
+def test_generations_before_a_known_one_are_not_read() -> None:
+    moves = [generation(i, production=i, canary=9) for i in range(1, 5)]
+    known = PreviousTargets(moves[2], {"production": 2})
+    moves.append(generation(5, production=4, canary=9))
+    left = iter(reversed(moves))
+    assert previous_targets(left, known) == {"production": 3}
+    assert [one.generation for one in left] == [2, 1]
 
 
 def test_generations_before_the_previous_targets_are_not_read() -> None:
