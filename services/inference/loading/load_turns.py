@@ -143,10 +143,10 @@ class VersionLoads:
         load: Callable[[int], Coroutine[None, None, None]],
         loaded: Callable[[], None],
     ) -> None:
-        """Loads until every wanted version was tried once.
+        """Loads until every wanted version was tried once. If none is wanted, starts no task.
 
         Args:
-            wanted: returns the versions, the most urgent first; they may change meanwhile.
+            wanted: returns the versions to load, the most urgent first; they may change meanwhile.
             load: loads a version, and handles its errors.
             loaded: called at the end, and after a load that others outlast.
         """
