@@ -172,6 +172,7 @@ class Reconciler:
         anew = self._models if self._view.take_return() else self._control.take_anew()
         for name in self._models.keys() & anew:
             self._models[name].failures.at.clear()
+            self._models[name].loads.tried.clear()
         self._log_unknown(listings)
         self._begun.clear()
         await self._converge_all(tasks)
@@ -206,7 +207,8 @@ class Reconciler:
         for name in self._converging.keys() & listings.keys():
             await self._guarded(name, self._follow(name, listings[name]))
         for name in self._wanted_models(listings):
-            if name in listings and self._is_idle(name):
+            before = self._converging.get(name)  # it may just have converged
+            if name in listings and (before is None or before.done()):
                 work = self._guarded(name, self._converge(name, listings[name], tasks))
                 task = tasks.create_task(work)
                 self._converging[name] = task
@@ -216,10 +218,6 @@ class Reconciler:
         begun = [self._converging[name] for name in self._begun & self._converging.keys()]
         if waits := begun if begun and self.converged_once else [*self._converging.values()]:
             await asyncio.wait(waits, timeout=self._policy.poll_interval_s)
-
-    def _is_idle(self, model: str) -> bool:
-        """Returns True if a model is not converging, or has just converged."""
-        return model not in self._converging or self._converging[model].done()
 
     def _has_converged(self, model: str, task: asyncio.Task[None]) -> None:
         if self._converging.get(model) is task:
@@ -360,6 +358,8 @@ class Reconciler:
     async def _follow(self, name: str, listing: ModelListing) -> None:
         """Obeys pointers that have moved while versions of the model load."""
         model = await self._read(name, listing)
+        awaited = {one for one in model.wanted if self._directory.is_awaited(Lane(name, one))}
+        model.loads.tried -= awaited
         model.loads.changed.set()
         self._settle(model, name)
 
