@@ -78,6 +78,7 @@ def test_nothing_is_ready_before_it_has_started_and_the_store_s_fault_is_told(
 def test_what_a_process_waits_for_is_told_at_once_and_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "flambeau.server")
     readiness = Readiness()
     for look in (Look(started=False), Look(started=False, awaits="no worker"), GOOD):
         readiness.see(look)
@@ -86,7 +87,11 @@ def test_what_a_process_waits_for_is_told_at_once_and_once(
             assert readiness.why() == readiness.summary() == "no worker"
     readiness.see(Look(started=False, awaits="no worker", fault="no Redis"))
     assert readiness.why() == "no Redis"
-    assert [record.message for record in caplog.records] == ["not ready yet", "not ready yet"]
+    assert [record.message for record in caplog.records] == [
+        "not ready yet",
+        "ready",
+        "not ready yet",
+    ]
 
 
 def test_the_reasons_name_models_and_the_summary_does_not() -> None:

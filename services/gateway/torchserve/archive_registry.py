@@ -187,9 +187,8 @@ class ArchiveRegistry:
         done, one = await self._added(request)
         name, version = done.name, done.version
         if waits:
-            await self._served_or_undone(
-                name, version, one, partial(self._undo, name, version, one)
-            )
+            undo = partial(self._undo, name, version, one)
+            await self._served_or_undone(name, version, one, undo)
         else:
             self._begin(self._until_served(name, version, one))
         return done
@@ -340,11 +339,12 @@ class ArchiveRegistry:
             await self._check_newest(name, version, one)
             return
         refused = f"it has not been loaded after {MAX_PASSES} passes"
+        is_settled = partial(self._is_settled, name, version, one, self.served(name, one))
         for _ in range(MAX_PASSES):
             try:
                 # The load of another version of the model may hang, and the act with it.
                 load = self._act("load", name, False)
-                await self._changes.outrun(load, lambda: self._is_settled(name, version, one))
+                await self._changes.outrun(load, is_settled)
             except TooManyInFlightError:
                 raise
             except ServingError as error:  # of this version, or of another one of the model
@@ -362,11 +362,11 @@ class ArchiveRegistry:
         )
         raise WorkersError(name, version, refused)
 
-    def _is_settled(self, name: str, version: str, one: RegisteredVersion) -> bool:
-        """Returns True once a version is refused, or answers requests that name it."""
+    def _is_settled(self, name: str, version: str, one: RegisteredVersion, before: object) -> bool:
+        """Returns True once a version is refused again, or answers requests that name it."""
         found = self.served(name, one)
         if found is None or not is_ready(found):
-            return found is not None and found.state == "failed"
+            return found is not None and found.state == "failed" and found is not before
         return self._directory.served_lane(*target(name, version)) == found.lane
 
     async def _check_newest(self, name: str, version: str, one: RegisteredVersion) -> None:

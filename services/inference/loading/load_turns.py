@@ -129,12 +129,14 @@ class VersionLoads:
     Attributes:
         loading: versions that are being loaded.
         apart: those of them that load in processes of their own.
+        tried: versions that begin no second time; one that is removed from it does.
         changed: set when the wanted versions may have changed.
     """
 
     def __init__(self) -> None:
         self.loading: set[int] = set()
         self.apart: set[int] = set()
+        self.tried: set[int] = set()
         self.changed = asyncio.Event()
 
     async def run(
@@ -143,25 +145,26 @@ class VersionLoads:
         load: Callable[[int], Coroutine[None, None, None]],
         loaded: Callable[[], None],
     ) -> None:
-        """Loads until every wanted version was tried once.
+        """Loads until every wanted version was tried once. If none is wanted, starts no task.
 
         Args:
-            wanted: returns the versions, the most urgent first; they may change meanwhile.
+            wanted: returns the versions to load, the most urgent first; they may change meanwhile.
             load: loads a version, and handles its errors.
             loaded: called at the end, and after a load that others outlast.
         """
         clock = asyncio.get_running_loop().time
-        tried: set[int] = set()
+        self.tried.clear()
         running: dict[asyncio.Task[None], tuple[int, float]] = {}
         try:
             while True:
                 self.changed.clear()
-                version, now = next((one for one in wanted() if one not in tried), None), clock()
+                known, now = self.tried | self.loading, clock()
+                version = next((one for one in wanted() if one not in known), None)
                 late = (
                     one in self.apart and now - at >= PATIENCE_S for one, at in running.values()
                 )
                 if version is not None and all(late):
-                    tried.add(version)
+                    self.tried.add(version)
                     self.loading.add(version)
                     running[asyncio.create_task(load(version))] = version, now
                 elif not running:

@@ -22,7 +22,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from model_store.errors import StorageError
@@ -172,6 +172,7 @@ class Reconciler:
         anew = self._models if self._view.take_return() else self._control.take_anew()
         for name in self._models.keys() & anew:
             self._models[name].failures.at.clear()
+            self._models[name].loads.tried.clear()
         self._log_unknown(listings)
         self._begun.clear()
         await self._converge_all(tasks)
@@ -206,7 +207,8 @@ class Reconciler:
         for name in self._converging.keys() & listings.keys():
             await self._guarded(name, self._follow(name, listings[name]))
         for name in self._wanted_models(listings):
-            if name in listings and self._is_idle(name):
+            before = self._converging.get(name)  # it may just have converged
+            if name in listings and (before is None or before.done()):
                 work = self._guarded(name, self._converge(name, listings[name], tasks))
                 task = tasks.create_task(work)
                 self._converging[name] = task
@@ -216,10 +218,6 @@ class Reconciler:
         begun = [self._converging[name] for name in self._begun & self._converging.keys()]
         if waits := begun if begun and self.converged_once else [*self._converging.values()]:
             await asyncio.wait(waits, timeout=self._policy.poll_interval_s)
-
-    def _is_idle(self, model: str) -> bool:
-        """Returns True if a model is not converging, or has just converged."""
-        return model not in self._converging or self._converging[model].done()
 
     def _has_converged(self, model: str, task: asyncio.Task[None]) -> None:
         if self._converging.get(model) is task:
@@ -352,7 +350,7 @@ class Reconciler:
         model = await self._read(name, listing)
         # The wanted versions may change while some load: pointers move, pipelines need others.
         await model.loads.run(
-            lambda: model.wanted,
+            lambda: self._to_load(model, name),
             lambda version: self._load(model, Lane(name, version), workers),
             lambda: self._settle(model, name),
         )
@@ -360,6 +358,8 @@ class Reconciler:
     async def _follow(self, name: str, listing: ModelListing) -> None:
         """Obeys pointers that have moved while versions of the model load."""
         model = await self._read(name, listing)
+        awaited = {one for one in model.wanted if self._directory.is_awaited(Lane(name, one))}
+        model.loads.tried -= awaited
         model.loads.changed.set()
         self._settle(model, name)
 
@@ -405,10 +405,7 @@ class Reconciler:
             self._complaints.settle(topic)
 
     async def _wanted_versions(self, name: str, model: _Model, listing: ModelListing) -> list[int]:
-        """Returns versions that pointers name, then the newest: production is up soonest.
-
-        Versions that pipelines need come last.
-        """
+        """Returns versions that pointers name, then the newest, then those of pipelines."""
         pinned = self._policy.pinned.get(name)
         live = model.pointers.aliases.get(PRODUCTION) if model.pointers else None
         live = live if live in listing.versions and pinned is None else pinned
@@ -421,13 +418,19 @@ class Reconciler:
         found = dict.fromkeys([*pointed, *reversed(newest), *needed])
         return [version for version in found if version in listing.versions]
 
+    def _to_load(self, model: _Model, name: str) -> Iterator[int]:
+        """Yields the wanted versions that are neither here, nor away, nor refused lately."""
+        for lane in (Lane(name, version) for version in model.wanted):
+            is_here = lane in self._lanes
+            if is_here and self._lanes.worker_of(lane) is None:
+                self._begun.discard(name)  # it still drains: the pass behind that loads it
+            is_away = self._directory.is_unloaded(lane) and not self._directory.is_awaited(lane)
+            is_due = model.failures.is_due(lane.version, self._policy.retry_failed_s)
+            if is_due and not (is_here or is_away or lane in self._pipelines):
+                yield lane.version
+
     async def _load(self, model: _Model, lane: Lane, workers: asyncio.TaskGroup) -> None:
-        is_here = lane in self._lanes or lane in self._pipelines
-        if lane in self._lanes and lane not in self._lanes.loaded():
-            self._begun.discard(lane.model)  # it still drains: the pass behind that loads it
-        is_due = model.failures.is_due(lane.version, self._policy.retry_failed_s)
-        if is_here or not is_due or not self._directory.is_missed(lane):
-            return
+        self._directory.is_missed(lane)  # what was requested is loaded once
         comes_back = self._directory.is_unloaded(lane)
         niceness = load_niceness(not self.converged_once, comes_back)
         if lane.version not in model.failures.at:

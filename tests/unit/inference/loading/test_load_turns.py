@@ -196,6 +196,21 @@ async def test_version_loads_beside_one_that_hangs_apart(monkeypatch: pytest.Mon
     assert (versions.begun, versions.settled, versions.loads.apart) == ([1, 2], 2, set())
 
 
+async def test_version_that_is_needed_again_loads_beside_one_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_turns, "PATIENCE_S", 0.01)
+    versions = Versions(1, 2, apart={2})
+    versions.ends[1].set()
+    await until(lambda: versions.settled == 0 and versions.loads.apart == {2})
+    versions.loads.tried.clear()
+    versions.loads.changed.set()
+    await until(lambda: versions.begun == [1, 2, 1] and versions.settled == 1)
+    assert versions.loads.loading == {2}
+    versions.ends[2].set()
+    await versions.task
+
+
 async def test_loads_end_with_what_waits_for_them() -> None:
     versions = Versions(1, apart={1})
     await until(lambda: versions.loads.loading == {1})

@@ -1,5 +1,6 @@
 """Pointers that move while versions of their model load: what is withdrawn answers no more."""
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,27 @@ async def test_a_model_is_loaded_while_it_still_drains(tmp_path: Path) -> None:
             await running.control.act("load", "m")
             assert running.states() == {1: "ready"}
             await running.control.act("unload", "m")
+
+
+async def test_a_pass_starts_one_task_for_each_model_however_many_versions_are_served(
+    tmp_path: Path,
+) -> None:
+    for scale in range(1, 9):
+        publish(str(tmp_path), "m", linear(scale))
+    async with running_reconciler(tmp_path, newest_versions=8) as running:
+        await running.until(lambda: [*running.states().values()] == ["ready"] * 8)
+        await running.control.act("unload", "other")  # the pass that has loaded them is over
+        started: list[str] = []
+
+        def count(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
+            started.append(work.__qualname__)
+            return asyncio.Task(work, loop=loop, **how)
+
+        asyncio.get_running_loop().set_task_factory(count)
+        for _ in range(3):
+            running.passed.clear()
+            await running.passed.wait()
+        asyncio.get_running_loop().set_task_factory(None)
+        assert 2 <= started.count("Reconciler._guarded") <= 4
+        assert not {name for name in started if "load" in name.lower()} - {"KeptLoads.load_all"}
+        assert len(started) < 3 * 8
