@@ -74,7 +74,7 @@ async def test_a_version_is_withdrawn_while_another_one_of_its_model_loads(
         finally:
             may_read.set()
         await running.until(lambda: running.states() == {2: "ready"})
-        assert running.directory.live_version("m") == 2
+        await running.until(lambda: running.directory.live_version("m") == 2)
 
 
 async def test_a_model_is_loaded_while_it_still_drains(tmp_path: Path) -> None:
