@@ -30,7 +30,7 @@ from services.rollouts.evidence.weighing import ZERO_ONE, output_means
 Figures = dict[str, float | None]
 _BITS = 30
 """Precision of a bound: 2**-30 of the interval in which it is sought."""
-_MOST_SECTION_BITS = 6
+_SECTION_BITS = 6
 _FACTORS = 2**16
 """Numbers of one array, beyond which NumPy's time grows with them: an interval of many values is
 cut into fewer sections at a time."""
@@ -119,7 +119,7 @@ def _crossing(
         values: counts by which the wealth is computed.
     """
     room = _FACTORS // (max(values, 1) * len(STAKES))
-    bits = min(max(room.bit_length() - 1, 1), _MOST_SECTION_BITS)
+    bits = min(max(room.bit_length() - 1, 1), _SECTION_BITS)
     for _ in range(math.ceil(_BITS / bits)):
         places = np.linspace(low, high, 2**bits + 1)
         reached = int(np.count_nonzero(wealth(places[1:-1]) >= needed))
