@@ -233,7 +233,7 @@ def _not_there(newest: Pointers, older: Iterable[Pointers], alias: str) -> Versi
 
 
 class PreviousTargets(NamedTuple):
-    """What is known of the rollbacks of one generation."""
+    """Known targets of the rollbacks of one generation."""
 
     pointers: Pointers
     targets: dict[str, int]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flambeau.commands.options.as_json import AsJson, print_json
-from flambeau.commands.options.model import named_version, parse_version, versions_that_begin
+from flambeau.commands.options.model import Version, named_version, versions_that_begin
 from flambeau.commands.options.store import (
     DEFAULT_STORE,
     STORE_FAILURES,
@@ -30,12 +30,6 @@ ModelVersion = Annotated[
         metavar="MODEL/VERSION",
         help="Version to copy, such as digits/3 or digits@production.",
         autocompletion=versions_that_begin,
-    ),
-]
-Version = Annotated[
-    int | None,
-    typer.Argument(
-        metavar="VERSION", parser=parse_version, help="Version number, if MODEL has none."
     ),
 ]
 

@@ -71,16 +71,20 @@ class ComparisonWriter:
         found: dict[str, Counted] = {}
         split, shadow = traffic.split, traffic.shadow
         if split is not None:
-            own = self._counts.evidence(self._process) if self._counts is not None else {}
             others = self._gateways.of if self._gateways is not None else _none
             for arm in split.arms[1:]:
-                parts = await _parts(arm_id(split.id, arm.version), own, others)
+                counted_id, own = arm_id(split.id, arm.version), None
+                if self._counts is not None:
+                    own = self._counts.evidence_of(counted_id, self._process)
+                parts = await _parts(counted_id, own, others)
                 for process, evidence in parts.items():
                     found.setdefault(process, ({}, None))[0][arm.version] = evidence
         if shadow is not None:
             own_figures = self._counts.figures(self._process) if self._counts is not None else {}
             of_others = self._gateways.figures if self._gateways is not None else _none
-            for process, one in (await _parts(shadow.id, own_figures, of_others)).items():
+            for process, one in (
+                await _parts(shadow.id, own_figures.get(shadow.id), of_others)
+            ).items():
                 found[process] = found.get(process, ({}, None))[0], one
         return found
 
@@ -102,11 +106,11 @@ class ComparisonWriter:
 
 async def _parts(
     counted_id: str,
-    own: Mapping[str, tuple[str, T]],
+    own: tuple[str, T] | None,
     others: Callable[[str], Awaitable[Mapping[str, T]]],
 ) -> dict[str, T]:
     """Returns the counts of an id by process: of this one, and of those without a store."""
-    parts = dict([own[counted_id]] if counted_id in own else ())
+    parts = dict([own] if own is not None else ())
     return {**parts, **await others(counted_id)}
 
 

@@ -191,7 +191,7 @@ class RolloutController:
     async def _write_counts(self, model: str, rollout: Rollout) -> None:
         if self._counts is None:
             return
-        own = self._counts.evidence(self._process).get(rollout.id)
+        own = self._counts.evidence_of(rollout.id, self._process)
         if own is not None:
             controlled = self._controlled(model, rollout)
             name, counts = own

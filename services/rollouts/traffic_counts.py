@@ -249,13 +249,25 @@ class TrafficCounts:
         Args:
             process: name of this process, as for `name_of`.
         """
+        return {
+            counted_id: (self.name_of(owner, process), _copied(comparison))
+            for counted_id, (owner, comparison) in self._comparisons().items()
+        }
+
+    def evidence_of(self, counted_id: str, process: str) -> tuple[str, Evidence] | None:
+        """Returns one entry of `evidence`, without copies of the others; None if there is none."""
+        found = self._comparisons().get(counted_id)
+        if found is None:
+            return None
+        owner, comparison = found
+        return self.name_of(owner, process), _copied(comparison)
+
+    def _comparisons(self) -> dict[str, tuple[str, Comparison]]:
+        """Returns the id that names the counts, and these, by id of a rollout or an arm."""
         found = {one: (one, comparison) for one, comparison in self._rollouts.items()}
         for split_id, arms in self._splits.items():
             found.update((arm_id(split_id, one), (split_id, arms[one])) for one in arms)
-        return {
-            counted_id: (self.name_of(owner, process), _copied(comparison))
-            for counted_id, (owner, comparison) in found.items()
-        }
+        return found
 
     def figures(self, process: str) -> dict[str, tuple[str, ShadowFigures]]:
         """Returns copies of the figures by shadow, with their names; see `evidence`."""

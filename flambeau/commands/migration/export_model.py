@@ -9,7 +9,7 @@ import typer
 from flambeau.commands.options.as_json import AsJson, print_json
 from flambeau.commands.options.ended_by_sigterm import ended_by_sigterm
 from flambeau.commands.options.keys import KeysFolder
-from flambeau.commands.options.model import named_version, parse_version, versions_that_begin
+from flambeau.commands.options.model import Version, named_version, versions_that_begin
 from flambeau.commands.options.store import (
     DEFAULT_STORE,
     STORE_FAILURES,
@@ -42,12 +42,6 @@ Format = Annotated[
         metavar="FORMAT",
         help="mar: a TorchServe archive; triton: a model of a Triton repository; oci-layout: an "
         "OCI image layout; mlflow: an MLflow model.",
-    ),
-]
-Version = Annotated[
-    int | None,
-    typer.Argument(
-        metavar="VERSION", parser=parse_version, help="Version number, if MODEL has none."
     ),
 ]
 Output = Annotated[

@@ -100,6 +100,12 @@ ModelOrVersion = Annotated[
         autocompletion=versions_that_begin,
     ),
 ]
+Version = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="VERSION", parser=parse_version, help="Version number, if MODEL has none."
+    ),
+]
 ModelName = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="Name of the model.", autocompletion=models_that_begin),

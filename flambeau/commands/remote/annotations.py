@@ -1,6 +1,5 @@
 """`flambeau models tag`, `describe`, `delete` and `unalias`: in a store, or at a server."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +8,9 @@ import typer
 from flambeau.commands.options.as_json import AsJson, print_outcome
 from flambeau.commands.options.model import (
     ModelName,
+    Version,
     model_and_version,
     named_version,
-    parse_version,
     versions_that_begin,
 )
 from flambeau.commands.options.store import (
@@ -52,12 +51,6 @@ VersionName = Annotated[
         metavar="MODEL/VERSION",
         help="The version, as digits/3.",
         autocompletion=versions_that_begin,
-    ),
-]
-Version = Annotated[
-    int | None,
-    typer.Argument(
-        metavar="VERSION", parser=parse_version, help="Version number, if MODEL has none."
     ),
 ]
 
@@ -173,12 +166,10 @@ def _annotated(
     from model_store.host.this_user import this_user
     from model_store.records.annotations import annotate
 
-    exists: Callable[[], object] = (
-        (lambda: store.versions(model))
-        if version is None
-        else (lambda: store.manifest(model, version))
-    )
-    exists()
+    if version is None:
+        store.versions(model)  # fails for a model that is not there
+    else:
+        store.manifest(model, version)
     return annotate(store.storage, model, version, this_user(), **changes).model_dump(mode="json")
 
 
