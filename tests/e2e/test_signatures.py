@@ -16,6 +16,8 @@ from tests.fixtures.servers import running_server
 from tests.fixtures.signing import key_in, signer_in
 
 CODE = misbehaving_models.well_behaved()
+OTHER_CODE = misbehaving_models.raising_with_a_traceback()
+"""Code that no other model has: the server keeps verified files of a bucket by their sha256."""
 WIDTH = misbehaving_models.WIDTH
 BODY = json.dumps(
     {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, WIDTH], "data": [3] * WIDTH}]}
@@ -41,12 +43,12 @@ def bucket(keys: Path) -> Iterator[str]:
         misbehaving_models.publish(url, "unsigned", CODE)
         misbehaving_models.publish(url, "foreign", CODE, eve)
         misbehaving_models.publish(url, "stripped", CODE, ada)
-        flipped = misbehaving_models.publish(url, "flipped", CODE, ada)
+        flipped = misbehaving_models.publish(url, "flipped", OTHER_CODE, ada)
         tampered = misbehaving_models.publish(url, "tampered", CODE, ada)
         storage = ModelStore(url).storage
         storage.delete("stripped/1/model.sig")
         file = flipped.artifacts[0].file.file
-        storage.replace(f"flipped/1/{file}", CODE[:-1] + bytes([CODE[-1] ^ 1]))
+        storage.replace(f"flipped/1/{file}", OTHER_CODE[:-1] + bytes([OTHER_CODE[-1] ^ 1]))
         storage.replace("tampered/1/manifest.json", tampered.to_json().replace(b"0.986", b"0.987"))
         yield url
 

@@ -3,8 +3,9 @@
 In: a request whose caller has its answer, and the answer. Out: a `Pair` to each that asked for it.
 
 Rules:
-- requests of `GATHER_S` are sent together, so that they share a batch, and only while no caller's
-  request waits for either version, as far as this process knows; they wait for that for `HELD_S`.
+- requests of `GATHER_S` are sent together, so that they share a batch, and only while the event
+  loop is idle and no caller's request waits for either version, as far as this process knows; they
+  wait for that for `HELD_S`, and small answers for being compared.
   The worker, which knows of all processes, refuses them while requests wait or keep them from
   running. They run in idle slots of the device, and take no caller's permit or queue;
 - at most `MOST_IN_FLIGHT` and `MOST_IN_FLIGHT_BYTES` are in flight; further ones are dropped;
@@ -28,6 +29,7 @@ from flambeau.protocol.tensors import Array
 from services.errors import BackendError, DeadlineExceededError, DisplacedError, ServingError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.traffic.answer_comparison import Judged, Task, bf16_of, compared
+from services.gateway.traffic.idle_moment import IdleMoment
 from services.gateway.traffic.shown_tensors import Redacts, shown
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
@@ -44,11 +46,13 @@ MOST_IN_FLIGHT_BYTES = 32 * 2**20
 GATHER_S = 0.025
 """A run of 1 or of 15 small requests delays callers for the same time."""
 HELD_S = 0.1
+AGAIN_S = 0.001
+"""Time until the next look whether callers' requests wait."""
 FEW_TENSORS, FEW_ELEMENTS = 8, 128
 """Numbers of inputs and answers of a pair that the event loop compares: a hand-over to the thread
 takes longer, and the thread would keep the interpreter lock meanwhile."""
-COMPARED_S = 0.0005
-"""Time of one iteration of the loop for that: a batch answers many at once."""
+COMPARED_S = 0.0002
+"""Time of one idle moment for that: a batch answers many at once."""
 MOST_TEXTS = 4096
 """BYTES elements of a request that is mirrored: they are counted one by one."""
 WITHIN_S = 30.0
@@ -123,12 +127,13 @@ class Mirrors:
     ) -> None:
         self._admission, self._queue, self._metrics = admission, queue, metrics
         self._redacts = redacts
+        self._idle = IdleMoment(lambda: queue.unanswered - admission.mirrored)
         self._in_flight: set[_InFlight] = set()
         self._gathered: list[_InFlight] = []
         """Those that are not sent yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._few: deque[tuple[_InFlight, Outcome]] = deque()
-        """Small answers to be compared, in the next iterations of the loop."""
+        """Small answers to be compared, in the next idle moments."""
         self._many: list[tuple[_InFlight, Outcome]] = []
         """Large ones, for the thread."""
         self._bytes = 0
@@ -187,13 +192,18 @@ class Mirrors:
         return ""
 
     def _send(self) -> None:
-        """Submits what was gathered, unless callers' requests wait."""
+        """Submits what was gathered in an idle moment, if one comes soon."""
         self._timer = None
         if self._admission.draining:
             self.abandon()
+        elif self._gathered:
+            self._idle.ask(self._gathered[0].until, self._send_now)
+
+    def _send_now(self, is_idle: bool) -> None:
+        """Submits what no caller's request keeps from it; drops what has waited for long."""
         gathered, self._gathered, now = self._gathered, [], time.monotonic()
         lanes = {lane for one in gathered for lane in (one.reply.lane, one.request.lane)}
-        busy = {lane for lane in lanes if self._waits(lane)}
+        busy = {lane for lane in lanes if not is_idle or self._waits(lane)}
         for one in gathered:
             if busy.isdisjoint((one.reply.lane, one.request.lane)):
                 self._submit(one, now)
@@ -202,8 +212,8 @@ class Mirrors:
             else:
                 self._over(one)
                 self.drop(one.target, one.call.model, "busy")
-        if self._gathered:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._send)
+        if self._gathered and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._send)
 
     def _submit(self, one: _InFlight, now: float) -> None:
         request = msgspec.structs.replace(
@@ -253,24 +263,38 @@ class Mirrors:
             self._over(one)
             self.drop(one.target, one.call.model, reason)
             return
-        if not (self._few or self._many):
-            asyncio.get_running_loop().call_soon(self._compare)
-        (self._few if _is_small(one, outcome) else self._many).append((one, outcome))
+        if not _is_small(one, outcome):
+            if not self._many:
+                asyncio.get_running_loop().call_soon(self._compare_apart)
+            self._many.append((one, outcome))
+            return
+        if not self._few:
+            self._await_moment()
+        self._few.append((one, outcome))
 
-    def _compare(self) -> None:
-        """Compares small answers for a moment, and hands large ones to the thread."""
-        loop, ends = asyncio.get_running_loop(), time.monotonic() + COMPARED_S
-        if self._many:
-            answers, self._many = self._many, []
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "mirrors", lower_priority, (STEPS_BELOW_LOOP,))
-            work = loop.run_in_executor(self._thread, _pairs, answers, self._redacts)
-            work.add_done_callback(partial(self._compared_all, [one for one, _ in answers]))
-        while self._few and time.monotonic() < ends:
+    def _compare_apart(self) -> None:
+        """Hands large answers to the thread."""
+        loop = asyncio.get_running_loop()
+        answers, self._many = self._many, []
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "mirrors", lower_priority, (STEPS_BELOW_LOOP,))
+        work = loop.run_in_executor(self._thread, _pairs, answers, self._redacts)
+        work.add_done_callback(partial(self._compared_all, [one for one, _ in answers]))
+
+    def _await_moment(self) -> None:
+        """Has small answers compared in the next idle moment, or after `HELD_S`."""
+        self._idle.ask(time.monotonic() + HELD_S, self._compare)
+
+    def _compare(self, _is_idle: bool) -> None:
+        """Compares small answers for a moment."""
+        ends = time.monotonic() + COMPARED_S
+        while self._few:
             answer = self._few.popleft()
             self._compared([answer[0]], _pairs([answer], self._redacts))
+            if time.monotonic() >= ends:
+                break
         if self._few:
-            loop.call_soon(self._compare)
+            self._await_moment()
 
     def _compared_all(
         self, mirrored: list[_InFlight], work: "asyncio.Future[list[Pair | Exception]]"

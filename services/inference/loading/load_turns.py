@@ -150,11 +150,21 @@ class VersionLoads:
         Args:
             wanted: returns the versions to load, the most urgent first; they may change meanwhile.
             load: loads a version, and handles its errors.
-            loaded: called at the end, and after a load that others outlast.
+            loaded: called right after each load, before anything else runs on the loop, so that a
+                version that is logged as ready is live as soon as a caller can have read so; and
+                at the end, for what moved while nothing was loaded.
         """
         clock = asyncio.get_running_loop().time
         self.tried.clear()
         running: dict[asyncio.Task[None], tuple[int, float]] = {}
+
+        async def load_one(version: int) -> None:
+            try:
+                await load(version)
+            finally:
+                self._end(version)
+            loaded()
+
         try:
             while True:
                 self.changed.clear()
@@ -166,14 +176,12 @@ class VersionLoads:
                 if version is not None and all(late):
                     self.tried.add(version)
                     self.loading.add(version)
-                    running[asyncio.create_task(load(version))] = version, now
+                    running[asyncio.create_task(load_one(version))] = version, now
                 elif not running:
                     break
                 for task in await self._first_done(running, version is not None):
-                    self._end(running.pop(task)[0])
+                    del running[task]
                     task.result()
-                    if running:
-                        loaded()
             loaded()
         finally:
             for task, (version, _) in running.items():

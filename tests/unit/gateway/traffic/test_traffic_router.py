@@ -1,5 +1,6 @@
 """Requests on their way to drawn versions: who answers, what is counted, what is mirrored."""
 
+import asyncio
 import re
 import weakref
 from collections.abc import Iterator
@@ -260,6 +261,23 @@ async def test_mirrored_request_waits_a_moment_for_those_of_callers() -> None:
         place.answer(CANDIDATE)
         await until(lambda: place.router.counts.shadow(shadow.id).agreed == 1)
         assert place.router.counts.shadow(shadow.id).dropped == {}
+
+
+async def test_no_request_is_mirrored_while_the_loop_has_work_for_callers() -> None:
+    with shadowed() as (place, shadow):
+        place.begin()
+        place.answer(LIVE)
+        dropped = place.router.counts.shadow(shadow.id).dropped
+        async with asyncio.timeout(30):
+            while not dropped:
+                place.begin("1")  # requests that name a version are not mirrored
+                place.answer(LIVE)
+                await asyncio.sleep(0)
+                place.begin("1")
+                await asyncio.sleep(0)
+                place.answer(LIVE)
+                assert place.waiting() == (0, 0)
+        assert dropped == {"busy": 1}
 
 
 async def test_requests_of_one_moment_are_mirrored_together() -> None:

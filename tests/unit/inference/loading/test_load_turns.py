@@ -152,6 +152,8 @@ class Versions:
         self.wanted, self.apart = list(wanted), apart
         self.begun: list[int] = []
         self.settled = 0
+        self.settled_at_once: list[int] = []
+        """What else ran on the loop after each load saw that many calls."""
         self.loads = VersionLoads()
         self.ends: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self.task = asyncio.create_task(self.loads.run(lambda: self.wanted, self._load, self._note))
@@ -161,6 +163,7 @@ class Versions:
         if version in self.apart:
             self.loads.apart.add(version)
         await self.ends[version].wait()
+        asyncio.get_running_loop().call_soon(lambda: self.settled_at_once.append(self.settled))
 
     def _note(self) -> None:
         self.settled += 1
@@ -176,9 +179,11 @@ async def test_versions_of_a_model_load_one_after_the_other(
     assert (versions.begun, versions.loads.loading) == ([2], {2})
     versions.ends[2].set()
     await until(lambda: versions.begun == [2, 1])
+    assert versions.settled == 1
     versions.ends[1].set()
     await versions.task
-    assert (versions.settled, versions.loads.loading) == (1, set())
+    assert (versions.settled, versions.loads.loading) == (3, set())
+    assert versions.settled_at_once == [1, 2]
 
 
 async def test_version_loads_beside_one_that_hangs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +198,7 @@ async def test_version_loads_beside_one_that_hangs_apart(monkeypatch: pytest.Mon
     assert versions.loads.loading == {1}
     versions.ends[1].set()
     await versions.task
-    assert (versions.begun, versions.settled, versions.loads.apart) == ([1, 2], 2, set())
+    assert (versions.begun, versions.settled, versions.loads.apart) == ([1, 2], 3, set())
 
 
 async def test_version_that_is_needed_again_loads_beside_one_that_hangs(
@@ -202,10 +207,10 @@ async def test_version_that_is_needed_again_loads_beside_one_that_hangs(
     monkeypatch.setattr(load_turns, "PATIENCE_S", 0.01)
     versions = Versions(1, 2, apart={2})
     versions.ends[1].set()
-    await until(lambda: versions.settled == 0 and versions.loads.apart == {2})
+    await until(lambda: versions.settled == 1 and versions.loads.apart == {2})
     versions.loads.tried.clear()
     versions.loads.changed.set()
-    await until(lambda: versions.begun == [1, 2, 1] and versions.settled == 1)
+    await until(lambda: versions.begun == [1, 2, 1] and versions.settled == 2)
     assert versions.loads.loading == {2}
     versions.ends[2].set()
     await versions.task
