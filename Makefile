@@ -19,6 +19,7 @@ TORCH_INDEX ?=
 EXTRAS := split,sweep,trainer
 ARGS ?=
 BIN := $(VENV)/bin
+IMAGES_PYTHON ?= $(BIN)/python
 # Tests of one file mostly stay together, for they share servers; who has none left takes some.
 # Many wait for a server or a process: one more at a time than there are cores keeps those busy.
 SIDE_BY_SIDE := -n $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8))) --dist worksteal
@@ -385,8 +386,8 @@ lint-images: $(DEVELOPING) ## Lint the Dockerfiles.
 	@$(BIN)/hadolint deploy/*.Dockerfile
 
 .PHONY: images-check
-images-check: $(DEVELOPING) lint-images ## Build each image's file system, start it as its user, serve through all. As root.
-	@$(BIN)/python -m tests.images $(ARGS)
+images-check: $(DEVELOPING) lint-images ## Build each image's file system, start it as its user, serve through all. As root. IMAGES_PYTHON=/path/to/python3.11
+	@PYTHONPATH=$(VENV)/lib/python3.11/site-packages $(IMAGES_PYTHON) -m tests.images $(ARGS)
 
 .PHONY: lock-images
 lock-images: $(BIN)/python ## Resolve what the images install: deploy/requirements/. ARGS="gateway-keys"

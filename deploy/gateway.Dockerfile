@@ -28,9 +28,12 @@ RUN tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir wheels . \
     && tools/bin/pip --python /opt/flambeau/bin/python install --no-deps --no-compile wheels/*.whl \
     && tools/bin/pip --python /opt/flambeau/bin/python check
 # A third of what the wheels hold is read by no gateway: tests, the sources of what is compiled, and
-# symbols for debuggers. Bytecode is made of what a start imports, by importing it.
+# symbols for debuggers, NumPy's compilers, and lexers of languages other than Python. Bytecode is
+# made of what a start imports, by importing it.
 WORKDIR /opt/flambeau/lib/python3.11/site-packages
 RUN find . -type d -name tests -prune -exec rm -r {} + \
+    && rm -rf numpy/f2py numpy/distutils \
+    && find pygments/lexers -name '*.py' ! -name __init__.py ! -name _mapping.py ! -name python.py -delete \
     && find . -type f -regextype posix-extended -regex '.*\.(a|c|cc|cpp|h|hpp|pxd|pxi|pyi|pyx)' -delete \
     && find . -type f -name '*.so' ! -path '*.libs/*' -exec strip --strip-unneeded {} + \
     && ../../../bin/python -c "import services.gateway.server"
