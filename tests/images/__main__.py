@@ -45,8 +45,9 @@ def main() -> int:
             return 1
     if os.geteuid() != 0 or not (3, 11, 3) <= sys.version_info < (3, 12):
         # Below 3.11.3, as in Debian 12, redis needs a package that the images do not have.
-        print(f"error: run it as root (mounts, chroot) with Python 3.11.3 to 3.11, the images'; this "
-              f"is {sys.version.split()[0]} (make images-check IMAGES_PYTHON=/path/to/python3.11)",
+        version = sys.version.split()[0]
+        print(f"error: run it as root (mounts, chroot) with Python 3.11.3 or a later 3.11, not "
+              f"{version}; make images-check IMAGES_PYTHON=/path/to/python3.11 names one",
               file=sys.stderr)  # fmt: skip
         return 2
     if base:
