@@ -5,25 +5,35 @@ In: the group of a kind, and what is its own. Out: its commands, with the option
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_outcome
-from flambeau.commands.options.model import ModelName, ModelOrVersion
-from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
+from flambeau.commands.options.model import ModelName, ModelOrVersion, named_version
+from flambeau.commands.options.registry import ServerUrl, Why
+from flambeau.commands.options.store import DEFAULT_STORE, STORE_FAILURES, StoreUrl
 from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
-from flambeau.commands.rollouts.place import (
-    ENDING,
-    FAILURES,
-    OfServer,
-    Why,
-    candidate_of,
-    print_moved,
-    traffic_place,
-)
+from flambeau.commands.places.model_place import ModelPlace, model_place
+from flambeau.commands.remote.move_requests import tell_request
 from flambeau.commands.text.failures import failing_with
+from flambeau.commands.text.rollouts import moved_line
+from model_store.errors import InvalidRolloutError
 
+ENDING = ("rollout abort", "rollout promote", "shadow stop", "split end")
+"""Acts that end what runs."""
+ENDS = ("promoted", "rolled back", "aborted", "ended")
+"""Changes of the traffic that are an end."""
+FAILURES: dict[type[Exception], int] = {**STORE_FAILURES, InvalidRolloutError: 2}
+Sticky = Annotated[
+    str,
+    typer.Option(
+        metavar="SOURCE",
+        help="Keep requests with one value of header:NAME or parameter:NAME on one version.",
+    ),
+]
 Wanted = Callable[..., dict[str, Any]]
 
 
@@ -41,17 +51,19 @@ def starting(group: Verbs, kind: str) -> Callable[[Wanted], Wanted]:
             allow_breaking: AllowBreaking = False,
             why: Why = "",
             store: StoreUrl = DEFAULT_STORE,
-            server: OfServer = "",
+            server: ServerUrl = "",
             token_file: TokenFile = None,
             as_json: AsJson = False,
             **own: Any,
         ) -> None:
             document = {**wanted(**own), "allow_breaking": allow_breaking, "why": why}
-            with traffic_place(store, server, token_file) as place:
+            with model_place(store, server, token_file) as place:
                 if "version" in document:
-                    model, document["version"] = candidate_of(place, model, document["version"])
+                    model, document["version"] = named_version(
+                        model, document["version"], place.find
+                    )
                 moved = place.start(model, kind, document)
-            print_moved(place, model, moved, as_json)
+            _print_moved(place, model, moved, as_json)
 
         _take_parameters(start, wanted)
         group.command(help=wanted.__doc__)(start)
@@ -89,13 +101,13 @@ def add_act(group: Verbs, kind: str, act: str, about: str) -> None:
         model: ModelName,
         why: Why = "",
         store: StoreUrl = DEFAULT_STORE,
-        server: OfServer = "",
+        server: ServerUrl = "",
         token_file: TokenFile = None,
         as_json: AsJson = False,
     ) -> None:
-        with traffic_place(store, server, token_file) as place:
+        with model_place(store, server, token_file) as place:
             moved = place.act(model, f"{kind} {act}", why)
-            print_moved(place, model, moved, as_json, is_end=f"{kind} {act}" in ENDING)
+            _print_moved(place, model, moved, as_json, is_end=f"{kind} {act}" in ENDING)
 
 
 def add_report(
@@ -116,10 +128,34 @@ def add_report(
     def command(
         model: ModelName,
         store: StoreUrl = DEFAULT_STORE,
-        server: OfServer = "",
+        server: ServerUrl = "",
         token_file: TokenFile = None,
         as_json: AsJson = False,
     ) -> None:
-        with traffic_place(store, server, token_file) as place:
-            document = place.show(model, kind)
+        with model_place(store, server, token_file) as place:
+            document = place.traffic(model, kind)
         print_outcome("\n".join(lines(document)), document, as_json)
+
+
+def _print_moved(
+    place: ModelPlace,
+    model: str,
+    moved: dict[str, Any],
+    as_json: bool,
+    *,
+    is_end: bool = False,
+) -> None:
+    """Prints new pointers, or the request for them that waits for a second person.
+
+    Args:
+        place: where they were moved.
+        model: name of the model.
+        moved: the pointers, or the request.
+        as_json: True for JSON.
+        is_end: True if the act has ended a rollout, a shadow or a split, which is then named.
+    """
+    if tell_request(moved, place.url, as_json):
+        return
+    changes = place.traffic_changes(model, moved["generation"]) if is_end and not as_json else []
+    ended = [text for act, text in changes if act in ENDS]
+    print_outcome(moved_line(model, moved, ended), {"model": model, **moved}, as_json)
