@@ -11,14 +11,11 @@ import typer
 
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.model import ModelName, parse_version
-from flambeau.commands.options.registry import ServerUrl
-from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
-from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
-from flambeau.commands.places.model_place import ModelPlace, model_place
+from flambeau.commands.places.at_place import at_place
+from flambeau.commands.places.model_place import ModelPlace
 from flambeau.commands.rollouts.amounts import changed_guards, duration, share, shares
 from flambeau.commands.rollouts.traffic_commands import FAILURES, Sticky, add_act, starting
-from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.rollouts import (
     ended_line,
     report_lines,
@@ -127,8 +124,9 @@ for act, about in (
 
 
 @rollout_app.command()
-@failing_with({**FAILURES, StillRunningError: 1})
+@at_place({**FAILURES, StillRunningError: 1})
 def status(
+    place: ModelPlace,
     model: ModelName,
     watch: Annotated[
         bool,
@@ -138,9 +136,6 @@ def status(
         ),
     ] = False,
     timeout: Timeout = None,
-    store: StoreUrl = DEFAULT_STORE,
-    server: ServerUrl = "",
-    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the rollout, the evidence about each guard, and the traffic that is missing.
@@ -149,26 +144,18 @@ def status(
     """
     if timeout is not None and not watch:
         raise typer.BadParameter("--timeout limits --watch; give both")
-    with model_place(store, server, token_file) as place:
-        if watch:
-            _watch(place, model, as_json, timeout)
-            return
-        document = place.traffic(model, "rollout")
+    if watch:
+        _watch(place, model, as_json, timeout)
+        return
+    document = place.traffic(model, "rollout")
     print_outcome("\n".join(status_lines(document)), document, as_json)
 
 
 @rollout_app.command()
-@failing_with(FAILURES)
-def report(
-    model: ModelName,
-    store: StoreUrl = DEFAULT_STORE,
-    server: ServerUrl = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
+@at_place(FAILURES)
+def report(place: ModelPlace, model: ModelName, as_json: AsJson = False) -> None:
     """Show the figures of the rollout and of the split with intervals, or of the last ones."""
-    with model_place(store, server, token_file) as place:
-        rollout, split = place.traffic(model, "rollout"), place.traffic(model, "split")
+    rollout, split = place.traffic(model, "rollout"), place.traffic(model, "split")
     lines = [*report_lines(rollout), "", *split_lines(split)]
     print_outcome("\n".join(lines), {"rollout": rollout, "split": split}, as_json)
 

@@ -12,13 +12,12 @@ import typer
 from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_outcome
 from flambeau.commands.options.model import ModelName, ModelOrVersion, named_version
-from flambeau.commands.options.registry import ServerUrl, Why
-from flambeau.commands.options.store import DEFAULT_STORE, STORE_FAILURES, StoreUrl
-from flambeau.commands.options.token import TokenFile
+from flambeau.commands.options.registry import Why
+from flambeau.commands.options.store import STORE_FAILURES
 from flambeau.commands.options.verb_classes import Verbs
-from flambeau.commands.places.model_place import ModelPlace, model_place
+from flambeau.commands.places.at_place import at_place, take_parameters
+from flambeau.commands.places.model_place import ModelPlace
 from flambeau.commands.remote.move_requests import tell_request
-from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.rollouts import moved_line
 from model_store.errors import InvalidRolloutError
 
@@ -45,44 +44,28 @@ def starting(group: Verbs, kind: str) -> Callable[[Wanted], Wanted]:
     """
 
     def add(wanted: Wanted) -> Wanted:
-        @failing_with(FAILURES)
         def start(
+            place: ModelPlace,
             model: ModelName,
             allow_breaking: AllowBreaking = False,
             why: Why = "",
-            store: StoreUrl = DEFAULT_STORE,
-            server: ServerUrl = "",
-            token_file: TokenFile = None,
             as_json: AsJson = False,
             **own: Any,
         ) -> None:
             document = {**wanted(**own), "allow_breaking": allow_breaking, "why": why}
-            with model_place(store, server, token_file) as place:
-                if "version" in document:
-                    model, document["version"] = named_version(
-                        model, document["version"], place.find
-                    )
-                moved = place.start(model, kind, document)
-            _print_moved(place, model, moved, as_json)
+            if "version" in document:
+                model, document["version"] = named_version(model, document["version"], place.find)
+            _print_moved(place, model, place.start(model, kind, document), as_json)
 
-        _take_parameters(start, wanted)
-        group.command(help=wanted.__doc__)(start)
+        place, model, *common, _ = inspect.signature(start).parameters.values()
+        own = inspect.signature(wanted).parameters
+        if "version" in own:
+            model = model.replace(annotation=ModelOrVersion)
+        take_parameters(start, [place, model, *own.values(), *common])
+        group.command(help=wanted.__doc__)(at_place(FAILURES)(start))
         return wanted
 
     return add
-
-
-def _take_parameters(command: Callable[..., None], wanted: Wanted) -> None:
-    """Puts the parameters of a function behind the first one of a command, in place of `**own`."""
-    first, *rest = inspect.signature(command).parameters.values()
-    if "version" in inspect.signature(wanted).parameters:
-        first = first.replace(annotation=ModelOrVersion)
-    parameters = [first, *inspect.signature(wanted).parameters.values(), *rest[:-1]]
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    signature = inspect.Signature(
-        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    )
-    command.__signature__ = signature  # type: ignore[attr-defined]
 
 
 def add_act(group: Verbs, kind: str, act: str, about: str) -> None:
@@ -96,18 +79,12 @@ def add_act(group: Verbs, kind: str, act: str, about: str) -> None:
     """
 
     @group.command(act, help=about)
-    @failing_with(FAILURES)
+    @at_place(FAILURES)
     def command(
-        model: ModelName,
-        why: Why = "",
-        store: StoreUrl = DEFAULT_STORE,
-        server: ServerUrl = "",
-        token_file: TokenFile = None,
-        as_json: AsJson = False,
+        place: ModelPlace, model: ModelName, why: Why = "", as_json: AsJson = False
     ) -> None:
-        with model_place(store, server, token_file) as place:
-            moved = place.act(model, f"{kind} {act}", why)
-            _print_moved(place, model, moved, as_json, is_end=f"{kind} {act}" in ENDING)
+        moved = place.act(model, f"{kind} {act}", why)
+        _print_moved(place, model, moved, as_json, is_end=f"{kind} {act}" in ENDING)
 
 
 def add_report(
@@ -124,16 +101,9 @@ def add_report(
     """
 
     @group.command(name, help=about)
-    @failing_with(FAILURES)
-    def command(
-        model: ModelName,
-        store: StoreUrl = DEFAULT_STORE,
-        server: ServerUrl = "",
-        token_file: TokenFile = None,
-        as_json: AsJson = False,
-    ) -> None:
-        with model_place(store, server, token_file) as place:
-            document = place.traffic(model, kind)
+    @at_place(FAILURES)
+    def command(place: ModelPlace, model: ModelName, as_json: AsJson = False) -> None:
+        document = place.traffic(model, kind)
         print_outcome("\n".join(lines(document)), document, as_json)
 
 

@@ -9,12 +9,11 @@ import typer
 from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_outcome
 from flambeau.commands.options.model import ModelName, named_version, parse_version
-from flambeau.commands.options.registry import ServerUrl, Why
-from flambeau.commands.options.store import DEFAULT_STORE, STORE_FAILURES, StoreUrl
-from flambeau.commands.options.token import TokenFile
-from flambeau.commands.places.model_place import ModelPlace, model_place
+from flambeau.commands.options.registry import Why
+from flambeau.commands.options.store import STORE_FAILURES
+from flambeau.commands.places.at_place import at_place
+from flambeau.commands.places.model_place import ModelPlace
 from flambeau.commands.remote.move_requests import tell_request
-from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.model import PRODUCTION
 
 SIMILAR = 0.8
@@ -22,8 +21,9 @@ SIMILAR = 0.8
 Alias = Annotated[str, typer.Option(metavar="NAME", help="The alias to move.")]
 
 
-@failing_with(STORE_FAILURES)
+@at_place(STORE_FAILURES)
 def promote(
+    place: ModelPlace,
     model: ModelName,
     version: Annotated[
         int | None,
@@ -36,9 +36,6 @@ def promote(
     alias: Alias = PRODUCTION,
     allow_breaking: AllowBreaking = False,
     why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    server: ServerUrl = "",
-    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Point production, or another alias, at a version; an alias that is new is created.
@@ -46,22 +43,19 @@ def promote(
     A version for production must fit the callers of the version there, unless --allow-breaking.
     A rollout or a split of the model ends, also if production names the version already.
     """
-    with model_place(store, server, token_file) as place:
-        name, number = named_version(model, version, place.find)
-        moved = place.promote(name, number, alias, allow_breaking=allow_breaking, why=why)
+    name, number = named_version(model, version, place.find)
+    moved = place.promote(name, number, alias, allow_breaking=allow_breaking, why=why)
     _print_move(place, name, alias, moved, as_json)
-    if not server:
+    if not place.url:
         _tell_if_new(name, alias, moved)
 
 
-@failing_with(STORE_FAILURES)
+@at_place(STORE_FAILURES)
 def rollback(
+    place: ModelPlace,
     model: ModelName,
     alias: Alias = PRODUCTION,
     why: Why = "rollback",
-    store: StoreUrl = DEFAULT_STORE,
-    server: ServerUrl = "",
-    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Point production, or another alias, back at its previous version.
@@ -69,24 +63,19 @@ def rollback(
     While a rollout or a split runs, end it: production stays, and gets all requests again.
     A second rollback returns to the version before the first one; promote goes further back.
     """
-    with model_place(store, server, token_file) as place:
-        moved = place.roll_back(model, alias, why)
-    _print_move(place, model, alias, moved, as_json)
+    _print_move(place, model, alias, place.roll_back(model, alias, why), as_json)
 
 
-@failing_with(STORE_FAILURES)
+@at_place(STORE_FAILURES)
 def unalias(
+    place: ModelPlace,
     model: ModelName,
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias; never production.")],
     why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    server: ServerUrl = "",
-    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove an alias other than production; the version that it names stays."""
-    with model_place(store, server, token_file) as place:
-        moved = place.remove_alias(model, alias, why)
+    moved = place.remove_alias(model, alias, why)
     if not tell_request(moved, place.url, as_json):
         text = f"{model} has no alias {alias} any more (generation {moved['generation']})"
         print_outcome(text, {"model": model, **moved}, as_json)

@@ -1,6 +1,5 @@
 """`flambeau models tag`, `describe` and `delete`: in a store, or at a server."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +11,10 @@ from flambeau.commands.options.model import (
     named_version,
     versions_that_begin,
 )
-from flambeau.commands.options.registry import ServerUrl, Why
-from flambeau.commands.options.store import DEFAULT_STORE, STORE_FAILURES, StoreUrl
-from flambeau.commands.options.token import TokenFile
-from flambeau.commands.places.model_place import model_place
-from flambeau.commands.text.failures import failing_with
+from flambeau.commands.options.registry import Why
+from flambeau.commands.options.store import STORE_FAILURES
+from flambeau.commands.places.at_place import at_place
+from flambeau.commands.places.model_place import ModelPlace
 
 ModelOrVersion = Annotated[
     str,
@@ -36,16 +34,14 @@ VersionName = Annotated[
 ]
 
 
-@failing_with(STORE_FAILURES)
+@at_place(STORE_FAILURES)
 def tag(
+    place: ModelPlace,
     model: ModelOrVersion,
     tags: Annotated[
         list[str],
         typer.Argument(metavar="NAME=TEXT...", help="Tags to set; NAME= alone removes one."),
     ],
-    store: StoreUrl = DEFAULT_STORE,
-    server: ServerUrl = "",
-    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Set tags of a model or a version, or remove them."""
@@ -55,52 +51,38 @@ def tag(
         if not separator or not name:
             raise typer.BadParameter(f"'{text}' is no tag; write NAME=TEXT, or NAME= to remove it")
         changes[name] = value or None
-    _annotate(model, {"tags": changes}, store, server, token_file, as_json)
+    _annotate(place, model, {"tags": changes}, as_json)
 
 
-@failing_with(STORE_FAILURES)
+@at_place(STORE_FAILURES)
 def describe(
+    place: ModelPlace,
     model: ModelOrVersion,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The description; '' for none.")],
-    store: StoreUrl = DEFAULT_STORE,
-    server: ServerUrl = "",
-    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a model or a version, in place of its present description."""
-    _annotate(model, {"description": text}, store, server, token_file, as_json)
+    _annotate(place, model, {"description": text}, as_json)
 
 
-@failing_with(STORE_FAILURES)
+@at_place(STORE_FAILURES)
 def delete(
+    place: ModelPlace,
     model: VersionName,
     version: Version = None,
     why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    server: ServerUrl = "",
-    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a version that no alias and no pipeline names; its number is never used again.
 
     A server also refuses one that it serves; in a store, look for servers first.
     """
-    with model_place(store, server, token_file) as place:
-        name, number = named_version(model, version, place.find)
-        done = place.delete(name, number, why)
-    print_outcome(f"{name} {number} is deleted", done, as_json)
+    name, number = named_version(model, version, place.find)
+    print_outcome(f"{name} {number} is deleted", place.delete(name, number, why), as_json)
 
 
-def _annotate(
-    named: str,
-    changes: dict[str, Any],
-    store: str,
-    server: str,
-    token_file: Path | None,
-    as_json: bool,
-) -> None:
+def _annotate(place: ModelPlace, named: str, changes: dict[str, Any], as_json: bool) -> None:
     model, version = model_and_version(named, None)
-    with model_place(store, server, token_file) as place:
-        noted = place.annotate(model, version, changes)
+    noted = place.annotate(model, version, changes)
     tags = ", ".join(f"{name}={text}" for name, text in sorted(noted["tags"].items()))
     print_outcome(f"{named}: {noted['description'] or '-'} ({tags or 'no tags'})", noted, as_json)
