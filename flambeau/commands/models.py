@@ -1,21 +1,18 @@
 """`flambeau models`: the contents and integrity of a model store, and its live versions."""
 
-import difflib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_json
 from flambeau.commands.options.keys import KeysFolder
 from flambeau.commands.options.model import (
     ModelName,
     VersionOrDefault,
     model_and_version,
-    named_version,
-    parse_version,
 )
+from flambeau.commands.options.registry import ServerUrl
 from flambeau.commands.options.store import (
     DEFAULT_STORE,
     STORE_FAILURES,
@@ -24,8 +21,6 @@ from flambeau.commands.options.store import (
 )
 from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
-from flambeau.commands.remote.aliases import At, move_alias, print_move, roll_back_alias
-from flambeau.commands.remote.annotations import delete, describe, tag, unalias
 from flambeau.commands.remote.contents import list_at, show_at
 from flambeau.commands.remote.move_requests import approve, refuse, requests
 from flambeau.commands.remote.uploads import uploads
@@ -40,7 +35,9 @@ from flambeau.commands.text.model import (
     without_steps,
 )
 from flambeau.commands.text.tables import columns
-from flambeau.commands.versions.history import OfServer, history
+from flambeau.commands.versions.aliases import promote, rollback, unalias
+from flambeau.commands.versions.annotations import delete, describe, tag
+from flambeau.commands.versions.history import history
 from flambeau.commands.versions.prune import prune
 from model_store.errors import SignatureMismatchError, StoreError
 
@@ -53,12 +50,6 @@ if TYPE_CHECKING:
 
 models_app = Verbs(no_args_is_help=True, help="List, inspect, verify and promote models.")
 
-SIMILAR = 0.8
-"""Ratio of `difflib` from which aliases count as similar; 0.83 for `canary` and `cnaary`."""
-Alias = Annotated[str, typer.Option(metavar="NAME", help="The alias to move.")]
-Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded in the history.")]
-
-
 WithSteps = Annotated[
     bool, typer.Option("--all", help="List the models of pipelines' own steps, too.")
 ]
@@ -69,7 +60,7 @@ WithSteps = Annotated[
 def list_models(
     with_steps: WithSteps = False,
     store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
+    server: ServerUrl = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -109,7 +100,7 @@ def show(
     model: ModelName,
     version: VersionOrDefault = None,
     store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
+    server: ServerUrl = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -161,72 +152,8 @@ def verify(
         raise typer.Exit(1)
 
 
-@models_app.command()
-@failing_with(STORE_FAILURES)
-def promote(
-    model: ModelName,
-    version: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="VERSION",
-            parser=parse_version,
-            help="Version that the alias shall name; required, unless MODEL is MODEL/VERSION.",
-        ),
-    ] = None,
-    alias: Alias = PRODUCTION,
-    allow_breaking: AllowBreaking = False,
-    why: Why = "",
-    store: StoreUrl = DEFAULT_STORE,
-    at: At = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Point production, or another alias, at a version; an alias that is new is created.
-
-    A version for production must fit the callers of the version there, unless --allow-breaking.
-    A rollout or a split of the model ends, also if production names the version already.
-    """
-    if at:
-        move_alias(at, token_file, model, version, alias, why, allow_breaking, as_json)
-        return
-    from model_store.approvals.asked_move import AskedMove
-    from model_store.approvals.made_move import make_move
-
-    name, number = named_version(model, version, store)
-    move = AskedMove(
-        act="promote", alias=alias, version=number, allow_breaking=allow_breaking, why=why
-    )
-    made = make_move(existing_store(store), name, move)
-    print_move(name, alias, made.document(), as_json)
-    _tell_if_new(name, alias, made.before.aliases if made.before else {})
-
-
-@models_app.command()
-@failing_with(STORE_FAILURES)
-def rollback(
-    model: ModelName,
-    alias: Alias = PRODUCTION,
-    why: Why = "rollback",
-    store: StoreUrl = DEFAULT_STORE,
-    at: At = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Point production, or another alias, back at its previous version.
-
-    While a rollout or a split runs, end it: production stays, and gets all requests again.
-    A second rollback returns to the version before the first one; promote goes further back.
-    """
-    if at:
-        roll_back_alias(at, token_file, model, alias, why, as_json)
-        return
-    from model_store.approvals.asked_move import AskedMove
-    from model_store.approvals.made_move import make_move
-
-    move = AskedMove(act="rollback", alias=alias, why=why)
-    print_move(model, alias, make_move(existing_store(store), model, move).document(), as_json)
-
-
+models_app.command()(promote)
+models_app.command()(rollback)
 models_app.command()(history)
 models_app.command()(unalias)
 models_app.command()(tag)
@@ -347,15 +274,6 @@ def _print_checks(manifest: "Manifest", failures: "Mapping[str, str | None]", si
             "signature": signed,
         }
     )
-
-
-def _tell_if_new(model: str, alias: str, known: "Mapping[str, int]") -> None:
-    """Tells on standard error that an alias was created, since its name may be a typing error."""
-    if alias in known or alias == PRODUCTION:
-        return
-    close = difflib.get_close_matches(alias, {*known, PRODUCTION}, n=1, cutoff=SIMILAR)
-    hint = f"; did you mean '{close[0]}'?" if close else ""
-    typer.echo(f"note: created the alias '{alias}' of {model}{hint}", err=True)
 
 
 def _print_lines(lines: list[str]) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from flambeau.commands.options.as_json import AsJson, print_json
 from flambeau.commands.options.model import Version, named_version, versions_that_begin
+from flambeau.commands.options.registry import Why
 from flambeau.commands.options.store import (
     DEFAULT_STORE,
     STORE_FAILURES,
@@ -16,7 +17,8 @@ from flambeau.commands.options.store import (
     existing_store,
 )
 from flambeau.commands.options.token import TokenFile
-from flambeau.commands.remote.transfer import Why, pull_from_registry, push_to_registry
+from flambeau.commands.places.store_place import StorePlace
+from flambeau.commands.remote.transfer import pull_from_registry, push_to_registry
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.tables import size_text
 from flambeau.registry.url import is_registry, lacks_scheme
@@ -118,8 +120,8 @@ def _copy(named: str, number: int | None, source_url: str, target_url: str, as_j
     from model_store.store import ModelStore
     from model_store.transfer import copy_version
 
-    model, version = named_version(named, number, source_url)
     source = existing_store(source_url)
+    model, version = named_version(named, number, StorePlace(source).find)
     manifest, target = source.manifest(model, version), ModelStore(target_url)
     versions = [*missing_parts(source, target, manifest), manifest]
     total_bytes = sum(entry.size_bytes for one in versions for entry in one.all_files())

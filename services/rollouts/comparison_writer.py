@@ -80,11 +80,12 @@ class ComparisonWriter:
                 for process, evidence in parts.items():
                     found.setdefault(process, ({}, None))[0][arm.version] = evidence
         if shadow is not None:
-            own_figures = self._counts.figures(self._process) if self._counts is not None else {}
+            own_figures = None
+            if self._counts is not None:
+                own_figures = self._counts.figures_of(shadow.id, self._process)
             of_others = self._gateways.figures if self._gateways is not None else _none
-            for process, one in (
-                await _parts(shadow.id, own_figures.get(shadow.id), of_others)
-            ).items():
+            figures = await _parts(shadow.id, own_figures, of_others)
+            for process, one in figures.items():
                 found[process] = found.get(process, ({}, None))[0], one
         return found
 

@@ -276,6 +276,11 @@ class TrafficCounts:
             for shadow_id, one in self._shadows.items()
         }
 
+    def figures_of(self, shadow_id: str, process: str) -> tuple[str, ShadowFigures] | None:
+        """Returns one entry of `figures`, without copies of the others; None if there is none."""
+        found = self._shadows.get(shadow_id)
+        return None if found is None else (self.name_of(shadow_id, process), found.copied())
+
     def keep_only(self, ids: Collection[str]) -> None:
         """Forgets the others, once they were not seen for `FORGOTTEN_AFTER_S`."""
         now = self._clock()

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from model_store.store import ModelStore
+from model_store.uploads.uploads import Uploads
 from services.queueing.redis_streams import receiver, receiving_lane
+from services.registry.registry import Registry
+from services.registry.registry_access import RegistryAccess
 from tests.fixtures.azure_server import azure_server
 from tests.fixtures.gcs_server import gcs_server
 from tests.fixtures.redis_servers import FLAVOURS, RedisProcess, running_redis
 from tests.fixtures.s3_server import s3_server
+from tests.fixtures.uploads import uploads_into
 
 _prefixes = count()
 
@@ -68,6 +72,32 @@ def store(store_url: str) -> ModelStore:
 def folder(tmp_path: Path) -> Path:
     """Returns the folder for drafts."""
     return tmp_path / "draft"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ModelStore:
+    """Returns the empty store of a registry, in a folder."""
+    return ModelStore(str(tmp_path / "registry"))
+
+
+@pytest.fixture
+def uploads(place: ModelStore, tmp_path: Path) -> Uploads:
+    """Returns uploads into the registry's store, in a folder of their own."""
+    return uploads_into(place, tmp_path / "arriving")
+
+
+@pytest.fixture
+def access() -> RegistryAccess:
+    """Returns the access of a registry that is open to callers without credentials."""
+    return RegistryAccess(mode="open", is_closed=False)
+
+
+@pytest.fixture
+def registry(place: ModelStore, uploads: Uploads, access: RegistryAccess) -> Iterator[Registry]:
+    """Returns the registry of the store."""
+    found = Registry(place, uploads, access, lambda *_: False)
+    yield found
+    found.close()
 
 
 @pytest.fixture(params=FLAVOURS)

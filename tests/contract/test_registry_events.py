@@ -46,12 +46,6 @@ TIMEOUT_S = 30
 ALL = EventCaller("key:all", lambda _: True, lambda: False)
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> ModelStore:
-    """Returns an empty store in a folder."""
-    return ModelStore(str(tmp_path / "registry"))
-
-
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_feed, "SETTLE_S", 0.05)

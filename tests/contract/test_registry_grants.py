@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from model_store.records.deletion import delete_version
 from model_store.records.events import EventScan, event_document
 from model_store.store import ModelStore
 from model_store.uploads.uploads import Uploads
-from services.access.caller import Caller, Principal
-from services.access.grants import parse_aliases, parse_grant
-from services.access.tenants import Tenants
+from services.access.caller import Principal
+from services.access.grants import parse_aliases
 from services.errors import (
     ConflictError,
     ForbiddenError,
@@ -31,39 +29,18 @@ from services.registry.alias_moves import AliasMoves
 from services.registry.grpc_messages import event_message, uploads_message
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
-from services.telemetry.metrics import Metrics
 from tests.fixtures.pipelines import publish_graph, publish_parts
+from tests.fixtures.principals import principal
 from tests.fixtures.store_versions import publish_in
-from tests.fixtures.uploads import declared, uploads_into, version_bytes
+from tests.fixtures.uploads import declared, version_bytes
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> ModelStore:
-    """Returns an empty store in a folder."""
-    return ModelStore(str(tmp_path / "registry"))
-
-
-@pytest.fixture
-def uploads(place: ModelStore, tmp_path: Path) -> Uploads:
-    """Returns uploads into the store, in a folder of their own."""
-    return uploads_into(place, tmp_path / "arriving")
-
-
-@pytest.fixture
-def registry(place: ModelStore, uploads: Uploads) -> Iterator[Registry]:
-    """Returns the registry of the store, where `digits@live` needs two persons."""
-    access = RegistryAccess(
+def access() -> RegistryAccess:
+    """Returns the access of a registry where `digits@live` needs two persons."""
+    return RegistryAccess(
         mode="granted", is_closed=False, two_person=parse_aliases(["digits@live"])
     )
-    found = Registry(place, uploads, access, lambda *_: False)
-    yield found
-    found.close()
-
-
-def principal(*grants: str, name: str = "key:k") -> Principal:
-    metrics = Metrics("0").access
-    tenant = Tenants(metrics, None).find(name, 0, 0)
-    return Principal(Caller(name, map(parse_grant, grants), 1e12, tenant, metrics), "::1")
 
 
 async def begun(

@@ -15,9 +15,7 @@ from model_store.storage.plain_file import read_plain_file
 from model_store.store import ModelStore
 from model_store.uploads import known_records
 from model_store.uploads.uploads import Uploads
-from services.access.caller import Caller, Principal
-from services.access.grants import parse_grant
-from services.access.tenants import Tenants
+from services.access.caller import Principal
 from services.errors import (
     ForbiddenError,
     NoSpaceError,
@@ -29,42 +27,13 @@ from services.errors import (
 from services.registry import registry as registry_module
 from services.registry.failures import Places
 from services.registry.registry import Registry
-from services.registry.registry_access import RegistryAccess
-from services.telemetry.metrics import Metrics
+from tests.fixtures.principals import principal
 from tests.fixtures.store_versions import draft_in, entry_in, publish_in
-from tests.fixtures.uploads import declared, uploads_into, version_bytes
+from tests.fixtures.uploads import declared, version_bytes
 
 CALLER = Principal(None, "::1")
 LOOP_S = 0.002
 VERSIONS = 40
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> ModelStore:
-    """Returns an empty store in a folder."""
-    return ModelStore(str(tmp_path / "registry"))
-
-
-@pytest.fixture
-def uploads(place: ModelStore, tmp_path: Path) -> Uploads:
-    """Returns uploads into the store, in a folder of their own."""
-    return uploads_into(place, tmp_path / "arriving")
-
-
-@pytest.fixture
-def registry(place: ModelStore, uploads: Uploads) -> Iterator[Registry]:
-    """Returns the registry of the store, open to callers without credentials."""
-    access = RegistryAccess(mode="open", is_closed=False)
-    found = Registry(place, uploads, access, lambda *_: False)
-    yield found
-    found.close()
-
-
-def principal(*grants: str, name: str = "key:k") -> Principal:
-    """Returns a caller with a credential."""
-    metrics = Metrics("0").access
-    tenant = Tenants(metrics, None).find(name, 0, 0)
-    return Principal(Caller(name, map(parse_grant, grants), 1e12, tenant, metrics), "::1")
 
 
 async def test_a_page_of_long_annotations_is_encoded_beside_the_event_loop(

@@ -36,11 +36,6 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> ModelStore:
-    return ModelStore(str(tmp_path / "registry"))
-
-
-@pytest.fixture
 def receiver() -> Iterator[Receiver]:
     with Receiver(500, 404) as receiver:
         yield receiver

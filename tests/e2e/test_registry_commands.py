@@ -82,6 +82,10 @@ def test_an_alias_and_a_version_go(server: ServerProcess, audit: Path) -> None:
     url = f"http://{server.http}"
     for alias in ("canary", "shadowed"):
         flambeau("models", "promote", "linear", "1", "--alias", alias, "--at", url)
+    named = flambeau("models", "promote", "linear@canary", "--alias", "named", "--at", url)
+    assert named.startswith("linear named → 1 (generation ")
+    assert "has no alias 'nothing'" in refused("models", "delete", "linear@nothing", "--at", url)
+    flambeau("models", "unalias", "linear", "named", "--at", url)
     gone = flambeau("models", "unalias", "linear", "canary", "--at", url, "--why", "over")
     assert gone.startswith("linear has no alias canary any more")
     assert "is not removed" in refused("models", "unalias", "linear", "production", "--at", url)

@@ -16,6 +16,7 @@ from flambeau.commands.options.store import (
     StoreUrl,
     existing_store,
 )
+from flambeau.commands.places.store_place import StorePlace
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.tables import size_text
 from model_store.host.install_advice import needing
@@ -144,8 +145,8 @@ def export(
             return
         if model is None:
             raise typer.BadParameter("give MODEL/VERSION, as digits/2; or --all")
-        name, number = named_version(model, version, store)
         opened = existing_store(store)
+        name, number = named_version(model, version, StorePlace(opened).find)
         request = ExportRequest(store=opened, manifest=opened.manifest(name, number), **options)
         exported = export_version(request, format, output, replace=force)
     if as_json:

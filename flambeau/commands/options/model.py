@@ -4,12 +4,13 @@ Rule: a version is given by two arguments, `digits 2`, or by one, `digits/2`; or
 `flambeau.load` takes it: `digits@2`, `digits@production` or `digits@^1.2`.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flambeau.commands.options.store import DEFAULT_STORE, existing_store
+from flambeau.commands.options.store import DEFAULT_STORE
 
 MAX_DIGITS = 19
 
@@ -74,21 +75,29 @@ def model_and_version(model: str, version: int | None) -> tuple[str, int | None]
     return name, parse_version(number)
 
 
-def named_version(model: str, version: int | None, url: str) -> tuple[str, int]:
-    """Same as `model_and_version`, but the version is required; the store finds that of an address.
+def named_version(
+    model: str, version: int | None, find: Callable[[str], tuple[str, int]]
+) -> tuple[str, int]:
+    """Same as `model_and_version`, but the version is required.
+
+    Args:
+        model: the first argument.
+        version: the second one.
+        find: returns model and version of an address with an alias or a range, as digits@canary.
 
     Raises:
         BadParameter: as `model_and_version`, or there is no version.
-        StoreError: the store at the URL has no such version.
     """
     name, number = model_and_version(model, version)
-    if "@" in name:
-        from model_store.version_address import find_version
-
-        found = find_version(existing_store(url), name)
-        return found.model, found.version
+    name, _, wanted = name.partition("@")
+    if wanted.isdecimal() and wanted.isascii():
+        number = parse_version(wanted)
+    elif wanted:
+        return find(f"{name}@{wanted}")
     if number is None:
-        raise typer.BadParameter(f"which version of '{name}'? Give MODEL/VERSION, as digits/2")
+        raise typer.BadParameter(
+            f"which version of '{name}'? Give MODEL/VERSION, as digits/2", param_hint="VERSION"
+        )
     return name, number
 
 

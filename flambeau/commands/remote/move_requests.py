@@ -7,20 +7,16 @@ import typer
 
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.model import ModelName
+from flambeau.commands.options.registry import ServerUrl, Why
 from flambeau.commands.options.token import TokenFile
 from flambeau.commands.remote.connecting import registry_at
 
-AtServer = Annotated[
-    str,
-    typer.Option("--at", "--server", metavar="URL", help="The server http(s)://HOST:PORT."),
-]
 Number = Annotated[int, typer.Argument(metavar="REQUEST", min=1, help="Number of the request.")]
-Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded with the decision.")]
 
 
 def requests(
     model: ModelName,
-    at: AtServer,
+    server: ServerUrl,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Number of requests.")] = 20,
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -29,7 +25,7 @@ def requests(
     from flambeau.commands.text.move_requests import request_lines
     from flambeau.registry.connection import path_of
 
-    with registry_at(at, token_file) as registry:
+    with registry_at(server, token_file) as registry:
         path = path_of("models", model, "requests")
         found = registry.call("GET", path, query={"limit": str(limit)})
         shown = _known(found, registry.url)
@@ -44,7 +40,7 @@ def requests(
 def approve(
     model: ModelName,
     number: Number,
-    at: AtServer,
+    server: ServerUrl,
     why: Why = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -52,20 +48,20 @@ def approve(
     """Make the move that another person asked for; flambeau models requests shows it."""
     from flambeau.commands.text.move_requests import approved_line
 
-    moved = _decide(at, token_file, model, number, "approve", why)
+    moved = _decide(server, token_file, model, number, "approve", why)
     print_outcome(approved_line(model, moved), {"model": model, **moved}, as_json)
 
 
 def refuse(
     model: ModelName,
     number: Number,
-    at: AtServer,
+    server: ServerUrl,
     why: Why = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Refuse the move that another person asked for, or withdraw your own request."""
-    request = _decide(at, token_file, model, number, "refuse", why)["request"]
+    request = _decide(server, token_file, model, number, "refuse", why)["request"]
     text = f"request {number} for {model} is {request['state']}"
     print_outcome(text, request, as_json)
 

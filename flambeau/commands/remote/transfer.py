@@ -4,13 +4,14 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from flambeau.commands.options.as_json import print_json
 from flambeau.commands.options.model import model_and_version, named_version
 from flambeau.commands.options.store import STORE_FAILURES, existing_store
+from flambeau.commands.places.store_place import StorePlace
 from flambeau.commands.remote.connecting import registry_at
 from flambeau.commands.text.failures import failing_with
 from flambeau.commands.text.tables import size_text
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from flambeau.registry.sources import VersionSource
     from model_store.store import ModelStore
 
-Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason, for a server's audit log.")]
 PULLS = "~/.cache/flambeau/pulls"
 """Folder of unfinished pulls into a bucket."""
 
@@ -74,8 +74,8 @@ def _sources(named: str, number: int | None, store: str) -> list[tuple[int, "Ver
     folder = Path(named).expanduser()
     if number is None and (folder / MANIFEST).is_file():
         return [(0, VersionFolder(folder))]
-    model, version = named_version(named, number, store)
     opened = existing_store(store)
+    model, version = named_version(named, number, StorePlace(opened).find)
     own = StoredVersion(opened, model, version)
     pipeline = own.manifest.pipeline
     parts = [] if pipeline is None else [*part_versions(opened, pipeline.graph).values()]

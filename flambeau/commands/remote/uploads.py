@@ -5,15 +5,15 @@ from typing import Annotated
 import typer
 
 from flambeau.commands.options.as_json import AsJson, print_json
+from flambeau.commands.options.registry import ServerUrl
 from flambeau.commands.options.token import TokenFile
 from flambeau.commands.remote.connecting import registry_at
-from flambeau.commands.remote.move_requests import AtServer
 from flambeau.commands.text.moves import printable, time_text
 from flambeau.commands.text.tables import columns, size_text
 
 
 def uploads(
-    at: AtServer,
+    server: ServerUrl,
     abandon: Annotated[
         list[str] | None,
         typer.Option(metavar="ID", help="Abandon this upload, or 'all' of yours; may be repeated."),
@@ -24,7 +24,7 @@ def uploads(
     """Show your unfinished uploads at a server, the newest first, after abandoning some."""
     from flambeau.registry.connection import path_of
 
-    with registry_at(at, token_file) as registry:
+    with registry_at(server, token_file) as registry:
         ids = abandon or []
         if "all" in ids:
             ids = [one["id"] for one in registry.call("GET", "uploads")["uploads"]]

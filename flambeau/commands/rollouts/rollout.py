@@ -11,19 +11,11 @@ import typer
 
 from flambeau.commands.options.as_json import AsJson, print_json, print_outcome
 from flambeau.commands.options.model import ModelName, parse_version
-from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
-from flambeau.commands.options.token import TokenFile
 from flambeau.commands.options.verb_classes import Verbs
+from flambeau.commands.places.at_place import at_place
+from flambeau.commands.places.model_place import ModelPlace
 from flambeau.commands.rollouts.amounts import changed_guards, duration, share, shares
-from flambeau.commands.rollouts.place import (
-    FAILURES,
-    OfServer,
-    Sticky,
-    TrafficPlace,
-    traffic_place,
-)
-from flambeau.commands.rollouts.traffic_commands import add_act, starting
-from flambeau.commands.text.failures import failing_with
+from flambeau.commands.rollouts.traffic_commands import FAILURES, Sticky, add_act, starting
 from flambeau.commands.text.rollouts import (
     ended_line,
     report_lines,
@@ -132,8 +124,9 @@ for act, about in (
 
 
 @rollout_app.command()
-@failing_with({**FAILURES, StillRunningError: 1})
+@at_place({**FAILURES, StillRunningError: 1})
 def status(
+    place: ModelPlace,
     model: ModelName,
     watch: Annotated[
         bool,
@@ -143,9 +136,6 @@ def status(
         ),
     ] = False,
     timeout: Timeout = None,
-    store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
-    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the rollout, the evidence about each guard, and the traffic that is missing.
@@ -154,31 +144,23 @@ def status(
     """
     if timeout is not None and not watch:
         raise typer.BadParameter("--timeout limits --watch; give both")
-    with traffic_place(store, server, token_file) as place:
-        if watch:
-            _watch(place, model, as_json, timeout)
-            return
-        document = place.show(model, "rollout")
+    if watch:
+        _watch(place, model, as_json, timeout)
+        return
+    document = place.traffic(model, "rollout")
     print_outcome("\n".join(status_lines(document)), document, as_json)
 
 
 @rollout_app.command()
-@failing_with(FAILURES)
-def report(
-    model: ModelName,
-    store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
+@at_place(FAILURES)
+def report(place: ModelPlace, model: ModelName, as_json: AsJson = False) -> None:
     """Show the figures of the rollout and of the split with intervals, or of the last ones."""
-    with traffic_place(store, server, token_file) as place:
-        rollout, split = place.show(model, "rollout"), place.show(model, "split")
+    rollout, split = place.traffic(model, "rollout"), place.traffic(model, "split")
     lines = [*report_lines(rollout), "", *split_lines(split)]
     print_outcome("\n".join(lines), {"rollout": rollout, "split": split}, as_json)
 
 
-def _watch(place: TrafficPlace, model: str, as_json: bool, timeout_s: float | None) -> None:
+def _watch(place: ModelPlace, model: str, as_json: bool, timeout_s: float | None) -> None:
     """Shows the rollout until it has ended; on a terminal in place, otherwise what changes.
 
     Raises:
@@ -207,9 +189,7 @@ def _watch(place: TrafficPlace, model: str, as_json: bool, timeout_s: float | No
         raise typer.Exit(1)
 
 
-def _documents(
-    place: TrafficPlace, model: str, timeout_s: float | None
-) -> Iterator[dict[str, Any]]:
+def _documents(place: ModelPlace, model: str, timeout_s: float | None) -> Iterator[dict[str, Any]]:
     """Yields the status every `WATCH_EVERY_S`; the last one is of a rollout that has ended.
 
     Raises:
@@ -217,7 +197,7 @@ def _documents(
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        document = place.show(model, "rollout")
+        document = place.traffic(model, "rollout")
         yield document
         rollout = document["rollout"]
         if rollout is None:

@@ -6,8 +6,7 @@ import typer
 
 from flambeau.commands.options.verb_classes import Verbs
 from flambeau.commands.rollouts.amounts import arm
-from flambeau.commands.rollouts.place import Sticky
-from flambeau.commands.rollouts.traffic_commands import add_act, add_report, starting
+from flambeau.commands.rollouts.traffic_commands import Sticky, add_act, add_report, starting
 from flambeau.commands.text.rollouts import split_lines
 
 split_app = Verbs(no_args_is_help=True, help="Share requests among versions, to compare them.")

@@ -5,25 +5,34 @@ In: the group of a kind, and what is its own. Out: its commands, with the option
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from flambeau.commands.options.allow_breaking import AllowBreaking
 from flambeau.commands.options.as_json import AsJson, print_outcome
-from flambeau.commands.options.model import ModelName, ModelOrVersion
-from flambeau.commands.options.store import DEFAULT_STORE, StoreUrl
-from flambeau.commands.options.token import TokenFile
+from flambeau.commands.options.model import ModelName, ModelOrVersion, named_version
+from flambeau.commands.options.registry import Why
+from flambeau.commands.options.store import STORE_FAILURES
 from flambeau.commands.options.verb_classes import Verbs
-from flambeau.commands.rollouts.place import (
-    ENDING,
-    FAILURES,
-    OfServer,
-    Why,
-    candidate_of,
-    print_moved,
-    traffic_place,
-)
-from flambeau.commands.text.failures import failing_with
+from flambeau.commands.places.at_place import at_place, take_parameters
+from flambeau.commands.places.model_place import ModelPlace
+from flambeau.commands.remote.move_requests import tell_request
+from flambeau.commands.text.rollouts import moved_line
+from model_store.errors import InvalidRolloutError
 
+ENDING = ("rollout abort", "rollout promote", "shadow stop", "split end")
+"""Acts that end what runs."""
+ENDS = ("promoted", "rolled back", "aborted", "ended")
+"""Changes of the traffic that are an end."""
+FAILURES: dict[type[Exception], int] = {**STORE_FAILURES, InvalidRolloutError: 2}
+Sticky = Annotated[
+    str,
+    typer.Option(
+        metavar="SOURCE",
+        help="Keep requests with one value of header:NAME or parameter:NAME on one version.",
+    ),
+]
 Wanted = Callable[..., dict[str, Any]]
 
 
@@ -35,42 +44,28 @@ def starting(group: Verbs, kind: str) -> Callable[[Wanted], Wanted]:
     """
 
     def add(wanted: Wanted) -> Wanted:
-        @failing_with(FAILURES)
         def start(
+            place: ModelPlace,
             model: ModelName,
             allow_breaking: AllowBreaking = False,
             why: Why = "",
-            store: StoreUrl = DEFAULT_STORE,
-            server: OfServer = "",
-            token_file: TokenFile = None,
             as_json: AsJson = False,
             **own: Any,
         ) -> None:
             document = {**wanted(**own), "allow_breaking": allow_breaking, "why": why}
-            with traffic_place(store, server, token_file) as place:
-                if "version" in document:
-                    model, document["version"] = candidate_of(place, model, document["version"])
-                moved = place.start(model, kind, document)
-            print_moved(place, model, moved, as_json)
+            if "version" in document:
+                model, document["version"] = named_version(model, document["version"], place.find)
+            _print_moved(place, model, place.start(model, kind, document), as_json)
 
-        _take_parameters(start, wanted)
-        group.command(help=wanted.__doc__)(start)
+        place, model, *common, _ = inspect.signature(start).parameters.values()
+        own = inspect.signature(wanted).parameters
+        if "version" in own:
+            model = model.replace(annotation=ModelOrVersion)
+        take_parameters(start, [place, model, *own.values(), *common])
+        group.command(help=wanted.__doc__)(at_place(FAILURES)(start))
         return wanted
 
     return add
-
-
-def _take_parameters(command: Callable[..., None], wanted: Wanted) -> None:
-    """Puts the parameters of a function behind the first one of a command, in place of `**own`."""
-    first, *rest = inspect.signature(command).parameters.values()
-    if "version" in inspect.signature(wanted).parameters:
-        first = first.replace(annotation=ModelOrVersion)
-    parameters = [first, *inspect.signature(wanted).parameters.values(), *rest[:-1]]
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    signature = inspect.Signature(
-        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    )
-    command.__signature__ = signature  # type: ignore[attr-defined]
 
 
 def add_act(group: Verbs, kind: str, act: str, about: str) -> None:
@@ -84,18 +79,12 @@ def add_act(group: Verbs, kind: str, act: str, about: str) -> None:
     """
 
     @group.command(act, help=about)
-    @failing_with(FAILURES)
+    @at_place(FAILURES)
     def command(
-        model: ModelName,
-        why: Why = "",
-        store: StoreUrl = DEFAULT_STORE,
-        server: OfServer = "",
-        token_file: TokenFile = None,
-        as_json: AsJson = False,
+        place: ModelPlace, model: ModelName, why: Why = "", as_json: AsJson = False
     ) -> None:
-        with traffic_place(store, server, token_file) as place:
-            moved = place.act(model, f"{kind} {act}", why)
-            print_moved(place, model, moved, as_json, is_end=f"{kind} {act}" in ENDING)
+        moved = place.act(model, f"{kind} {act}", why)
+        _print_moved(place, model, moved, as_json, is_end=f"{kind} {act}" in ENDING)
 
 
 def add_report(
@@ -112,14 +101,31 @@ def add_report(
     """
 
     @group.command(name, help=about)
-    @failing_with(FAILURES)
-    def command(
-        model: ModelName,
-        store: StoreUrl = DEFAULT_STORE,
-        server: OfServer = "",
-        token_file: TokenFile = None,
-        as_json: AsJson = False,
-    ) -> None:
-        with traffic_place(store, server, token_file) as place:
-            document = place.show(model, kind)
+    @at_place(FAILURES)
+    def command(place: ModelPlace, model: ModelName, as_json: AsJson = False) -> None:
+        document = place.traffic(model, kind)
         print_outcome("\n".join(lines(document)), document, as_json)
+
+
+def _print_moved(
+    place: ModelPlace,
+    model: str,
+    moved: dict[str, Any],
+    as_json: bool,
+    *,
+    is_end: bool = False,
+) -> None:
+    """Prints new pointers, or the request for them that waits for a second person.
+
+    Args:
+        place: where they were moved.
+        model: name of the model.
+        moved: the pointers, or the request.
+        as_json: True for JSON.
+        is_end: True if the act has ended a rollout, a shadow or a split, which is then named.
+    """
+    if tell_request(moved, place.url, as_json):
+        return
+    changes = place.traffic_changes(model, moved["generation"]) if is_end and not as_json else []
+    ended = [text for act, text in changes if act in ENDS]
+    print_outcome(moved_line(model, moved, ended), {"model": model, **moved}, as_json)

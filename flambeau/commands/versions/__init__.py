@@ -1,1 +1,1 @@
-"""Commands on many versions of a model: their history, and their retention."""
+"""Commands on versions of a model: aliases, annotations, history, retention."""

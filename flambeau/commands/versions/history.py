@@ -12,6 +12,7 @@ import typer
 
 from flambeau.commands.options.as_json import AsJson, print_json
 from flambeau.commands.options.model import ModelName
+from flambeau.commands.options.registry import SERVER_HELP
 from flambeau.commands.options.store import (
     DEFAULT_STORE,
     STORE_FAILURES,
@@ -38,12 +39,8 @@ When = Annotated[
         "2026-11-01T12:00+01:00; without a zone it is UTC.",
     ),
 ]
-OfServer = Annotated[
-    str,
-    typer.Option(
-        "--server", metavar="URL", help="Ask the server http(s)://HOST:PORT, not a store here."
-    ),
-]
+HistoryServerUrl = Annotated[str, typer.Option("--server", metavar="URL", help=SERVER_HELP)]
+"""Same as `ServerUrl`, whose `--at` is a time here."""
 Limit = Annotated[int, typer.Option(min=1, max=100_000, help="Number of moves, the newest first.")]
 
 
@@ -53,7 +50,7 @@ def history(
     at: When = "",
     limit: Limit = 1000,
     store: StoreUrl = DEFAULT_STORE,
-    server: OfServer = "",
+    server: HistoryServerUrl = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:

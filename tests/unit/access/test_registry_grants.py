@@ -2,18 +2,11 @@
 
 import pytest
 
-from services.access.caller import Caller, Principal
+from services.access.caller import Principal
 from services.access.grants import Grant, parse_aliases, parse_grant
-from services.access.tenants import Tenants
 from services.errors import ForbiddenError, ServingError, UnknownModelError
 from services.registry.registry_access import RegistryAccess, RegistryMode
-from services.telemetry.metrics import Metrics
-
-
-def principal(*grants: str) -> Principal:
-    metrics = Metrics("0").access
-    tenant = Tenants(metrics, None).find("key:k", 0, 0)
-    return Principal(Caller("key:k", map(parse_grant, grants), 1e12, tenant, metrics), "::1")
+from tests.fixtures.principals import principal
 
 
 def test_a_grant_of_promotion_names_aliases() -> None:

@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from flambeau.cli import app
+from flambeau.commands.options.registry import SERVER_HELP
 from flambeau.commands.text.failures import failing_with
 from flambeau.errors import ClientError, ServerError, from_status
 from model_store.store import ModelStore
@@ -47,6 +48,20 @@ def test_every_verb_that_shows_something_shows_it_as_json() -> None:
         and not any("--json" in option.opts for option in command.params)
     ]
     assert lacking == []
+
+
+def test_options_of_a_registry_read_the_same_in_every_command() -> None:
+    whole = dict(verbs(typer.main.get_command(app)))
+    options = [(name, one) for name, command in whole.items() for one in command.params]
+    servers = [
+        (name, one)
+        for name, one in options
+        if {"--server", "--at"} & set(one.opts) and one.metavar == "URL" and not one.multiple
+    ]
+    assert {one.help for _, one in servers} == {SERVER_HELP}
+    alone = [name for name, one in servers if one.opts != ["--server", "--at"]]
+    assert alone == ["models history"], "its --at is a time"
+    assert len({one.help for _, one in options if one.opts == ["--why"]}) == 1
 
 
 def test_the_help_shows_a_flag_without_a_value(

@@ -1,4 +1,4 @@
-"""Words of `flambeau rollout`, `shadow` and `split`, on a store and at a server."""
+"""Words of commands that act on a store or at a server: rollouts, shadows, splits, aliases."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from flambeau.cli import app
 from model_store.store import ModelStore
+from tests.fixtures.http_listener import QuietHandler, http_listener
 from tests.fixtures.store_registry import store_registry, token_file_in
 from tests.fixtures.store_versions import publish_in
 
@@ -111,3 +112,28 @@ def test_a_store_and_a_server_exclude_each_other(store: ModelStore, words: str) 
     assert code == 2
     assert "a server has a store of its own; give --store or --" in told
     assert "not both" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("models promote digits/2", "aliases production"),
+        ("models delete digits/2", "versions 2"),
+        ("models describe digits words", "digits"),
+        ("rollout pause digits", "rollout pause"),
+    ],
+)
+def test_an_answer_that_is_no_document_is_an_error_of_the_server(words: str, what: str) -> None:
+    class Listing(QuietHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        do_PATCH = do_DELETE = do_POST
+
+    with http_listener(Listing) as url:
+        code, told = run(*words.split(), "--at", url)
+    assert (code, told) == (1, f"error: {url} answered without a document of {what}")

@@ -83,6 +83,10 @@ def test_snapshot_is_a_copy_and_what_ended_is_forgotten() -> None:
     counts.arm("s", 2).count(0.5, "candidate", 0.01)
     counts.shadow("b", 3).drop("busy")
     found, shadows = counts.evidence("p"), counts.figures("p")
+    assert counts.evidence_of("a", "p") == found["a"]
+    assert counts.figures_of("b", "p") == shadows["b"]
+    assert counts.evidence_of("b", "p") is None
+    assert counts.figures_of("a", "p") is None
     counts.of("a").count_pair(1.0)
     counts.shadow("b").drop("busy")
     assert found == {
@@ -102,6 +106,21 @@ def test_snapshot_is_a_copy_and_what_ended_is_forgotten() -> None:
     now += FORGOTTEN_AFTER_S
     counts.keep_only([])
     assert not counts.ids
+
+
+def test_a_look_at_a_shadow_copies_no_other_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = TrafficCounts()
+    for keep, shadow_id in enumerate("abc"):
+        counts.shadow(shadow_id, keep)
+    copy, copied = ShadowFigures.copied, []
+
+    def noted(figures: ShadowFigures) -> ShadowFigures:
+        copied.append(figures.keep)
+        return copy(figures)
+
+    monkeypatch.setattr(ShadowFigures, "copied", noted)
+    assert counts.figures_of("b", "p") == ("p", ShadowFigures(keep=1))
+    assert copied == [1]
 
 
 PAIRS = st.lists(st.tuples(st.floats(0, 1), st.floats(0.001, 10), st.booleans()), max_size=20)

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from protos import open_inference_pb2 as pb
-from services.access.caller import Caller, Principal
-from services.access.grants import parse_grant
-from services.access.tenants import Tenants
+from services.access.caller import Principal
 from services.errors import (
     ControlModeError,
     DeadlineExceededError,
@@ -21,15 +19,9 @@ from services.gateway.edges.administration.repository import ENTRIES_AT_ONCE, Re
 from services.queueing.directory import Directory
 from services.queueing.records import Lane, ServedVersion
 from services.readiness import Look, Readiness
-from services.telemetry.metrics import Metrics
+from tests.fixtures.principals import principal
 
 STRANGER = Principal(None, "192.0.2.1")
-
-
-def bearer(*grants: str) -> Principal:
-    metrics = Metrics("0").access
-    tenant = Tenants(metrics).find("k", 0, 0)
-    return Principal(Caller("key:k", map(parse_grant, grants), 1e12, tenant, metrics), "::1")
 
 
 def directory(models: int = 1) -> Directory:
@@ -61,11 +53,11 @@ class Acts:
     [
         (STRANGER, False, None),
         (STRANGER, True, ForbiddenError),
-        (bearer("manage:m*"), True, None),
-        (bearer("manage"), True, None),
-        (bearer("infer:m*"), True, ForbiddenError),
-        (bearer("manage:other"), True, UnknownModelError),
-        (bearer("train"), True, UnknownModelError),
+        (principal("manage:m*"), True, None),
+        (principal("manage"), True, None),
+        (principal("infer:m*"), True, ForbiddenError),
+        (principal("manage:other"), True, UnknownModelError),
+        (principal("train"), True, UnknownModelError),
     ],
 )
 async def test_who_may_load_and_unload(
@@ -117,7 +109,7 @@ async def test_the_index_has_what_the_caller_sees() -> None:
             (one.name, one.version, one.state, one.reason) for m in messages for one in m.models
         ]
 
-    assert await index(bearer("infer:m00001*")) == [
+    assert await index(principal("infer:m00001*")) == [
         ("m00001", "1", "READY", ""),
         ("m00001", "2", "UNAVAILABLE", "why"),
         ("m00001", "3", "UNAVAILABLE", "unloaded"),
@@ -135,7 +127,7 @@ async def test_an_index_of_many_models_comes_in_parts() -> None:
     models = 10_000
     repository = Repository(directory(models))
     longest_s, parts, began = 0.0, 0, time.thread_time()
-    async for part in repository.index(pb.RepositoryIndexRequest(), bearer("infer:m*")):
+    async for part in repository.index(pb.RepositoryIndexRequest(), principal("infer:m*")):
         part.SerializeToString()
         longest_s = max(longest_s, time.thread_time() - began)
         parts, began = parts + len(part.models), time.thread_time()
