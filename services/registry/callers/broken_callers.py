@@ -55,11 +55,9 @@ def broken_by(kind: SentKind, live: Signature, version: Signature) -> str:
     if version.sequence is None and live.sequence is not None and kind.is_step:
         return "the requests are steps of sequences"
     try:
-        for shapes in (
-            {one.name: (one.datatype, one.largest) for one in kind.inputs},
-            {one.name: (one.datatype, one.smallest) for one in kind.inputs},
-        ):
-            version.check_inputs(shapes)
+        for shapes in (kind.largest, kind.smallest):
+            sent = zip(kind.inputs, shapes, strict=True)
+            version.check_inputs({name: (datatype, sizes) for (name, datatype, _), sizes in sent})
         version.check_outputs(kind.outputs)
     except SignatureError as error:
         return str(error)
