@@ -8,7 +8,7 @@ import asyncio
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -30,15 +30,20 @@ _decode_kept = msgspec.msgpack.Decoder(list[KeptReport]).decode
 
 
 class KeptReports:
-    """The reports of all edges, in the supervisor."""
+    """The reports of all edges, in the supervisor.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds, by a clock that only goes forward.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._kept: OrderedDict[str, tuple[float, dict[str, bytes]]] = OrderedDict()
-        """Monotonic second and reports by model, of each edge; the newest last."""
+        """Second of the clock and reports by model, of each edge; the newest last."""
 
     def put(self, process: str, data: bytes) -> None:
         """Replaces the reports of an edge."""
-        now = time.monotonic()
+        now = self._clock()
         self._kept[process] = now, _decode_reports(data)
         self._kept.move_to_end(process)
         for name, (at, _) in list(self._kept.items()):
@@ -48,7 +53,7 @@ class KeptReports:
 
     def of(self, model: str) -> bytes:
         """Returns the reports of a model, for `EdgeBoard`."""
-        now, found = time.monotonic(), []
+        now, found = self._clock(), []
         for process, (at, reports) in reversed(self._kept.items()):
             if model in reports and at > now - WINDOW_S:
                 found.append(KeptReport(process, now - at, reports[model]))

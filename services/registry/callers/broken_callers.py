@@ -36,7 +36,8 @@ def callers_text(
             _, reason = max(found)
             broken.append((sum(times for times, _ in found), caller.name, reason))
     if not broken:
-        return f"no request of the last hour seen {where} breaks, of {len(seen)} callers"
+        callers = f"{len(seen)} caller{'s' * (len(seen) > 1)}"
+        return f"no request of the last hour seen {where} breaks, of {callers}"
     broken.sort(key=lambda one: (-one[0], one[1]))
     told = [
         f"{name[:MOST_OF_NAME]} (about {times:,} request{'s' * (times > 1)}): "

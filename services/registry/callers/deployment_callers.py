@@ -169,7 +169,7 @@ class DeploymentCallers:
         if process not in self._complaints and len(self._complaints) < MAX_COMPLAINTS:
             self._complaints.add(process)
             logger.error(
-                "a report of callers was left out", extra={"process": process, "reason": reason}
+                "a report of callers was left out", extra={"reporter": process, "reason": reason}
             )
 
 
