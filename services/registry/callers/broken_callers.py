@@ -1,4 +1,4 @@
-"""Callers whose recent requests a new version would refuse, or answer in another form. Pure.
+"""Callers whose recent requests a new version would refuse, or answer in another form.
 
 In: recent requests, and the signatures of the live and the new version. Out: words.
 """
@@ -6,6 +6,7 @@ In: recent requests, and the signatures of the live and the new version. Out: wo
 from collections.abc import Sequence
 
 from flambeau.protocol.signature import Signature, SignatureError
+from services.interpreter_lock import lend_lock
 from services.registry.callers.recent_callers import SeenCaller, SentKind
 
 MOST_TOLD = 8
@@ -18,7 +19,7 @@ MOST_OF_NAME = 80
 def callers_text(
     seen: Sequence[SeenCaller], live: Signature, version: Signature, where: str
 ) -> str:
-    """Returns the callers that a version breaks, in words; empty if no caller was seen.
+    """Returns the callers that a version breaks, in words; empty if no caller was seen. Blocks.
 
     Args:
         seen: callers of the last hour.
@@ -30,6 +31,7 @@ def callers_text(
         return ""
     broken = []
     for caller in seen:
+        lend_lock()  # the event loop goes on between two callers
         reasons = [(kind.times, broken_by(kind, live, version)) for kind in caller.kinds]
         found = [(times, reason) for times, reason in reasons if reason]
         if found:

@@ -1,10 +1,10 @@
-"""Reports of the callers that one process has seen of a model, as MessagePack. Pure.
+"""Reports of the callers that one process has seen of a model, as MessagePack. For threads.
 
 In: recent requests of the processes of a deployment. Out: bytes, and the same requests together.
 
 Rules: a report has at most `MAX_REPORT_BYTES`; callers with most requests come first, and those
-beyond are left out and counted. Reports of other processes are input: the bytes, then the number of
-callers and kinds and the lengths of names are checked before anything is built.
+without room are left out and counted. Reports of other processes are input: the bytes, then the
+number of callers and kinds and the lengths of names are checked before anything is built.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +25,10 @@ MAX_REPORT_BYTES = 32 * 1024
 """A caller with one kind of requests of one input takes some 50 bytes."""
 _ENTRIES = MAX_CALLERS + 1
 """Callers of a report: those by name, and the entry that further ones share."""
+_FRAME_BYTES = 8
+"""Bytes around the callers of a report, at most."""
+LEND_EVERY = 8
+"""Callers between two chances of the event loop to run: they take up to 0.5 ms."""
 
 
 class CallerReport(NamedTuple):
@@ -45,10 +49,16 @@ _decode = msgspec.msgpack.Decoder(CallerReport).decode
 
 def encode_report(seen: Sequence[SeenCaller]) -> bytes:
     """Returns the report of callers, of which those with fewest requests may be left out."""
-    kept = sorted(seen, key=lambda one: -sum(kind.times for kind in one.kinds))
-    while len(data := _encode(CallerReport(tuple(kept), len(seen) - len(kept)))) > MAX_REPORT_BYTES:
-        del kept[-1]
-    return data
+    kept, room = [], MAX_REPORT_BYTES - _FRAME_BYTES
+    by_requests = sorted(seen, key=lambda one: -sum(kind.times for kind in one.kinds))
+    for number, caller in enumerate(by_requests):
+        if number % LEND_EVERY == 0:
+            lend_lock()
+        data = _encode(caller)
+        if len(data) <= room:
+            kept.append(msgspec.Raw(data))
+            room -= len(data)
+    return _encode((kept, len(seen) - len(kept)))
 
 
 def decode_report(data: bytes) -> CallerReport:
@@ -84,12 +94,13 @@ def together(reports: Iterable[Sequence[SeenCaller]]) -> list[SeenCaller]:
     """Returns the callers of several processes, as one process would have seen them."""
     found: dict[str, dict[KindKey, SentKind]] = {}
     for callers in reports:
-        for name, kinds in callers:
+        for number, (name, kinds) in enumerate(callers):
+            if number % LEND_EVERY == 0:
+                lend_lock()
             known = found.setdefault(name, {})
             for kind in kinds:
                 other = known.get(kind.key)
                 known[kind.key] = kind if other is None else _widest(kind, other)
-        lend_lock()
     return [SeenCaller(name, tuple(kinds.values())) for name, kinds in found.items()]
 
 

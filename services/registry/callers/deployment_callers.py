@@ -28,7 +28,8 @@ from services.registry.callers.recent_callers import RecentCallers, SeenCaller
 logger = logging.getLogger("flambeau.registry")
 
 SEND_EVERY_S = 5.0
-"""Interval of reports: one of 32 callers takes the event loop some 0.1 ms, and Redis one call."""
+"""Interval of reports. One of 32 callers with four kinds of requests takes 0.25 ms of the event
+loop, 0.1 ms of a thread, and one call of Redis."""
 OLD_S = 30.0
 """Age from which a message tells that of a report."""
 MAX_REPORTS = 256
@@ -101,17 +102,11 @@ class ReportSender:
             seen[model] = self._callers.seen(model)
             await asyncio.sleep(0)  # the event loop goes on between two models
         if seen:
-            reports = await beside_loop(lambda: _encoded(seen))
+            reports = await beside_loop(
+                lambda: {model: encode_report(callers) for model, callers in seen.items()}
+            )
             with contextlib.suppress(ReportsUnavailableError):
                 await self._board.put(self._process, reports)
-
-
-def _encoded(seen: Mapping[str, Sequence[SeenCaller]]) -> dict[str, bytes]:
-    reports = {}
-    for model, callers in seen.items():
-        reports[model] = encode_report(callers)
-        lend_lock()
-    return reports
 
 
 class _Findings(NamedTuple):
