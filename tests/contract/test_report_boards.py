@@ -1,13 +1,15 @@
 """Boards of callers' reports: Redis of every flavour, and the supervisor of several edges."""
 
 import asyncio
+import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
 
-from services.queueing.redis_streams.clients import RedisClients
+from services.queueing.redis_streams.clients import COMMAND_TIMEOUT_S, RedisClients
 from services.queueing.redis_streams.keys import callers_keys
 from services.registry.callers import redis_board
 from services.registry.callers.caller_reports import MAX_REPORT_BYTES
@@ -109,6 +111,18 @@ async def test_redis_out_of_reach_is_told(redis: RedisProcess) -> None:
         await board.put("gateway-a", {"m": b"report"})
     await asyncio.to_thread(redis.start)
     assert plain(await board.read("m")) == {"gateway-a": b"report"}
+    await board.close()
+
+
+async def test_redis_that_hangs_is_told_in_time(redis: RedisProcess) -> None:
+    board = RedisBoard(RedisClients(redis.url))
+    await board.put("gateway-a", {"m": b"report"})
+    redis.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(ReportsUnavailableError, match="the queue fails"):
+        await board.read("m")
+    assert time.monotonic() - began < 2 * COMMAND_TIMEOUT_S
+    redis.signal(signal.SIGCONT)
     await board.close()
 
 
