@@ -109,6 +109,7 @@ class Front:
         region_table: descriptor of the table of regions that these fronts share; None for its own.
         door: API in place of the usual one, on ports of its own.
         registry: registry of the model store, in processes that have a store.
+        callers: counts requests by caller, where a registry is told of them.
 
     Raises:
         ConfigError: unauthenticated clients could reach it, or the files of credentials, of TLS or
@@ -134,12 +135,12 @@ class Front:
         region_table: int | None = None,
         door: Door | None = None,
         registry: Registry | None = None,
+        callers: RecentCallers | None = None,
     ) -> None:
         if door is None:
             check_open(config, config.host, is_opened=config.open_to_strangers)
-        self._config = config
         self._door, self._registry, self._rates = door, registry, rates
-        self._tracer, self._sampler = tracer, sampler
+        self._config, self._tracer, self._sampler = config, tracer, sampler
         self._authenticator = _open_authenticator(config, metrics, rates)
         directory.is_discreet = self._authenticator is not None
         self._metrics, self._directory, self._queue = metrics, directory, queue
@@ -156,7 +157,7 @@ class Front:
         )
         self.limit_by_others = self._admission.limit_by_others
         self.traffic = TrafficRouter(self._admission, queue, metrics, redactions(config))
-        self._admission.router = self.traffic
+        self._admission.router, self._admission.callers = self.traffic, callers
         self._is_one_of_many = processes > 1
         self._readiness = Readiness(config.readiness)
         as_triton = config.compat == "triton"
@@ -216,9 +217,6 @@ class Front:
     def _make_ports(self, service: JobService | None) -> list[EdgePort]:
         """Makes both edges, or those of the door, and their ports."""
         shared = self._parts()
-        if self._registry is not None:
-            callers = RecentCallers(is_one_of_many=self._is_one_of_many)
-            self._registry.callers = self._admission.callers = callers
         if self._door is not None:
             return self._door.ports(shared)
         parts = (self._admission, self._facts, self._accounting)

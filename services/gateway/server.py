@@ -35,6 +35,9 @@ from services.queueing.redis_streams.registry import FleetWatch
 from services.queueing.redis_streams.sender import RedisSender
 from services.queueing.redis_streams.webhook_queue import WebhookQueue
 from services.readiness import Look
+from services.registry.callers.deployment_callers import ReportSender
+from services.registry.callers.recent_callers import RecentCallers
+from services.registry.callers.redis_board import RedisBoard
 from services.rollouts.gateway_counts import GatewayCounts
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics import Metrics
@@ -83,12 +86,12 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     tracer = open_tracer(config, "gateway", metrics)
     rates = SharedRates(clients.open()) if config.asks_for_credentials else None
     sampler = open_sampler(config, directory, metrics)
-    figures = FleetFigures(metrics)
+    figures, callers = FleetFigures(metrics), RecentCallers()
     acts = ModelActs(clients, directory)
     settings = FleetSettings(clients, lambda change: apply_change(change, tracer))
     front = Front(
         config, version, metrics, directory, queue, _ignore, open_service, tracer, rates, sampler,
-        figures=figures.of, control=acts.act, tell=settings.tell,
+        figures=figures.of, control=acts.act, tell=settings.tell, callers=callers,
     )  # fmt: skip
 
     def unreached(why: str) -> None:
@@ -115,9 +118,12 @@ async def _serve(config: GatewayConfig, clients: RedisClients) -> None:
     chores: dict[str, Callable[[], Coroutine[None, None, None]]]
     chores = {"sender": sender.run, "fleet": watch, "jobs": jobs.run, "settings": settings.run}
     chores["counts"] = GatewayCounts(clients, name, directory, front.traffic.counts).run
+    board = RedisBoard(clients)
+    chores["callers"] = ReportSender(board, name, callers).run
     if config.webhook_hosts:
         chores["webhooks"] = _webhooks(config, clients, name, jobs, directory).run
     await _run(front, jobs, chores)
+    await board.close()
 
 
 def _webhooks(

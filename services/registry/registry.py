@@ -43,8 +43,7 @@ from services.interpreter_lock import lend_lock
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.registry import documents
 from services.registry.call_arguments import NO_UPLOADS, check_why, owner_of, who_of
-from services.registry.callers.broken_callers import callers_text
-from services.registry.callers.recent_callers import RecentCallers
+from services.registry.callers.deployment_callers import DeploymentCallers
 from services.registry.encoding import encoded
 from services.registry.event_feed import Event, EventCaller, EventFeed
 from services.registry.event_webhooks import EventWebhooks, WebhookTargets
@@ -83,13 +82,13 @@ class Registry:
         access: permissions.
         is_served: tells if this server holds a version: it serves it, is loading it, or unloaded it
             to make room.
+        callers: recent callers, whom a refusal of a breaking version names; None to name none.
         scan_every_s: seconds between scans for events; None for the usual interval of the store.
         webhooks: webhooks that are told of events; None for none.
 
     Attributes:
         access: permissions.
         feed: events of the store.
-        callers: recent callers of the models of this server; None where they are not counted.
     """
 
     def __init__(
@@ -98,6 +97,7 @@ class Registry:
         uploads: Uploads | None,
         access: RegistryAccess,
         is_served: Callable[[str, int], bool],
+        callers: DeploymentCallers | None = None,
         scan_every_s: float | None = None,
         webhooks: WebhookTargets | None = None,
     ) -> None:
@@ -114,7 +114,7 @@ class Registry:
         if webhooks is not None:
             in_turn = self._in_turn(EVENT_WORK_AT_ONCE)
             self._webhooks = EventWebhooks(self.feed, store.storage, webhooks, in_turn)
-        self.callers: RecentCallers | None = None
+        self._callers = callers
         self._waiting = 0
         self._threads = ThreadPoolExecutor(
             THREADS, "registry", lambda: lower_priority(STEPS_BELOW_LOOP)
@@ -444,11 +444,10 @@ class Registry:
         try:
             return await self._in_thread(lambda: work(self._store, who_of(principal)))
         except ConflictError as error:
-            broken, callers = error.__cause__, self.callers
+            broken, callers = error.__cause__, self._callers
             if callers is None or not isinstance(broken, BreakingVersionError):
                 raise
-            live, version, seen = broken.live, broken.version, callers.seen(model)
-            said = await self._in_thread(lambda: callers_text(seen, live, version, callers.where))
+            said = await callers.broken_by(model, broken.live, broken.version, self._in_thread)
             raise ConflictError(f"{error}; {said}" if said else str(error)) from broken
 
     def _writable(self) -> Uploads:

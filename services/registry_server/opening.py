@@ -11,6 +11,7 @@ from services.access.config import is_loopback
 from services.access.grants import parse_aliases
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.directory import Directory
+from services.registry.callers.deployment_callers import DeploymentCallers
 from services.registry.event_webhooks import WebhookTargets
 from services.registry.registry import Registry
 from services.registry.registry_access import RegistryAccess
@@ -19,7 +20,10 @@ from services.webhook_calls import WebhookCalls, read_secret
 
 
 def open_registry(
-    config: RegistrySettings, store: ModelStore, is_served: Callable[[str, int], bool]
+    config: RegistrySettings,
+    store: ModelStore,
+    is_served: Callable[[str, int], bool],
+    callers: DeploymentCallers | None = None,
 ) -> Registry:
     """Opens the registry.
 
@@ -27,6 +31,7 @@ def open_registry(
         config: settings of the process.
         store: its model store.
         is_served: tells if a server holds a version, which is not deleted then.
+        callers: recent callers, as `Registry` has them.
 
     Raises:
         ConfigError: webhooks have no secret to sign with.
@@ -47,7 +52,7 @@ def open_registry(
         two_person=parse_aliases(config.registry_two_person),
         two_person_rollback=config.registry_two_person_rollback,
     )
-    return Registry(store, uploads, access, is_served, webhooks=_webhooks(config))
+    return Registry(store, uploads, access, is_served, callers, webhooks=_webhooks(config))
 
 
 def holds(directory: Directory, model: str, version: int) -> bool:

@@ -29,6 +29,8 @@ from services.queueing.memory_queue import Entry, MemoryQueue
 from services.queueing.redis_streams.clients import RedisClients
 from services.queueing.redis_streams.registry import FleetWatch
 from services.readiness import Look
+from services.registry.callers.deployment_callers import DeploymentCallers
+from services.registry.callers.redis_board import RedisBoard
 from services.registry_server.config import RegistryConfig
 from services.registry_server.opening import open_registry
 from services.registry_server.worker_versions import WorkerVersions
@@ -92,10 +94,12 @@ class _Process:
         figures = FleetFigures(metrics)
         self._watch = figures.watch = FleetWatch(clients, self._follow, metrics)
         rates = SharedRates(clients.open()) if config.asks_for_credentials else None
+        self._board = RedisBoard(clients)
+        callers = DeploymentCallers("at the gateways", None, self._board)
         self._front = Front(
             config.of_ports(), installed_version("flambeau"), metrics, directory, queue,
             lambda _: None, rates=rates, figures=figures.of,
-            registry=open_registry(config, store, self._versions.holds),
+            registry=open_registry(config, store, self._versions.holds, callers),
         )  # fmt: skip
         self._has_read_store = False
 
@@ -116,6 +120,7 @@ class _Process:
                 await front.close()
                 for chore in chores:
                     chore.cancel()
+        await self._board.close()
         logger.info("stopped")
 
     def _follow(self, view: FleetView) -> None:

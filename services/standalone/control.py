@@ -5,11 +5,12 @@ end notices the death of the other. What may be large lies in an anonymous file 
 
 To an edge or the model process: `link` (one end of a socket pair between the two), `drain`, `stop`
 (True to abandon runs), `collect` (its metrics), `count` (its figures of the statistics calls),
-`figures` (to an edge that has asked: those of all). From them: `link` (asks for one), `up` (it
-serves; from the model process with what it serves), `ready` (why an edge is not ready), `metrics`,
-`counted`, `figures` (asks for those of all), `settings` (of logs and traces, to all processes, and
-from an edge that a caller has told), `unanswered` (a drain took too long), `failed` (it
-cannot start: the class of the error, and its words).
+`figures` and `reports` (to an edge that has asked: those of all). From them: `link` (asks for one),
+`up` (it serves; from the model process with what it serves), `ready` (why an edge is not ready),
+`metrics`, `counted`, `figures` (asks for those of all), `report` (the callers of an edge),
+`reports` (asks for those of all edges about a model), `settings` (of logs and traces, to all
+processes, and from an edge that a caller has told), `unanswered` (a drain took too long), `failed`
+(it cannot start: the class of the error, and its words).
 """
 
 import asyncio

@@ -24,6 +24,7 @@ import uvloop
 from model_store.store import ModelStore
 from services.access.link_rates import LinkRates
 from services.errors import QueueUnavailableError
+from services.gateway.edge_port import Door
 from services.gateway.front import Front, Listening
 from services.gateway.payload_settings import open_sampler
 from services.ports import PortError
@@ -35,12 +36,15 @@ from services.queueing.shared_memory.messages import MissedMessage, SpentMessage
 from services.queueing.shared_memory.model_link import ModelLink
 from services.queueing.shared_memory.shared_counts import SharedCounts
 from services.readiness import Look
+from services.registry.callers.deployment_callers import DeploymentCallers, ReportSender
+from services.registry.callers.recent_callers import RecentCallers
 from services.registry_server.opening import holds, open_registry
 from services.rollouts.controller import RolloutController
 from services.settings import ConfigError
 from services.shared_rounds import SharedRounds
 from services.standalone.config import ServerConfig
 from services.standalone.control import Control, read_file
+from services.standalone.report_board import EdgeBoard
 from services.telemetry.logs import configure_logs
 from services.telemetry.merged_metrics import encode_metrics
 from services.telemetry.metrics import Metrics
@@ -104,14 +108,14 @@ class EdgeProcess:
         directory.missing = lambda lane, _: self._link.send(MissedMessage(lane))
         self._tracer = open_tracer(config, "gateway", self._metrics)
         self._settings_waits: list[asyncio.Event] = []
-        door = None
-        if config.torchserve:
-            from services.standalone.torchserve_door import open_door
-
-            door = open_door(config, directory, self._link.act)
-        store, registry = ModelStore(config.store), None
+        store, name = ModelStore(config.store), process_name("edge")
+        callers = RecentCallers() if config.has_registry else None
+        self._board = EdgeBoard(self._control)
+        self._sender = None if callers is None else ReportSender(self._board, name, callers)
+        registry = None
         if config.has_registry:
-            registry = open_registry(config, store, partial(holds, directory))
+            told = DeploymentCallers("at this server", callers, self._board, name)
+            registry = open_registry(config, store, partial(holds, directory), told)
         self._front = Front(
             config, version, self._metrics, directory, self._queue,
             self._is_up,
@@ -123,13 +127,22 @@ class EdgeProcess:
             tell=self._tell_settings,
             control=self._link.act if config.model_control == "explicit" else None,
             region_table=regions,
-            door=door,
+            door=self._open_door(config, directory),
             registry=registry,
+            callers=callers,
         )  # fmt: skip
         self._rollouts = RolloutController(
-            store, directory, self._metrics.rollouts, process_name("edge"),
+            store, directory, self._metrics.rollouts, name,
             self._front.traffic.counts, controls=False,
         )  # fmt: skip
+
+    def _open_door(self, config: ServerConfig, directory: Directory) -> Door | None:
+        """Returns the API in place of the usual one, if the settings name one."""
+        if not config.torchserve:
+            return None
+        from services.standalone.torchserve_door import open_door
+
+        return open_door(config, directory, self._link.act)
 
     async def run(self) -> None:
         """Serves until it is asked to drain, and drains.
@@ -149,12 +162,17 @@ class EdgeProcess:
             self._apply_looks()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._rollouts.run(drained), name="rollouts")
+                sending = None
+                if self._sender is not None:
+                    sending = tasks.create_task(self._sender.run(), name="callers")
                 await self._asked.wait()
                 await front.begin_drain()
                 if not await front.drain():
                     self._control.send("unanswered")
                 await front.close()
                 drained.set()
+                if sending is not None:
+                    sending.cancel()
         self._link.close()
 
     def fail(self, error: Exception) -> None:
@@ -170,6 +188,8 @@ class EdgeProcess:
             self._control.send_file("metrics", content, encode_metrics(self._metrics.registry))
         elif kind == "count":
             self._control.send_file("counted", content, self._metrics.figures.encoded())
+        elif kind == "reports" and descriptor >= 0:
+            self._board.take(content, descriptor)
         elif kind == "settings":
             self._front.settings.take(content)
             while self._settings_waits:

@@ -28,6 +28,8 @@ from services.inference.store_view import serving_store
 from services.process import process_name, raise_descriptor_limit, stop_on_signals
 from services.queueing.directory import Directory
 from services.queueing.memory_queue import MemoryQueue
+from services.registry.callers.deployment_callers import DeploymentCallers
+from services.registry.callers.recent_callers import RecentCallers
 from services.registry_server.opening import holds, open_registry
 from services.rollouts.controller import RolloutController
 from services.standalone.config import ServerConfig
@@ -90,9 +92,9 @@ async def _serve(
         from services.standalone.torchserve_door import open_door
 
         door = open_door(config, directory, control.act)
-    registry = None
-    if config.has_registry:
-        registry = open_registry(config, store, partial(holds, directory))
+    callers = RecentCallers() if config.has_registry else None
+    told = DeploymentCallers("at this server", callers)
+    registry = open_registry(config, store, partial(holds, directory), told) if callers else None
     front = Front(
         config, version, metrics, directory, queue,
         lambda listening: on_started(
@@ -106,7 +108,7 @@ async def _serve(
             )
         ),
         tracer=tracer, sampler=sampler, control=control.act if control.is_explicit else None,
-        door=door, registry=registry,
+        door=door, registry=registry, callers=callers,
     )  # fmt: skip
     reconciler = Reconciler(
         serving_store(config, store, metrics), queue, directory, metrics, policy, tracer=tracer,

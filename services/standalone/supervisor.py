@@ -35,6 +35,7 @@ from services.settings import ConfigError
 from services.shared_rounds import SharedRounds
 from services.standalone.config import ServerConfig
 from services.standalone.control import Control, make_file, read_file
+from services.standalone.report_board import KeptReports
 from services.telemetry.merged_metrics import (
     MergedCollector,
     MetricFamily,
@@ -113,6 +114,7 @@ class Supervisor:
         """Processes that are to give their metrics or figures, by what they were asked."""
         self._figures = SharedRounds(self._count, COUNT_PAUSE_S)
         self._answers: set[asyncio.Task[None]] = set()
+        self._reports = KeptReports()
         self._view: tuple[dict[str, str], View] | None = None
         self._ports: dict[str, int] = {}
         self._has_started = self._draining = self._abandons = False
@@ -327,6 +329,10 @@ class Supervisor:
             answer = asyncio.get_running_loop().create_task(self._tell_figures(child))
             self._answers.add(answer)
             answer.add_done_callback(self._answers.discard)
+        elif kind == "report":
+            self._reports.put(content, read_file(descriptor))
+        elif kind == "reports" and child.control is not None:
+            child.control.send_file("reports", content, self._reports.of(content))
         elif kind == "settings":
             self._change_settings(content)
         elif kind == "unanswered":

@@ -44,6 +44,7 @@ EFFECTS = {
     "refuses with an error": """
         grpc_edge.MAX_STREAMED_ANSWERS grpc_edge.MAX_STREAMED_OF_ONE
         grpc_requests.MAX_CHUNK_FIELDS grpc_requests.MAX_ENTRY_BYTES
+        caller_reports.MAX_REPORT_BYTES
         event_feed.MAX_BEHIND event_feed.MAX_READERS event_feed.MAX_READERS_OF_ONE
         config.MAX_TWO_PERSON config.MAX_WEBHOOKS
         call_arguments.MAX_PAGE call_arguments.MAX_WHY registry.MAX_WAITING registry.MAX_MOVES_READ
@@ -112,6 +113,7 @@ EFFECTS = {
         """,
     "forgets entries": """
         recent_callers.MAX_CALLERS recent_callers.MAX_KINDS recent_callers.MAX_MODELS
+        deployment_callers.MAX_REPORTS
         event_webhooks.MAX_AGE_S
         draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
@@ -123,6 +125,8 @@ EFFECTS = {
         """,
     "shortens or samples": """
         broken_callers.MOST_CHARACTERS broken_callers.MOST_OF_NAME broken_callers.MOST_TOLD
+        deployment_callers.MAX_COMPLAINTS deployment_callers.MOST_REPORTS_TOLD
+        recent_callers.MAX_CALLER_NAME redis_board.MAX_READ_BYTES
         reconciliation.MAX_REASON registry_rollouts.MAX_ACT_WHY registry_rollouts.MOST_PAGES
         logs.MAX_TEXT_CHARACTERS
         comparison_files.MAX_SHADOW_BYTES comparison_files.MAX_SHADOW_FILES

@@ -33,6 +33,14 @@ def evidence_key(rollout_id: str) -> str:
     return f"{ROOT}:{{fleet}}:evidence:{rollout_id}"
 
 
+def callers_keys(model: str) -> tuple[str, str]:
+    """Returns the keys of a model's callers, as gateways report them.
+
+    Sorted set of the gateways, each with the second of its report; and a hash of the reports.
+    """
+    return f"{ROOT}:{{fleet}}:callers-times:{model}", f"{ROOT}:{{fleet}}:callers:{model}"
+
+
 REQUESTS_LIVE_S = 86_400
 JOBS_LIVE_S = 30 * 86_400
 """Expiry of a lane's waiting requests when no worker serves it."""

@@ -1,4 +1,4 @@
-"""Callers whose recent requests a new version would refuse, or answer in another form. Pure.
+"""Callers whose recent requests a new version would refuse, or answer in another form.
 
 In: recent requests, and the signatures of the live and the new version. Out: words.
 """
@@ -6,6 +6,7 @@ In: recent requests, and the signatures of the live and the new version. Out: wo
 from collections.abc import Sequence
 
 from flambeau.protocol.signature import Signature, SignatureError
+from services.interpreter_lock import lend_lock
 from services.registry.callers.recent_callers import SeenCaller, SentKind
 
 MOST_TOLD = 8
@@ -18,7 +19,7 @@ MOST_OF_NAME = 80
 def callers_text(
     seen: Sequence[SeenCaller], live: Signature, version: Signature, where: str
 ) -> str:
-    """Returns the callers that a version breaks, in words; empty if no caller was seen.
+    """Returns the callers that a version breaks, in words; empty if no caller was seen. Blocks.
 
     Args:
         seen: callers of the last hour.
@@ -30,13 +31,15 @@ def callers_text(
         return ""
     broken = []
     for caller in seen:
+        lend_lock()  # the event loop goes on between two callers
         reasons = [(kind.times, broken_by(kind, live, version)) for kind in caller.kinds]
         found = [(times, reason) for times, reason in reasons if reason]
         if found:
             _, reason = max(found)
             broken.append((sum(times for times, _ in found), caller.name, reason))
     if not broken:
-        return f"no request of the last hour seen {where} breaks, of {len(seen)} callers"
+        callers = f"{len(seen)} caller{'s' * (len(seen) > 1)}"
+        return f"no request of the last hour seen {where} breaks, of {callers}"
     broken.sort(key=lambda one: (-one[0], one[1]))
     told = [
         f"{name[:MOST_OF_NAME]} (about {times:,} request{'s' * (times > 1)}): "
@@ -55,11 +58,9 @@ def broken_by(kind: SentKind, live: Signature, version: Signature) -> str:
     if version.sequence is None and live.sequence is not None and kind.is_step:
         return "the requests are steps of sequences"
     try:
-        for shapes in (
-            {one.name: (one.datatype, one.largest) for one in kind.inputs},
-            {one.name: (one.datatype, one.smallest) for one in kind.inputs},
-        ):
-            version.check_inputs(shapes)
+        for shapes in (kind.largest, kind.smallest):
+            sent = zip(kind.inputs, shapes, strict=True)
+            version.check_inputs({name: (datatype, sizes) for (name, datatype, _), sizes in sent})
         version.check_outputs(kind.outputs)
     except SignatureError as error:
         return str(error)

@@ -1,7 +1,7 @@
 """Requests for the live versions of models in the last hour, by caller.
 
-In: requests that admission has taken. Out: per model and caller the kinds of requests, for the
-refusal of a version that breaks callers.
+In: requests that admission has taken by this process. Out: per model and caller the kinds of
+requests, for the refusal of a version that breaks callers (`deployment_callers.py`).
 
 Rules:
 - a request costs one count; at most one in `LOOK_EVERY_S` of a caller and model is looked at, and
@@ -12,9 +12,12 @@ Rules:
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from flambeau.protocol.signature import Signature
+from flambeau.protocol.tensor_spec import MAX_RANK
 
 WINDOW_S = 3600.0
 """Time after which a request is forgotten."""
@@ -35,58 +38,67 @@ OTHERS = "other callers"
 """Name of the entry that callers beyond `MAX_CALLERS` share; no credential has such a name."""
 _SLOTS = int(WINDOW_S / SLOT_S)
 
-_Key = tuple[tuple[tuple[str, str, tuple[int, ...]], ...], tuple[str, ...], bool]
-"""Name, datatype and shape of the signature by input; outputs; True for a step of a sequence."""
+MAX_CALLER_NAME = 256
+"""Characters of the name of a caller; a token's may have thousands."""
 
-
-class SentInput(NamedTuple):
-    """An input as a caller sends it."""
-
-    name: str
-    datatype: str
-    smallest: tuple[int, ...]
-    """Smallest size of each axis of the full shape."""
-    largest: tuple[int, ...]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Shape = Annotated[tuple[Annotated[int, Meta(ge=-1)], ...], Meta(max_length=MAX_RANK)]
+SentInput = tuple[Name, Name, Shape]
+"""Name, datatype, and shape in the signature that the request was admitted for."""
 
 
 class SentKind(NamedTuple):
     """Requests of a caller with the same inputs and outputs."""
 
     inputs: tuple[SentInput, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[Name, ...]
     """Names of the outputs that are asked for, sorted; empty for all."""
     is_step: bool
     """True for steps of sequences."""
-    times: int
+    smallest: tuple[Shape, ...]
+    """Smallest size of each axis, by input."""
+    largest: tuple[Shape, ...]
+    times: Annotated[int, Meta(ge=1, le=2**53)]
     """Approximate number of them."""
+
+    @property
+    def key(self) -> "KindKey":
+        """Key of the kind: requests of equal keys are of one kind."""
+        return self.inputs, self.outputs, self.is_step
+
+
+KindKey = tuple[tuple[SentInput, ...], tuple[str, ...], bool]
 
 
 class SeenCaller(NamedTuple):
     """A caller of a model in the last hour."""
 
-    name: str
-    kinds: tuple[SentKind, ...]
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_CALLER_NAME)]
+    kinds: Annotated[tuple[SentKind, ...], Meta(min_length=1, max_length=MAX_KINDS)]
+
+
+_Shapes = tuple[tuple[int, ...], ...]
 
 
 class _Kind:
     __slots__ = ("_newest", "largest", "smallest", "times")
 
-    def __init__(self, shapes: list[tuple[int, ...]]) -> None:
+    def __init__(self, shapes: _Shapes) -> None:
         self.smallest = self.largest = self._newest = shapes
         self.times: dict[int, int] = {}
 
-    def add(self, shapes: list[tuple[int, ...]], slot: int) -> None:
+    def add(self, shapes: _Shapes, slot: int) -> None:
         """Adds a request."""
         if shapes != self._newest:
             self._newest = shapes
             self._widen(shapes)
         self.count(1, slot)
 
-    def _widen(self, shapes: list[tuple[int, ...]]) -> None:
+    def _widen(self, shapes: _Shapes) -> None:
         pairs = zip(self.smallest, shapes, strict=True)
-        self.smallest = [tuple(map(min, old, new)) for old, new in pairs]
+        self.smallest = tuple([tuple(map(min, old, new)) for old, new in pairs])
         pairs = zip(self.largest, shapes, strict=True)
-        self.largest = [tuple(map(max, old, new)) for old, new in pairs]
+        self.largest = tuple([tuple(map(max, old, new)) for old, new in pairs])
 
     def count(self, times: int, slot: int) -> None:
         """Counts requests of a slot of time."""
@@ -101,22 +113,14 @@ class _Caller:
     def __init__(self) -> None:
         self.uncounted = 0
         self.next_look_at = self.seen_at = 0.0
-        self.kinds: dict[_Key, _Kind] = {}
+        self.kinds: dict[KindKey, _Kind] = {}
         """That of the newest look is the last."""
 
 
 class RecentCallers:
-    """Counts the requests of callers.
+    """Counts the requests of callers of one process."""
 
-    Args:
-        is_one_of_many: True if the server has other processes, which count their own requests.
-
-    Attributes:
-        where: place of the requests, in words.
-    """
-
-    def __init__(self, *, is_one_of_many: bool = False) -> None:
-        self.where = "at this process of the server" if is_one_of_many else "at this server"
+    def __init__(self) -> None:
         self._models: dict[str, dict[str, _Caller]] = {}
         self._next_sweep_at = 0.0
         self._signature: Signature | None = None
@@ -170,7 +174,7 @@ class RecentCallers:
             self._declared = {spec.name: tuple(spec.shape) for spec in signature.inputs}
         declared = self._declared
         given = sorted(inputs) if len(inputs) > 1 else inputs
-        shapes = [shape for _, _, shape in given]
+        shapes = tuple([shape for _, _, shape in given])
         key = (
             tuple([(name, datatype, declared[name]) for name, datatype, _ in given]),
             tuple(sorted(outputs)),
@@ -208,8 +212,12 @@ class RecentCallers:
             one.uncounted = 1
         return one
 
+    def models(self) -> tuple[str, ...]:
+        """Returns the models whose callers are counted."""
+        return tuple(self._models)
+
     def seen(self, model: str, now: float | None = None) -> tuple[SeenCaller, ...]:
-        """Returns the callers of a model in the last hour.
+        """Returns the callers of a model in the last hour; takes up to 0.5 ms.
 
         Args:
             model: the model's name.
@@ -217,7 +225,7 @@ class RecentCallers:
         """
         slot = int((time.monotonic() if now is None else now) // SLOT_S)
         callers = self._models.get(model, {})
-        found = [SeenCaller(name, _sent(one, slot)) for name, one in callers.items()]
+        found = [SeenCaller(_plain(name), _sent(one, slot)) for name, one in callers.items()]
         return tuple(one for one in found if one.kinds)
 
 
@@ -229,15 +237,21 @@ def _newest(caller: _Caller) -> _Kind:
     return next(reversed(caller.kinds.values()))
 
 
+def _plain(name: str) -> str:
+    """Returns a name of limited length whose characters are printable."""
+    name = name[:MAX_CALLER_NAME]
+    if name.isprintable():
+        return name
+    return "".join(one if one.isprintable() else "?" for one in name)
+
+
 def _sent(caller: _Caller, slot: int) -> tuple[SentKind, ...]:
     found = []
     if caller.kinds:
         _newest(caller).count(caller.uncounted, int(caller.seen_at // SLOT_S))
         caller.uncounted = 0
-    for (inputs, outputs, is_step), kind in caller.kinds.items():
+    for key, kind in caller.kinds.items():
         times = sum(count for at, count in kind.times.items() if at > slot - _SLOTS)
         if times:
-            sent = zip(inputs, kind.smallest, kind.largest, strict=True)
-            given = tuple(SentInput(name, datatype, *ends) for (name, datatype, _), *ends in sent)
-            found.append(SentKind(given, outputs, is_step, times))
+            found.append(SentKind(*key, kind.smallest, kind.largest, times))
     return tuple(found)
