@@ -53,7 +53,6 @@ from model_store.pointers import (
     check_alias,
     check_new_alias,
     parse_pointers,
-    rollback_target,
 )
 from model_store.records.claim import claim_of, claim_path, refuse_claimed
 from model_store.records.tombstone import refuse_deleted
@@ -398,19 +397,6 @@ class ModelStore:
         for alias in aliases:
             check_alias(alias)
         return self.following(model, aliases, why, self.pointers(model))
-
-    def rollback(
-        self, model: str, alias: str = PRODUCTION, why: str = "rollback", who: str = ""
-    ) -> Pointers:
-        """Points an alias at the version it named before; see `rollback_target`.
-
-        Raises:
-            VersionNotFoundError: it never named another version.
-            ConflictError: another writer moved a pointer concurrently; read again and retry.
-        """
-        history = self.history(model)
-        target = rollback_target(reversed(history), alias)
-        return self.point(model, self.planned(model, target, alias, why, history[-1], who))
 
     def planned(
         self, model: str, version: int, alias: str, why: str, current: Pointers | None, who: str
