@@ -2,7 +2,7 @@
 
 It is started by the supervisor: settings on standard input, and three descriptors as arguments, the
 channel to the supervisor and the page of counts, with its slot and the number of edges; and the
-table of shared memory regions.
+table of shared memory regions; and as the last one the folder of the store.
 
 It drains when the supervisor says so or has ended, and at SIGTERM or SIGINT.
 """
@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import prometheus_client
 import uvloop
 
+from model_store.storage.mounted_folder import FolderIdentity, known_folder
 from model_store.store import ModelStore
 from services.access.link_rates import LinkRates
 from services.errors import QueueUnavailableError
@@ -56,6 +58,20 @@ FIGURES_WITHIN_S = 5.0
 MODEL_PROCESS_ENDED = "the model process has ended, and another is being started"
 
 
+@dataclass(frozen=True, slots=True)
+class EdgePlace:
+    """The place of an edge, and what it shares with the other processes of the server."""
+
+    slot: int
+    """Its number among the edges."""
+    edges: int
+    """Number of edges."""
+    regions: int
+    """Descriptor of the table of shared memory regions."""
+    folder: FolderIdentity | None
+    """The folder of the model store as the supervisor opened it; None for a bucket."""
+
+
 class EdgeProcess:
     """The parts of one edge.
 
@@ -63,9 +79,7 @@ class EdgeProcess:
         config: its share of the server's settings.
         end: channel to the supervisor.
         counts: requests in flight of all edges.
-        slot: place of its own among them.
-        edges: number of edges.
-        regions: descriptor of the table of shared memory regions.
+        place: its place among the edges, and what they share.
 
     Raises:
         ConfigError: as `Front`.
@@ -76,12 +90,10 @@ class EdgeProcess:
         config: ServerConfig,
         end: socket.socket,
         counts: SharedCounts,
-        slot: int,
-        edges: int,
-        regions: int,
+        place: EdgePlace,
     ) -> None:
         version = installed_version("flambeau")
-        self._counts, self._slot = counts, slot
+        self._counts, self._slot = counts, place.slot
         self._metrics = Metrics(version, with_triton_names=config.triton_metrics)
         directory = Directory()
         self._queue = MemoryQueue(config.max_queue_depth)
@@ -104,12 +116,13 @@ class EdgeProcess:
         directory.missing = lambda lane, _: self._link.send(MissedMessage(lane))
         self._tracer = open_tracer(config, "gateway", self._metrics)
         self._settings_waits: list[asyncio.Event] = []
+        store = ModelStore(config.store, when_missing="await", known=place.folder)
         door = None
         if config.torchserve:
             from services.standalone.torchserve_door import open_door
 
-            door = open_door(config, directory, self._link.act)
-        store, registry = ModelStore(config.store), None
+            door = open_door(config, store, directory, self._link.act)
+        registry = None
         if config.has_registry:
             registry = open_registry(config, store, partial(holds, directory))
         self._front = Front(
@@ -117,12 +130,12 @@ class EdgeProcess:
             self._is_up,
             tracer=self._tracer,
             rates=rates if config.asks_for_credentials else None,
-            sampler=open_sampler(config, directory, self._metrics, config.store),
-            processes=edges,
+            sampler=open_sampler(config, directory, self._metrics, store.storage),
+            processes=place.edges,
             figures=self._all_figures,
             tell=self._tell_settings,
             control=self._link.act if config.model_control == "explicit" else None,
-            region_table=regions,
+            region_table=place.regions,
             door=door,
             registry=registry,
         )  # fmt: skip
@@ -261,10 +274,9 @@ class EdgeProcess:
         self._front.limit_by_others(self._counts.set(self._slot, self._queue.unanswered))
 
 
-async def _serve(config: ServerConfig, end: socket.socket, counts: int, *place: int) -> int:
-    slot, edges, regions = place
+async def _serve(config: ServerConfig, end: socket.socket, counts: int, place: EdgePlace) -> int:
     try:
-        edge = EdgeProcess(config, end, SharedCounts(counts, edges), slot, edges, regions)
+        edge = EdgeProcess(config, end, SharedCounts(counts, place.edges), place)
     except ConfigError as error:
         Control(end, lambda *_: None, lambda: None).send("failed", ["ConfigError", str(error)])
         return 2
@@ -279,10 +291,11 @@ async def _serve(config: ServerConfig, end: socket.socket, counts: int, *place: 
 def main(arguments: list[str]) -> int:
     """Runs the edge. Returns its exit code."""
     config = ServerConfig.model_validate_json(sys.stdin.buffer.read())
-    control, counts, *place = map(int, arguments)
+    control, counts, slot, edges, regions = map(int, arguments[:-1])
+    place = EdgePlace(slot, edges, regions, known_folder(arguments[-1]))
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    code = uvloop.run(_serve(config, socket.socket(fileno=control), counts, *place))
+    code = uvloop.run(_serve(config, socket.socket(fileno=control), counts, place))
     os.close(counts)
     end_past_held_threads()
     return code

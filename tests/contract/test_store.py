@@ -214,9 +214,9 @@ def test_a_folder_that_is_not_there_is_told_with_the_nearest(
 def test_a_folder_that_must_exist_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "model_store").mkdir()
     with pytest.raises(StoreNotFoundError, match=r"no such folder \(did you mean '.*model_store'"):
-        ModelStore(str(tmp_path / "modelstore"), must_exist=True)
+        ModelStore(str(tmp_path / "modelstore"), when_missing="refuse")
     assert not (tmp_path / "modelstore").exists()
-    assert ModelStore(str(tmp_path / "model_store"), must_exist=True).models() == []
+    assert ModelStore(str(tmp_path / "model_store"), when_missing="refuse").models() == []
 
 
 def test_a_folder_that_nothing_is_like_is_told_alone(tmp_path: Path) -> None:
