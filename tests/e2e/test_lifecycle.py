@@ -189,9 +189,12 @@ def test_store_that_is_gone_changes_nothing(server: ServerProcess, store: ModelS
     """The folder disappears for a while, like a disk that is unmounted."""
     folder = Path(store.url)
     folder.rename(folder.with_name("elsewhere"))
-    server.wait_for_log(message="store is empty or deleted; serving the loaded versions")
+    told = server.wait_for_log(message="store is unreachable; serving the loaded versions")
+    assert told["reason"].startswith(f"the store's folder is gone: {folder} was moved")
+    assert server.metric("flambeau_store_away") == 1
     assert live_version(server) == 1
     folder.with_name("elsewhere").rename(folder)
+    server.wait_for_log(message="store is back; following it again")
     store.promote("linear", 2)
     switches_in_time(server, 2)
 
