@@ -102,7 +102,12 @@ async def removal_races(target: Target, random: Random) -> None:
             is_move = status == "200" and json.loads(said)["changes"]
             return "moved" if is_move else f"post {status}"
 
-        done = Counter(await asyncio.gather(*(act(n) for n in range(2 * AT_ONCE))))
+        production = f"models/{model}/aliases/production"
+        acts = asyncio.gather(*(act(n) for n in range(2 * AT_ONCE)))
+        status, said = await call_registry(target, "DELETE", production)
+        if status not in REFUSED:
+            target.wrong(f"a removal of production: {status} {said[:200]!r}")
+        done = Counter(await acts)
         moves = await _history(store, model)
         _check_history(target, moves)
         made = done["200"] + done["OK"] + done["moved"]
