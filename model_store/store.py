@@ -53,7 +53,6 @@ from model_store.pointers import (
     check_alias,
     check_new_alias,
     parse_pointers,
-    rollback_target,
 )
 from model_store.records.claim import claim_of, claim_path, refuse_claimed
 from model_store.records.tombstone import refuse_deleted
@@ -63,7 +62,8 @@ from model_store.semver.semver import Bump
 from model_store.signatures.key_folder import TrustedKey
 from model_store.signatures.signing import MAX_SIGNATURE_BYTES, Digests, verify
 from model_store.storage.checked_files import check_all_there, checked, read_drafted
-from model_store.storage.storage import MissingFileError, Storage
+from model_store.storage.mounted_folder import FolderIdentity
+from model_store.storage.storage import MissingFileError, Storage, WhenMissing
 
 MAX_CLAIM_ATTEMPTS = 100
 """Lost races against other publishers after which publishing fails."""
@@ -76,10 +76,16 @@ Sign = Callable[[Digests], bytes]
 
 
 class ModelStore:
-    """A versioned model store at a URL; `must_exist` and errors are those of `Storage`."""
+    """A versioned model store at a URL; arguments and errors are those of `Storage`."""
 
-    def __init__(self, url: str, *, must_exist: bool = False) -> None:
-        self.storage = Storage(url, must_exist=must_exist)
+    def __init__(
+        self,
+        url: str,
+        *,
+        when_missing: WhenMissing = "create",
+        known: FolderIdentity | None = None,
+    ) -> None:
+        self.storage = Storage(url, when_missing=when_missing, known=known)
 
     @property
     def url(self) -> str:
@@ -92,8 +98,14 @@ class ModelStore:
         return self.storage.is_local
 
     def listing(self, model: str | None = None) -> dict[str, ModelListing]:
-        """Lists all models, versions and generations, or those of one model; see `list_models`."""
-        return list_models(self.storage, model)
+        """Lists all models, versions and generations, or those of one model; see `list_models`.
+
+        Raises:
+            StoreGoneError: the store's folder is gone.
+        """
+        found = list_models(self.storage, model)
+        self.storage.check_there()  # what is listed of the place of a volume is not the store
+        return found
 
     def _listing_of(self, model: str) -> ModelListing:
         """Lists one model; empty if it does not exist.
@@ -127,7 +139,6 @@ class ModelStore:
         """
         listing = self._listing_of(model)
         if not listing.versions:
-            self.storage.check_there()
             known = nearest_name(model, self.models())
             if not known and (there := self.foreign_layout()):
                 raise ModelNotFoundError(f"model '{model}' cannot be read: {there}")
@@ -398,19 +409,6 @@ class ModelStore:
         for alias in aliases:
             check_alias(alias)
         return self.following(model, aliases, why, self.pointers(model))
-
-    def rollback(
-        self, model: str, alias: str = PRODUCTION, why: str = "rollback", who: str = ""
-    ) -> Pointers:
-        """Points an alias at the version it named before; see `rollback_target`.
-
-        Raises:
-            VersionNotFoundError: it never named another version.
-            ConflictError: another writer moved a pointer concurrently; read again and retry.
-        """
-        history = self.history(model)
-        target = rollback_target(reversed(history), alias)
-        return self.point(model, self.planned(model, target, alias, why, history[-1], who))
 
     def planned(
         self, model: str, version: int, alias: str, why: str, current: Pointers | None, who: str

@@ -196,7 +196,7 @@ def _run_here_or_together(asked: argparse.Namespace, events: EventWriter) -> "Ma
     from training.recipe.file import parse_recipe
 
     if asked.existing_store:
-        ModelStore(asked.store, must_exist=True)
+        ModelStore(asked.store, when_missing="refuse")
     recipe = parse_recipe(asked.recipe.read_text("utf-8"), asked.recipe.name)
     from training.distributed.ranks import ALONE, join_ranks, started_by_torchrun
 

@@ -153,8 +153,24 @@ def push(
     return Publication(report.breaks, moved=not note, note=note)
 
 
-def move_alias(registry: RegistryConnection, model: str, version: int, alias: str, why: str) -> str:
+def move_alias(
+    registry: RegistryConnection,
+    model: str,
+    version: int,
+    alias: str,
+    why: str,
+    *,
+    first: bool = False,
+) -> str:
     """Moves an alias to a version that was just pushed.
+
+    Args:
+        registry: connection to the registry.
+        model: name of the model.
+        version: number of the version.
+        alias: the alias.
+        why: reason, for the history.
+        first: True refuses (409) to move an alias that names another version already.
 
     Returns:
         That the move waits for a second person; empty if the alias moved.
@@ -165,7 +181,8 @@ def move_alias(registry: RegistryConnection, model: str, version: int, alias: st
     """
     path = path_of("models", model, "aliases", alias)
     try:
-        moved = registry.call("POST", path, {"version": version, "why": why})
+        document = {"version": version, "why": why, **({"first": True} if first else {})}
+        moved = registry.call("POST", path, document)
     except RegistryError as error:
         if error.status in LOST:
             raise RegistryUnknownError(

@@ -7,10 +7,12 @@ same data and, by the number of their generation, of the same pointers.
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from flambeau.protocol.strict import StrictModel, nearest_name
-from model_store.errors import VersionInUseError, VersionNotFoundError
+from model_store.errors import StalePointerError, VersionInUseError, VersionNotFoundError
 from model_store.host.this_user import this_user
 from model_store.pointers import PRODUCTION, Pointers, rollback_target
 from model_store.rollouts.amounts import share_text
@@ -44,12 +46,21 @@ class AskedMove(StrictModel):
     version: int | None = None
     """The version that the alias shall name, of the act `promote` alone."""
     allow_breaking: bool = False
+    first: bool = False
+    """True for a promotion of an alias that names nothing yet."""
     why: str = ""
     rollout_id: str = ""
     """The rollout that is promoted, of the act `rollout promote` alone; empty for any."""
     rollout: RolloutRequest | None = None
     shadow: ShadowRequest | None = None
     split: SplitRequest | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_first(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = write(self)
+        if not self.first:  # older processes know no such key
+            document.pop("first", None)
+        return document
 
     @property
     def starts(self) -> bool:
@@ -100,6 +111,12 @@ def planned(
         store.versions(model)  # the model exists
     if move.act == "promote":
         assert move.version is not None, "a promotion names its version"
+        named = current.aliases.get(move.alias) if current else None
+        if move.first and named is not None:
+            raise StalePointerError(
+                f"alias '{move.alias}' of '{model}' names version {named} already, and the move is "
+                "the first one of an alias alone; leave out 'first' to move it"
+            )
         refuse_unfitting(
             store, model, move.version, move.alias, current, allow_breaking=move.allow_breaking
         )

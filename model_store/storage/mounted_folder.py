@@ -6,22 +6,41 @@ there before: it is the place where a volume was mounted. One with contents is t
 
 import os
 from pathlib import Path
+from typing import NamedTuple
+
+
+class FolderIdentity(NamedTuple):
+    """Device and inode of a folder."""
+
+    device: int
+    inode: int
+
+
+def folder_argument(known: FolderIdentity | None) -> str:
+    """Returns a folder as an argument of a server's other processes."""
+    return f"{known.device}:{known.inode}" if known else "none"
+
+
+def known_folder(argument: str) -> FolderIdentity | None:
+    """Returns the folder of an argument; see `folder_argument`."""
+    return None if argument == "none" else FolderIdentity(*map(int, argument.split(":")))
 
 
 class MountedFolder:
     """A folder that other processes may unmount or move; called from any thread.
 
     Args:
-        path: absolute path of the folder, which exists.
+        path: absolute path of the folder, which may be missing.
+        known: the folder that was there before, if any: an empty other one is not it.
 
-    Raises:
-        OSError: it cannot be read.
+    Attributes:
+        identity: the folder that was there last; None if there was none yet.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, known: FolderIdentity | None = None) -> None:
         self._path = path
-        self._identity = self._found()
-        self._was_filled = self._has_entries()
+        self.identity = known
+        self._was_filled = known is not None
 
     def is_there(self) -> bool:
         """Returns True if the folder is there.
@@ -31,20 +50,19 @@ class MountedFolder:
         """
         try:
             identity = self._found()
-            if identity == self._identity:
-                self._was_filled = self._was_filled or self._has_entries()
+            if identity == self.identity and self._was_filled:
                 return True
-            if self._was_filled and not self._has_entries():
-                return False
+            is_filled = self._has_entries()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        self._identity = identity
+        if identity != self.identity and self._was_filled and not is_filled:
+            return False
+        self.identity, self._was_filled = identity, is_filled
         return True
 
-    def _found(self) -> tuple[int, int]:
-        """Returns device and inode of the folder."""
+    def _found(self) -> FolderIdentity:
         found = os.stat(self._path)
-        return found.st_dev, found.st_ino
+        return FolderIdentity(found.st_dev, found.st_ino)
 
     def _has_entries(self) -> bool:
         with os.scandir(self._path) as entries:

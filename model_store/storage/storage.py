@@ -3,8 +3,8 @@
 In: paths relative to the URL. Rules: a file appears whole or not at all; `create` never replaces an
 existing file; no data is read of a file above the reader's size limit, nor of anything but a
 regular file (opening a pipe would block); every failure is a `StoreError` that names the path;
-the folder is created when it is opened and never by a write, so that nothing is written to the
-place of a volume that was unmounted.
+the folder is created when it is opened, unless the opener awaits it, and never by a write, so that
+nothing is written to the place of a volume that was unmounted.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from model_store.errors import (
     ConflictError,
@@ -28,7 +28,7 @@ from model_store.errors import (
 )
 from model_store.host.nearest_folder import nearest_folder
 from model_store.storage.buckets import URL_FORMS, open_bucket
-from model_store.storage.mounted_folder import MountedFolder
+from model_store.storage.mounted_folder import FolderIdentity, MountedFolder
 from model_store.storage.plain_file import (
     NotPlainFileError,
     OversizedFileError,
@@ -38,6 +38,9 @@ from model_store.storage.plain_file import (
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+WhenMissing = Literal["create", "refuse", "await"]
+"""What opening a missing folder does: create it, raise, or follow it once it is there."""
 
 MAX_APPENDED_BYTES = 2**30
 """Limit of a file in a bucket that is appended to: appending reads and writes the whole file."""
@@ -70,10 +73,12 @@ class Storage:
 
     Args:
         url: a folder (`./var/model_store`, `file:///srv/models`), or a bucket; see `buckets`.
-        must_exist: True refuses a missing folder instead of creating it.
+        when_missing: `await` in a process that may replace another one, or restart while the
+            volume is not mounted; calls raise `StoreGoneError` until the folder is there.
+        known: the folder as another process of the server has opened it, if one has.
 
     Raises:
-        StoreNotFoundError: the folder must exist, and does not.
+        StoreNotFoundError: the folder is refused, because it is missing.
         StorageError: the URL is not supported, the folder cannot be created, or there are no
             credentials for the bucket.
 
@@ -83,26 +88,24 @@ class Storage:
         url: the absolute path of the folder, or the URL.
     """
 
-    def __init__(self, url: str, *, must_exist: bool = False) -> None:
-        self.is_local = "://" not in url or url.startswith("file://")
+    def __init__(
+        self,
+        url: str,
+        *,
+        when_missing: WhenMissing = "create",
+        known: FolderIdentity | None = None,
+    ) -> None:
+        folder = folder_of(url)
+        self.is_local = folder is not None
         self.is_new = False
         self._nearest: Path | None = None
         self._objects: ObjectStore | None = None
         self._folder: MountedFolder | None = None
         try:
-            if self.is_local:
-                folder = Path(url.removeprefix("file://")).expanduser().absolute()
-                self.is_new = not folder.exists()
-                self._nearest = nearest_folder(folder) if self.is_new else None
-                if self.is_new and must_exist:
-                    raise StoreNotFoundError(
-                        f"there is no store {folder}: no such folder{self._did_you_mean()}; give "
-                        "the URL of a store that exists, or publish a first version into it "
-                        "(flambeau train)"
-                    )
-                folder.mkdir(parents=True, exist_ok=True)
-                self._folder = MountedFolder(folder)
+            if folder is not None:
                 self.url = str(folder)
+                self._folder = MountedFolder(folder, known)
+                self._open(folder, self._folder, when_missing)
             else:
                 self._objects = open_bucket(url)
                 self.url = url.rstrip("/")
@@ -110,6 +113,30 @@ class Storage:
             raise StorageError(
                 f"cannot open the store {url!r}: {_first_line(error)}; give a folder, {URL_FORMS}"
             ) from error
+
+    def _open(self, folder: Path, mounted: MountedFolder, when_missing: WhenMissing) -> None:
+        is_missing = not folder.exists()
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(f"{there} is a file")
+        if when_missing == "await":
+            mounted.is_there()
+            return
+        self._nearest = nearest_folder(folder) if is_missing else None
+        if is_missing and when_missing == "refuse":
+            raise StoreNotFoundError(
+                f"there is no store {folder}: no such folder{self._did_you_mean()}; give "
+                "the URL of a store that exists, or publish a first version into it "
+                "(flambeau train)"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        self.is_new = is_missing
+        mounted.is_there()
+
+    @property
+    def identity(self) -> FolderIdentity | None:
+        """The folder that was there last; None for a bucket, or one not there yet."""
+        return self._folder.identity if self._folder else None
 
     @property
     def _store(self) -> "ObjectStore":
@@ -141,6 +168,11 @@ class Storage:
         with self._failures("look for the folder"):
             if self._folder.is_there():
                 return
+        if self.identity is None:
+            raise StoreGoneError(
+                f"the store's folder is not there: {self.url} was not made yet, or its volume is "
+                "not mounted; mount it, or publish a first version there (flambeau train)"
+            )
         raise StoreGoneError(
             f"the store's folder is gone: {self.url} was moved or deleted, or its volume is not "
             "mounted; nothing was written; mount it or move it back, then try again"
@@ -398,6 +430,20 @@ class Storage:
             "check the bucket's name and region, the credentials' rights, and that this machine "
             "reaches it"
         )
+
+
+def folder_of(url: str) -> Path | None:
+    """Returns the folder that a URL names, as an absolute path; None for a bucket.
+
+    Raises:
+        StorageError: it is in the home folder of a user who has none.
+    """
+    if "://" in url and not url.startswith("file://"):
+        return None
+    try:
+        return Path(url.removeprefix("file://")).expanduser().absolute()
+    except RuntimeError as error:
+        raise StorageError(f"cannot open the store {url!r}: {error}; give its path") from error
 
 
 def append_whole(file: int, data: bytes | memoryview) -> None:

@@ -272,7 +272,7 @@ class Uploads:
             _check_complete(place, declaration)
             with self._disk_failures():
                 self._check_digests(place, declaration)
-            source = ModelStore(str(place / "store"), must_exist=True)
+            source = ModelStore(str(place / "store"), when_missing="refuse")
             where = _path(place, declaration, MANIFEST)
             manifest = parse_manifest(where.read_bytes(), f"{MANIFEST} of the upload")
             check_against_manifest(declaration, manifest)

@@ -10,11 +10,17 @@ from services.settings import ConfigError
 from services.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
+    from model_store.storage.storage import Storage
     from services.gateway.payloads.sampler import PayloadSampler
 
 
 def open_sampler(
-    settings: GatewaySettings, directory: Directory, metrics: Metrics, model_store: str = ""
+    settings: GatewaySettings,
+    directory: Directory,
+    metrics: Metrics,
+    model_store: "Storage | None" = None,
+    *,
+    creates: bool = False,
 ) -> "PayloadSampler | None":
     """Makes the configured sampler; None if nothing is sampled.
 
@@ -22,27 +28,22 @@ def open_sampler(
         settings: settings of the process.
         directory: models that it serves.
         metrics: metrics of samples.
-        model_store: URL of the store that the process serves from, if it has one.
+        model_store: storage that the process serves from, if it has one.
+        creates: True creates a missing folder of samples; see `WhenMissing`.
 
     Raises:
         ConfigError: there is no store to write to, or it cannot be opened.
     """
     if not settings.payload_samples:
         return None
-    url = settings.payload_sample_store or model_store
-    if not url:
+    storage = _own_storage(settings, model_store, creates=creates) or model_store
+    if storage is None:
         raise ConfigError(
             "payload_samples is set, and a gateway knows no store to write them to; set "
             "payload_sample_store to the model store's URL, or to a bucket of their own"
         )
-    from model_store.errors import StoreError
-    from model_store.storage.storage import Storage
     from services.gateway.payloads.sampler import PayloadSampler
 
-    try:
-        storage = Storage(url)
-    except StoreError as error:
-        raise ConfigError(f"payload_sample_store: {error}") from error
     return PayloadSampler(
         settings.payload_samples,
         storage,
@@ -50,6 +51,36 @@ def open_sampler(
         metrics.payload_samples,
         metrics.dropped_payload_samples,
     )
+
+
+def make_sample_folder(settings: GatewaySettings, model_store: "Storage | None") -> None:
+    """Creates the configured folder of samples, if it is a folder and missing.
+
+    Raises:
+        ConfigError: it cannot be created.
+    """
+    if settings.payload_samples and "://" not in settings.payload_sample_store:
+        _own_storage(settings, model_store, creates=True)
+
+
+def _own_storage(
+    settings: GatewaySettings, model_store: "Storage | None", *, creates: bool
+) -> "Storage | None":
+    """Opens the store of samples; None if that is the model store.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+    from model_store.errors import StoreError
+    from model_store.storage.storage import Storage, folder_of
+
+    url = settings.payload_sample_store
+    try:
+        if not url or (model_store and str(folder_of(url)) == model_store.url):
+            return None
+        return Storage(url, when_missing="create" if creates else "await")
+    except StoreError as error:
+        raise ConfigError(f"payload_sample_store: {error}") from error
 
 
 def redactions(settings: GatewaySettings) -> Callable[[str, str, str], bool]:

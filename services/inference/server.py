@@ -65,7 +65,8 @@ def serve(config: InferenceConfig) -> None:
     check_machine(config)
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    process = _Process(config, ModelStore(config.store), RedisClients(config.queue))
+    store = ModelStore(config.store, when_missing="await")
+    process = _Process(config, store, RedisClients(config.queue))
     uvloop.run(process.run())
 
 

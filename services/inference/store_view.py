@@ -12,12 +12,12 @@ import logging
 from datetime import UTC, datetime
 from pathlib import Path
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter
 
 from model_store.cache.cached_store import CachedStore
 from model_store.cache.file_cache import Outcome
 from model_store.listing import ModelListing
-from model_store.storage.storage import MissingFileError
+from model_store.storage.storage import MissingFileError, folder_of
 from model_store.store import ModelStore
 from services.inference.config import InferenceSettings
 from services.inference.loading.model_failure import in_thread, reason_of
@@ -44,7 +44,7 @@ def serving_store(config: InferenceSettings, store: ModelStore, metrics: Metrics
     Raises:
         StorageError: as `ModelStore`.
     """
-    if not config.store_cache or "://" not in config.store or config.store.startswith("file://"):
+    if not config.store_cache or folder_of(config.store):
         return store
     reads: Counter = metrics.store_cache_reads
 
@@ -60,17 +60,18 @@ class StoreView:
 
     Args:
         store: the store.
-        served_from_cache: gauge that is 1 while the cache stands in for the store.
+        metrics: gauges of a store that is away, and of a cache that stands in for it.
 
     Attributes:
         notice: why the cache stands in, for readiness; empty if it does not.
         asked: task that lists the store; None if none does.
     """
 
-    def __init__(self, store: ModelStore, served_from_cache: Gauge) -> None:
+    def __init__(self, store: ModelStore, metrics: Metrics) -> None:
         self.notice = ""
         self._store = store
-        self._gauge = served_from_cache
+        self._away, self._gauge = metrics.store_away, metrics.served_from_cache
+        self._is_away = False
         self.asked: asyncio.Task[Listings | Exception] | None = None
         self._recalled: Listings | None = None
         self._has_returned = False
@@ -85,6 +86,21 @@ class StoreView:
         Raises:
             Exception: it cannot be listed, and nothing is known of it.
         """
+        try:
+            found = await self._listings(tasks)
+        except Exception:
+            self._show(is_away=True)
+            raise
+        self._show(is_away=bool(self.notice))
+        return found
+
+    def _show(self, *, is_away: bool) -> None:
+        if self._is_away and not is_away:
+            logger.info("store is back; following it again")
+        self._is_away = is_away
+        self._away.set(is_away)
+
+    async def _listings(self, tasks: asyncio.TaskGroup) -> Listings:
         store = self._store
         if self._is_listed or not isinstance(store, CachedStore):
             return await in_thread(store.listing)
@@ -125,7 +141,6 @@ class StoreView:
         if self._recalled is not None:
             self._recalled, self.notice, self._has_returned = None, "", True
             self._gauge.set(0)
-            logger.info("store is back; following it again")
 
 
 async def _listed(store: ModelStore) -> Listings | Exception:

@@ -30,6 +30,7 @@ Call = Callable[[Registry, Request, Principal], Awaitable[Response]]
 class _Promotion(Reason):
     version: int = Field(ge=1, le=999_999_999)
     allow_breaking: bool = False
+    first: bool = False
 
 
 def alias_calls() -> dict[str, dict[str, Call]]:
@@ -56,6 +57,7 @@ async def _promote(registry: Registry, request: Request, principal: Principal) -
         alias=names["alias"],
         version=wanted.version,
         allow_breaking=wanted.allow_breaking,
+        first=wanted.first,
         why=wanted.why,
     )
     return moved(await AliasMoves(registry).move(principal, names["model"], move))

@@ -90,7 +90,6 @@ def model_document(store: ModelStore, model: str, before: int | None, limit: int
     """
     listing = store.listing(check_name(model)).get(model, ModelListing())
     if not listing.versions:
-        store.storage.check_there()
         raise ModelNotFoundError(f"model '{model}' is not in the registry")
     pointers = _pointers(store, model, listing)
     aliases = dict(pointers.aliases) if pointers else {}

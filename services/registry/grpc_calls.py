@@ -162,6 +162,7 @@ class GrpcRegistry:
             alias=asked.alias,
             version=_version_number(asked.version),
             allow_breaking=asked.allow_breaking,
+            first=asked.first,
             why=asked.why,
         )
         found = await AliasMoves(self._registry).move(principal, asked.model, move)

@@ -61,7 +61,8 @@ def serve(config: RegistryConfig) -> None:
     except KeyFileError as error:
         raise ConfigError(str(error)) from error
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    store, clients = ModelStore(config.store), RedisClients(config.queue)
+    store = ModelStore(config.store, when_missing="await")
+    clients = RedisClients(config.queue)
     uvloop.run(_Process(config, store, clients).run())
 
 
@@ -101,7 +102,8 @@ class _Process:
             lambda _: None, rates=rates, figures=figures.of,
             registry=open_registry(config, store, self._versions.holds, callers),
         )  # fmt: skip
-        self._has_read_store = False
+        self._has_read_store, self._fault = False, ""
+        self._store_away = metrics.store_away
 
     async def run(self) -> None:
         """Serves until a signal, and drains."""
@@ -134,12 +136,22 @@ class _Process:
             try:
                 await beside_loop(lambda: list(self._store.models()))
             except StoreError as error:
-                self._look(str(error))
+                self._tell_away(str(error))
                 await asyncio.sleep(STORE_AGAIN_S)
             else:
                 self._has_read_store = True
-                self._look()
+                self._tell_away("")
                 return
+
+    def _tell_away(self, why: str) -> None:
+        """Reports in readiness, log and metric why the store cannot be read; empty if it can."""
+        if why and why != self._fault:
+            logger.error("store is away; the registry waits for it", extra={"reason": why})
+        elif self._fault and not why:
+            logger.info("store is back")
+        self._fault = why
+        self._store_away.set(bool(why))
+        self._look(why)
 
     def _look(self, fault: str = "") -> None:
         directory = self._directory

@@ -2,7 +2,7 @@
 
 It is started by the supervisor: settings on standard input, and three descriptors as arguments, the
 channel to the supervisor and the page of counts, with its slot and the number of edges; and the
-table of shared memory regions.
+table of shared memory regions; and as the last one the folder of the store.
 
 It drains when the supervisor says so or has ended, and at SIGTERM or SIGINT.
 """
@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import prometheus_client
 import uvloop
 
+from model_store.storage.mounted_folder import FolderIdentity, known_folder
 from model_store.store import ModelStore
 from services.access.link_rates import LinkRates
 from services.errors import QueueUnavailableError
@@ -60,6 +62,20 @@ FIGURES_WITHIN_S = 5.0
 MODEL_PROCESS_ENDED = "the model process has ended, and another is being started"
 
 
+@dataclass(frozen=True, slots=True)
+class EdgePlace:
+    """The place of an edge, and what it shares with the other processes of the server."""
+
+    slot: int
+    """Its number among the edges."""
+    edges: int
+    """Number of edges."""
+    regions: int
+    """Descriptor of the table of shared memory regions."""
+    folder: FolderIdentity | None
+    """The folder of the model store as the supervisor opened it; None for a bucket."""
+
+
 class EdgeProcess:
     """The parts of one edge.
 
@@ -67,9 +83,7 @@ class EdgeProcess:
         config: its share of the server's settings.
         end: channel to the supervisor.
         counts: requests in flight of all edges.
-        slot: place of its own among them.
-        edges: number of edges.
-        regions: descriptor of the table of shared memory regions.
+        place: its place among the edges, and what they share.
 
     Raises:
         ConfigError: as `Front`.
@@ -80,12 +94,10 @@ class EdgeProcess:
         config: ServerConfig,
         end: socket.socket,
         counts: SharedCounts,
-        slot: int,
-        edges: int,
-        regions: int,
+        place: EdgePlace,
     ) -> None:
         version = installed_version("flambeau")
-        self._counts, self._slot = counts, slot
+        self._counts, self._slot = counts, place.slot
         self._metrics = Metrics(version, with_triton_names=config.triton_metrics)
         directory = Directory()
         self._queue = MemoryQueue(config.max_queue_depth)
@@ -108,7 +120,8 @@ class EdgeProcess:
         directory.missing = lambda lane, _: self._link.send(MissedMessage(lane))
         self._tracer = open_tracer(config, "gateway", self._metrics)
         self._settings_waits: list[asyncio.Event] = []
-        store, name = ModelStore(config.store), process_name("edge")
+        store = ModelStore(config.store, when_missing="await", known=place.folder)
+        name = process_name("edge")
         callers = RecentCallers() if config.has_registry else None
         self._board = EdgeBoard(self._control)
         self._sender = None if callers is None else ReportSender(self._board, name, callers)
@@ -121,13 +134,13 @@ class EdgeProcess:
             self._is_up,
             tracer=self._tracer,
             rates=rates if config.asks_for_credentials else None,
-            sampler=open_sampler(config, directory, self._metrics, config.store),
-            processes=edges,
+            sampler=open_sampler(config, directory, self._metrics, store.storage),
+            processes=place.edges,
             figures=self._all_figures,
             tell=self._tell_settings,
             control=self._link.act if config.model_control == "explicit" else None,
-            region_table=regions,
-            door=self._open_door(config, directory),
+            region_table=place.regions,
+            door=self._open_door(config, store, directory),
             registry=registry,
             callers=callers,
         )  # fmt: skip
@@ -136,13 +149,15 @@ class EdgeProcess:
             self._front.traffic.counts, controls=False,
         )  # fmt: skip
 
-    def _open_door(self, config: ServerConfig, directory: Directory) -> Door | None:
+    def _open_door(
+        self, config: ServerConfig, store: ModelStore, directory: Directory
+    ) -> Door | None:
         """Returns the API in place of the usual one, if the settings name one."""
         if not config.torchserve:
             return None
         from services.standalone.torchserve_door import open_door
 
-        return open_door(config, directory, self._link.act)
+        return open_door(config, store, directory, self._link.act)
 
     async def run(self) -> None:
         """Serves until it is asked to drain, and drains.
@@ -281,10 +296,9 @@ class EdgeProcess:
         self._front.limit_by_others(self._counts.set(self._slot, self._queue.unanswered))
 
 
-async def _serve(config: ServerConfig, end: socket.socket, counts: int, *place: int) -> int:
-    slot, edges, regions = place
+async def _serve(config: ServerConfig, end: socket.socket, counts: int, place: EdgePlace) -> int:
     try:
-        edge = EdgeProcess(config, end, SharedCounts(counts, edges), slot, edges, regions)
+        edge = EdgeProcess(config, end, SharedCounts(counts, place.edges), place)
     except ConfigError as error:
         Control(end, lambda *_: None, lambda: None).send("failed", ["ConfigError", str(error)])
         return 2
@@ -299,10 +313,11 @@ async def _serve(config: ServerConfig, end: socket.socket, counts: int, *place: 
 def main(arguments: list[str]) -> int:
     """Runs the edge. Returns its exit code."""
     config = ServerConfig.model_validate_json(sys.stdin.buffer.read())
-    control, counts, *place = map(int, arguments)
+    control, counts, slot, edges, regions = map(int, arguments[:-1])
+    place = EdgePlace(slot, edges, regions, known_folder(arguments[-1]))
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    code = uvloop.run(_serve(config, socket.socket(fileno=control), counts, *place))
+    code = uvloop.run(_serve(config, socket.socket(fileno=control), counts, place))
     os.close(counts)
     end_past_held_threads()
     return code

@@ -1,8 +1,9 @@
 """The model process of a server of several processes: store, reconciler, workers; no ports.
 
-It is started by the supervisor, with settings on standard input and the descriptor of the channel
-to the supervisor as its argument. It ends when the supervisor says so; or when that has ended, once
-the edges have drained. Signals to the whole group are for them: it outlives them.
+It is started by the supervisor, with settings on standard input, and as arguments the descriptor of
+the channel to the supervisor, and the folder of the store. It ends when the supervisor says so; or
+when that has ended, once the edges have drained. Signals to the whole group are for them: it
+outlives them.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import prometheus_client
 import uvloop
 
 from model_store.errors import StoreError
+from model_store.storage.mounted_folder import FolderIdentity, known_folder
 from model_store.store import ModelStore
 from services.access.link_rates import SpentRates
 from services.inference.loading.configured_policy import serving_policy
@@ -88,8 +90,7 @@ class ModelProcess:
         self._links.look(look)
         if look.started and not self._is_started:
             freeze_garbage()
-            about = {"store": self._store.url, "warning": self._store.storage.how_new()}
-            self._is_started = self._control.send_file("up", about, self._links.view())
+            self._is_started = self._control.send_file("up", self._store.url, self._links.view())
 
     def _take(self, kind: str, content: Any, descriptor: int) -> None:
         if kind == "link":
@@ -120,10 +121,11 @@ class ModelProcess:
             self._end(abandon=True)
 
 
-async def _serve(config: ServerConfig, end: socket.socket) -> int:
+async def _serve(config: ServerConfig, end: socket.socket, known: FolderIdentity | None) -> int:
     try:
         check_machine(config)
-        process = ModelProcess(config, ModelStore(config.store), serving_policy(config))
+        store = ModelStore(config.store, when_missing="await", known=known)
+        process = ModelProcess(config, store, serving_policy(config))
     except (ConfigError, StoreError) as error:
         kind = "ConfigError" if isinstance(error, ConfigError) else "StoreError"
         Control(end, lambda *_: None, lambda: None).send("failed", [kind, str(error)])
@@ -140,7 +142,8 @@ def main(arguments: list[str]) -> int:
     config = ServerConfig.model_validate_json(sys.stdin.buffer.read())
     configure_logs(config.log_level)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    code = uvloop.run(_serve(config, socket.socket(fileno=int(arguments[0]))))
+    end, known = socket.socket(fileno=int(arguments[0])), known_folder(arguments[1])
+    code = uvloop.run(_serve(config, end, known))
     end_past_held_threads()
     return code
 

@@ -22,7 +22,7 @@ from services.standalone.server import serve
 def main(url: str, address: str, artifact: str = "") -> int:
     """Serves until SIGTERM. Returns the exit code."""
     try:
-        manifest = find_version(ModelStore(url, must_exist=True), address)
+        manifest = find_version(ModelStore(url, when_missing="refuse"), address)
         settings = {
             "store": url,
             "models": [manifest.model],

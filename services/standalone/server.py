@@ -85,13 +85,13 @@ async def _serve(
     directory = Directory()
     queue = MemoryQueue(config.max_queue_depth)
     tracer = open_tracer(config, "server", metrics)
-    sampler = open_sampler(config, directory, metrics, store.url)
+    sampler = open_sampler(config, directory, metrics, store.storage, creates=True)
     control = ModelControl(policy.control, policy.models)
     door = None
     if config.torchserve:
         from services.standalone.torchserve_door import open_door
 
-        door = open_door(config, directory, control.act)
+        door = open_door(config, store, directory, control.act)
     callers = RecentCallers() if config.has_registry else None
     told = DeploymentCallers("at this server", callers)
     registry = open_registry(config, store, partial(holds, directory), told) if callers else None

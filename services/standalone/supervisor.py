@@ -1,6 +1,8 @@
 """Runs a server as several processes: starts the model process and the edges, and replaces them.
 
-It holds no request and no model. It reserves the ports, which the edges share; hands each edge one
+It holds no request and no model. It creates a missing folder of the store, which its processes
+never do, since they may start again while the volume is not mounted. It reserves the ports, which
+the edges share; hands each edge one
 end of a socket pair whose other end the model process gets, whenever the edge asks; answers the
 metrics port, with the metrics of all processes together; and prints what is served, once.
 
@@ -24,7 +26,10 @@ from prometheus_client import CollectorRegistry
 
 from model_store.errors import StoreError
 from model_store.host.own_process import own_command
+from model_store.storage.mounted_folder import folder_argument
+from model_store.storage.storage import Storage, folder_of
 from services.gateway.front import Listening
+from services.gateway.payload_settings import make_sample_folder
 from services.gateway.shared_regions.region_table import make_table
 from services.ports import PortError, metrics_server, reserve
 from services.process import STOPPING, blocked_signals
@@ -94,11 +99,19 @@ class Supervisor:
 
     Args:
         config: settings of the server.
+        store: storage of the model store, if that is a folder.
         on_started: called once, when all processes serve.
     """
 
-    def __init__(self, config: ServerConfig, on_started: Callable[[Listening], None]) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        store: Storage | None,
+        on_started: Callable[[Listening], None],
+    ) -> None:
         self._config = config
+        self._warning = store.how_new() if store else ""
+        self._folder = folder_argument(store.identity if store else None)
         self._on_started = on_started
         self._edges = [Child(EDGE, slot) for slot in range(config.edges)]
         self._model = Child(MODEL, -1)
@@ -115,7 +128,7 @@ class Supervisor:
         self._figures = SharedRounds(self._count, COUNT_PAUSE_S)
         self._answers: set[asyncio.Task[None]] = set()
         self._reports = KeptReports()
-        self._view: tuple[dict[str, str], View] | None = None
+        self._view: tuple[str, View] | None = None
         self._ports: dict[str, int] = {}
         self._has_started = self._draining = self._abandons = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -226,6 +239,7 @@ class Supervisor:
                 arguments += [str(self._page), str(child.slot), str(len(self._edges))]
                 arguments.append(str(self._regions))
                 passed += [self._page, self._regions]
+            arguments.append(self._folder)
             command = own_command(f"services.standalone.{child.kind}_process", *arguments)
             with blocked_signals():  # until it handles them: a service manager signals it, too
                 child.process = subprocess.Popen(command, stdin=settings, pass_fds=passed)  # noqa: S603
@@ -373,7 +387,7 @@ class Supervisor:
         if self._has_started or self._view is None or not all(c.is_up for c in self._children):
             return
         self._has_started = True
-        about, view = self._view
+        store, view = self._view
         ports = self._ports
         addresses = self._addresses() if self._config.torchserve else {}
         served = fleet_view([view.announcement]).versions
@@ -388,9 +402,9 @@ class Supervisor:
                 asks_for_credentials=self._config.asks_for_credentials,
                 served=[served[lane] for lane in sorted(served)],
                 found=view.look,
-                store=about["store"],
+                store=store,
                 processes=f"{len(self._edges)} edge processes and a model process",
-                warning=about["warning"],
+                warning=self._warning,
             )
         )
 
@@ -454,8 +468,14 @@ def serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None
     Raises:
         ConfigError, PortError, StoreError: as `services.standalone.server.serve`.
     """
-    asyncio.run(_serve(config, on_started))
+    store = Storage(config.store) if folder_of(config.store) else None
+    make_sample_folder(config, store)
+    asyncio.run(_serve(config, store, on_started))
 
 
-async def _serve(config: ServerConfig, on_started: Callable[[Listening], None]) -> None:
-    await Supervisor(config, on_started).run()
+async def _serve(
+    config: ServerConfig, store: Storage | None, on_started: Callable[[Listening], None]
+) -> None:
+    if store and store.is_new:
+        logger.warning("store created", extra={"reason": store.how_new()})
+    await Supervisor(config, store, on_started).run()

@@ -12,6 +12,7 @@ from services.standalone.config import ServerConfig
 
 def open_door(
     config: ServerConfig,
+    store: ModelStore,
     directory: Directory,
     act: Callable[[str, str, bool], Awaitable[None]],
 ) -> TorchServeDoor:
@@ -19,19 +20,19 @@ def open_door(
 
     Args:
         config: settings of the server, which name the door's folder.
+        store: the model store.
         directory: versions that are served.
         act: has the model process look at a model.
 
     Raises:
         ConfigError: the folder has no settings, or they would open management to other machines.
-        StorageError: the store cannot be opened.
     """
     folder = Path(config.torchserve)
     settings = read_door(folder)
     return TorchServeDoor(
         settings,
         folder,
-        ModelStore(config.store),
+        store,
         directory,
         act,
         open_to_strangers=config.open_to_strangers,

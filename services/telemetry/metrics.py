@@ -210,6 +210,11 @@ class Metrics:
             buckets=LOAD_SECONDS,
             registry=registry,
         )
+        self.store_away = Gauge(
+            "flambeau_store_away",
+            "1 while a process cannot list its store, or the store's folder is not there, else 0.",
+            registry=registry,
+        )
         self.served_from_cache = Gauge(
             "flambeau_served_from_cache",
             "1 while a process that started without its store serves what its cache knows, else 0.",

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from model_store.storage.storage import folder_of
 from services.access.config import AccessSettings
 from services.access.grants import parse_aliases
 from services.kubernetes.object_api import ClusterSettings
@@ -127,10 +128,10 @@ class TrainerConfig(ServiceSettings, AccessSettings, KubeflowSettings, TlsSettin
     @property
     def store_folder(self) -> Path | None:
         """Folder of the store; None for a bucket."""
-        path = self.store.removeprefix("file://")
-        return None if "://" in path else Path(path).expanduser().absolute()
+        return folder_of(self.store)
 
     @property
     def store_url(self) -> str:
         """`store` with an absolute path, if it is a folder."""
-        return self.store if "://" in self.store else str(Path(self.store).absolute())
+        folder = self.store_folder
+        return self.store if folder is None else str(folder)

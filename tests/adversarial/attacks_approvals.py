@@ -48,7 +48,7 @@ async def _asked(target: Target, random: Random, person: int) -> int:
     return 0
 
 
-async def _withdraw(target: Target, persons: Sequence[int] = (0, 1)) -> None:
+async def withdraw(target: Target, persons: Sequence[int] = (0, 1)) -> None:
     """Withdraws or refuses what is open, so that the next round finds places."""
     key = f"x-api-key: {target.persons[0]}"
     status, said = await call_registry(target, "GET", "models/linear/requests?limit=100", b"", key)
@@ -84,7 +84,7 @@ async def decision_races(target: Target, random: Random) -> None:
     """Approves and refuses one request from many connections: it has one outcome."""
     number = await _asked(target, random, 0)
     if not number:
-        await _withdraw(target)
+        await withdraw(target)
         return
 
     async def decide(person: int, verb: str) -> tuple[int, str, str]:
@@ -120,7 +120,7 @@ async def request_floods(target: Target, random: Random) -> None:
     numbers = [number for number in found if isinstance(number, int) and number]
     if len(numbers) > len(set(numbers)):
         target.wrong(f"two requests have one number: {sorted(numbers)}")
-    await _withdraw(target)
+    await withdraw(target)
 
 
 async def cut_off_decisions(target: Target, random: Random) -> None:
@@ -170,7 +170,7 @@ async def decision_races_over_grpc(target: Target, random: Random) -> None:
     """Approves and refuses one request in many calls of two connections."""
     number = await _asked(target, random, 0)
     if not number:
-        await _withdraw(target)
+        await withdraw(target)
         return
     asked: dict[str, Any] = {"model": "linear", "number": number, "why": "an attack"}
     acts = {

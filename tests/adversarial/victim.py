@@ -146,7 +146,7 @@ def running_victim(name: VictimName, store: Path, folder: Path) -> Iterator[Vict
         key = _new_key(keys, "neighbour", "infer")
         settings["api_keys_file"] = str(keys)
     if name == "two persons":
-        persons = tuple(_new_key(keys, one, "read", "promote") for one in ("ann", "ben"))
+        persons = tuple(_new_key(keys, one, "read", "promote", "push") for one in ("ann", "ben"))
         settings["registry_two_person"] = ["linear"]
     if name == "registry":
         settings["registry"] = "open"

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from model_store.errors import StoreGoneError
+from model_store.errors import StorageError, StoreGoneError
 from model_store.records.annotations import annotate
 from model_store.rollouts.traffic import Arm, Split, Traffic
+from model_store.storage.mounted_folder import FolderIdentity, folder_argument, known_folder
 from model_store.store import ModelStore
 from services.access.caller import Principal
 from services.errors import StoreUnavailableError
@@ -125,6 +128,56 @@ def test_an_empty_store_may_be_another_folder_than_before(tmp_path: Path) -> Non
     unmount(store, leaves_a_folder=True)
     store.claim("digits", 1, "me")
     assert (tmp_path / "store" / "digits").exists()
+
+
+def test_an_awaited_folder_is_not_created_and_is_followed(tmp_path: Path, folder: Path) -> None:
+    place = tmp_path / "volume" / "store"
+    awaiting = ModelStore(str(place), when_missing="await")
+    calls: list[Callable[[], object]] = [
+        awaiting.listing,
+        lambda: awaiting.storage.create("digits/a", b"1"),
+        lambda: awaiting.publish(draft_in(folder), folder),
+    ]
+    for call in calls:
+        with pytest.raises(StoreGoneError, match=r"the store's folder is not there: .* mount it"):
+            call()
+    assert not place.parent.exists()
+    publish_in(ModelStore(str(place)), folder)
+    assert awaiting.models() == ["digits"]
+    place.rename(place.with_name("elsewhere"))
+    with pytest.raises(StoreGoneError, match=GONE):
+        awaiting.listing()
+
+
+def test_an_awaited_folder_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for url in (tmp_path / "file", tmp_path / "file" / "store"):
+        with pytest.raises(StorageError, match=r"cannot open the store .*file is a file"):
+            ModelStore(str(url), when_missing="await")
+
+
+def test_an_empty_folder_in_place_of_a_known_one_is_not_it(there: ModelStore, folder: Path) -> None:
+    known = there.storage.identity
+    unmount(there, leaves_a_folder=True)
+    replacing = ModelStore(there.url, when_missing="await", known=known)
+    for call in (replacing.listing, lambda: publish_in(replacing, folder, "other")):
+        with pytest.raises(StoreGoneError, match=GONE):
+            call()
+    assert not any(Path(there.url).iterdir())
+    mount(there)
+    assert replacing.models() == ["digits"]
+
+
+def test_the_known_folder_may_be_empty(tmp_path: Path) -> None:
+    known = ModelStore(str(tmp_path / "store")).storage.identity
+    replacing = ModelStore(str(tmp_path / "store"), when_missing="await", known=known)
+    replacing.claim("digits", 1, "me")
+    assert list(replacing.listing()) == ["digits"]
+
+
+@given(st.none() | st.builds(FolderIdentity, *[st.integers(0, 2**64 - 1)] * 2))
+def test_a_folder_survives_as_an_argument(known: FolderIdentity | None) -> None:
+    assert known_folder(folder_argument(known)) == known
 
 
 @pytest.fixture

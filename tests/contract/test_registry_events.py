@@ -40,7 +40,7 @@ from services.errors import (
 from services.registry import event_feed
 from services.registry.event_feed import Event, EventCaller, EventFeed
 from services.registry.grpc_messages import event_message
-from tests.fixtures.store_versions import publish_in
+from tests.fixtures.store_versions import publish_in, rollback
 
 TIMEOUT_S = 30
 ALL = EventCaller("key:all", lambda _: True, lambda: False)
@@ -77,7 +77,7 @@ def happenings(store: ModelStore, folder: Path) -> None:
         publish_in(store, folder)
     store.promote("digits", 1, why="first", who="ada")
     store.promote("digits", 2, why="better", who="ada")
-    store.rollback("digits", "production", why="worse", who="eve")
+    rollback(store, "digits", why="worse", who="eve")
     annotate(store.storage, "digits", 2, "ada", "a note")
     annotate(store.storage, "digits", None, "ada", "a note")
     delete_version(store, "digits", 3, who="eve", why="old")

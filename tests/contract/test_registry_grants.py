@@ -161,21 +161,26 @@ async def test_an_alias_is_removed(place: ModelStore, registry: Registry, folder
     assert made.aliases == {"production": 1}
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b'{"version": true}', "'version' is True: write a whole number"),
-        (b'{"version": "2"}', "'version' is '2': write a whole number"),
-        (b'{"version": 2.0}', "'version' is 2.0: write a whole number"),
-        (b'{"version": 2, "allow_breaking": "yes"}', "'allow_breaking' is 'yes': write true"),
-        (b'{"version": 2, "why": 3}', "'why' is 3: write text"),
-    ],
-)
-async def test_values_of_other_types_move_no_alias(
-    place: ModelStore, registry: Registry, folder: Path, body: bytes, said: str
+async def test_a_first_move_is_refused_once_the_alias_names_a_version(
+    place: ModelStore, registry: Registry, folder: Path
 ) -> None:
     for _ in range(2):
         publish_in(place, folder)
+    promote = alias_routes.alias_calls()["aliases/{alias}"]["POST"]
+    for version in (1, 1):
+        body = f'{{"version": {version}, "first": true}}'.encode()
+        answer = await promote(registry, request_with(body), principal("promote:*"))
+        assert answer.status_code == 200
+    other = request_with(b'{"version": 2, "first": true}')
+    with pytest.raises(ConflictError, match="'canary' of 'digits' names version 1 already"):
+        await promote(registry, other, principal("promote:*"))
+    pointers = place.pointers("digits")
+    assert pointers is not None
+    assert (pointers.generation, pointers.aliases) == (1, {"canary": 1})
+
+
+def request_with(body: bytes) -> Request:
+    """Returns a request that moves `canary` of `digits`."""
     scope = {
         "type": "http",
         "method": "POST",
@@ -186,7 +191,26 @@ async def test_values_of_other_types_move_no_alias(
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}
 
+    return Request(scope, receive)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"version": true}', "'version' is True: write a whole number"),
+        (b'{"version": "2"}', "'version' is '2': write a whole number"),
+        (b'{"version": 2.0}', "'version' is 2.0: write a whole number"),
+        (b'{"version": 2, "allow_breaking": "yes"}', "'allow_breaking' is 'yes': write true"),
+        (b'{"version": 2, "first": 1}', "'first' is 1: write true"),
+        (b'{"version": 2, "why": 3}', "'why' is 3: write text"),
+    ],
+)
+async def test_values_of_other_types_move_no_alias(
+    place: ModelStore, registry: Registry, folder: Path, body: bytes, said: str
+) -> None:
+    for _ in range(2):
+        publish_in(place, folder)
     promote = alias_routes.alias_calls()["aliases/{alias}"]["POST"]
     with pytest.raises(InvalidRequestError, match=said):
-        await promote(registry, Request(scope, receive), principal("promote:*"))
+        await promote(registry, request_with(body), principal("promote:*"))
     assert place.pointers("digits") is None

@@ -26,7 +26,7 @@ from model_store.storage.storage import Storage
 from model_store.store import ModelStore
 from model_store.transfer import copy_version
 from tests.fixtures.pipelines import publish_graph, publish_parts
-from tests.fixtures.store_versions import publish_in
+from tests.fixtures.store_versions import publish_in, rollback
 from tests.fixtures.uploads import declared, uploads_into, version_bytes
 
 ONE = RetentionRule(keep_newest=1, keep_days=0)
@@ -123,8 +123,8 @@ def test_a_rollback_finds_its_version_after_pruning(five: ModelStore) -> None:
     assert reasons[2] == ("a rollback of canary restores it",)
     assert reasons[3] == ("a rollback of production restores it",)
     assert pruned(five) == [("digits", 1), ("digits", 4)]
-    assert five.rollback("digits").aliases == {"production": 3, "canary": 5}
-    assert five.rollback("digits", "canary").aliases == {"production": 3, "canary": 2}
+    assert rollback(five, "digits").aliases == {"production": 3, "canary": 5}
+    assert rollback(five, "digits", "canary").aliases == {"production": 3, "canary": 2}
 
 
 def test_a_damaged_generation_hides_none_before_it(store: ModelStore, folder: Path) -> None:

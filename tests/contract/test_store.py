@@ -29,7 +29,7 @@ from model_store.semver.semver import FIRST
 from model_store.storage.storage import Storage
 from model_store.store import MAX_CLAIM_ATTEMPTS, ModelStore
 from tests.fixtures import store_process
-from tests.fixtures.store_versions import draft_in, publish_in
+from tests.fixtures.store_versions import draft_in, publish_in, rollback
 
 FILES = ["model.onnx", "golden.safetensors", "report.json"]
 
@@ -214,9 +214,9 @@ def test_a_folder_that_is_not_there_is_told_with_the_nearest(
 def test_a_folder_that_must_exist_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "model_store").mkdir()
     with pytest.raises(StoreNotFoundError, match=r"no such folder \(did you mean '.*model_store'"):
-        ModelStore(str(tmp_path / "modelstore"), must_exist=True)
+        ModelStore(str(tmp_path / "modelstore"), when_missing="refuse")
     assert not (tmp_path / "modelstore").exists()
-    assert ModelStore(str(tmp_path / "model_store"), must_exist=True).models() == []
+    assert ModelStore(str(tmp_path / "model_store"), when_missing="refuse").models() == []
 
 
 def test_a_folder_that_nothing_is_like_is_told_alone(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_rollback_is_a_new_generation(store: ModelStore, folder: Path) -> None:
     for version in (1, 2):
         publish_in(store, folder)
         store.promote("digits", version)
-    rolled_back = store.rollback("digits", why="wrong on Mondays")
+    rolled_back = rollback(store, "digits", why="wrong on Mondays")
     assert rolled_back.generation == 3
     assert rolled_back.aliases == {"production": 1}
     assert rolled_back.why == "wrong on Mondays"
@@ -425,7 +425,7 @@ def test_pointers_to_nothing_are_refused(store: ModelStore, folder: Path) -> Non
     with pytest.raises(BadNameError, match="alias '3' is not allowed: a number names a version"):
         store.promote("digits", 1, alias="3")
     with pytest.raises(VersionNotFoundError, match="nothing to roll back to"):
-        store.rollback("digits")
+        rollback(store, "digits")
     with pytest.raises(ModelNotFoundError):
         store.history("letters")
     assert store.pointers("digits") is None
@@ -467,17 +467,18 @@ def test_a_rollback_never_undoes_a_move_it_has_not_seen(
         publish_in(store, folder)
         store.promote("digits", version)
     publish_in(store, folder)
-    look = ModelStore.history
+    look = ModelStore.pointers
 
-    def look_then_wait(self: ModelStore, model: str) -> list[Pointers]:
+    def look_then_wait(self: ModelStore, model: str) -> Pointers | None:
         found = look(self, model)
+        slow.undo()
         ModelStore(self.url).promote("digits", 3, why="while the other one was thinking")
         return found
 
     with monkeypatch.context() as slow:
-        slow.setattr(ModelStore, "history", look_then_wait)
+        slow.setattr(ModelStore, "pointers", look_then_wait)
         with pytest.raises(ConflictError, match="another process moved a pointer"):
-            store.rollback("digits")
+            rollback(store, "digits")
     assert [p.aliases["production"] for p in store.history("digits")] == [1, 2, 3]
 
 

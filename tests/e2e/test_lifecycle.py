@@ -23,6 +23,7 @@ from tests.e2e.rest_calls import call, call_on, infer, infer_path, linear_input,
 from tests.fixtures.onnx_models import linear, publish, slow_lookup
 from tests.fixtures.redis_setups import wait_until
 from tests.fixtures.servers import ServerProcess, running_server
+from tests.fixtures.store_versions import rollback
 from tests.fixtures.triton_messages import GRPCInferenceServiceStub, pb
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -83,7 +84,7 @@ def test_moved_pointer_takes_effect_within_two_seconds(
     server.wait_for_log(message="version unloaded", model="linear", version=1)
     assert infer(server, "linear", linear_input(ROW), version="1").status == 404
     assert server.metric("flambeau_model_ready", model="linear") == 1
-    store.rollback("linear")
+    rollback(store, "linear")
     switches_in_time(server, 1)
 
 
@@ -188,9 +189,12 @@ def test_store_that_is_gone_changes_nothing(server: ServerProcess, store: ModelS
     """The folder disappears for a while, like a disk that is unmounted."""
     folder = Path(store.url)
     folder.rename(folder.with_name("elsewhere"))
-    server.wait_for_log(message="store is empty or deleted; serving the loaded versions")
+    told = server.wait_for_log(message="store is unreachable; serving the loaded versions")
+    assert told["reason"].startswith(f"the store's folder is gone: {folder} was moved")
+    assert server.metric("flambeau_store_away") == 1
     assert live_version(server) == 1
     folder.with_name("elsewhere").rename(folder)
+    server.wait_for_log(message="store is back; following it again")
     store.promote("linear", 2)
     switches_in_time(server, 2)
 

@@ -124,6 +124,8 @@ def test_push_promote_roll_back_describe_and_delete(
     for version in (1, 2):
         moved = stub.Promote(model="linear", alias="canary", version=version, why="ready")
         assert dict(moved.aliases) == {"canary": version}
+    again = error_of(lambda: stub.Promote(model="linear", alias="canary", version=1, first=True))
+    assert (again[0], "names version 2 already" in again[1]) == (CODE.ALREADY_EXISTS, True)
     assert stub.Rollback(model="linear", alias="canary").aliases["canary"] == 1
     moves = stub.ListMoves(model="linear", limit=2)
     assert [(m.generation, m.why) for m in moves.moves] == [(3, "rollback"), (2, "ready")]

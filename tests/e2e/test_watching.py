@@ -68,6 +68,7 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
     "flambeau_rollout_step": ("gauge", LANE),
     "flambeau_rollout_moves": ("counter", {"model", "result"}),
     "flambeau_served_from_cache": ("gauge", set()),
+    "flambeau_store_away": ("gauge", set()),
     "flambeau_store_cache_reads": ("counter", {"outcome"}),
     "flambeau_build_info": ("gauge", {"version", "python"}),
 }

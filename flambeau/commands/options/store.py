@@ -35,4 +35,4 @@ def existing_store(url: str) -> "ModelStore":
     """
     from model_store.store import ModelStore
 
-    return ModelStore(url, must_exist=True)
+    return ModelStore(url, when_missing="refuse")

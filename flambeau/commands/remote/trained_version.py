@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from model_store.manifest import Manifest
     from training.recipe.recipe import Recipe
 
+CONFLICT = 409
 NO_KEY = f"; give a key in the environment variable {KEY_VARIABLE}"
 
 
@@ -102,10 +103,9 @@ def _moved(registry: "RegistryConnection", manifest: "Manifest", recipe: "Recipe
     Raises:
         RegistryError: it was not moved, or this is not known; the message says which.
     """
-    from flambeau.registry.connection import path_of
     from flambeau.registry.errors import RegistryError
     from flambeau.registry.publication import move_alias
-    from training.promotion import decide
+    from training.promotion import MOST_ATTEMPTS, decide
 
     alias, model = recipe.publish.alias, manifest.model
     if alias is None:
@@ -113,12 +113,31 @@ def _moved(registry: "RegistryConnection", manifest: "Manifest", recipe: "Recipe
     decision = decide(recipe, manifest)
     if not decision.met:
         return f"; {alias} stays where it is{decision.finding}"
-    if recipe.publish.rule().first:
+    first = recipe.publish.rule().first
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        if first and _is_named(registry, model, alias):
+            break
         try:
-            page = registry.call("GET", path_of("models", model), query={"limit": "1"})
-        except RegistryError as error:
-            raise RegistryError(f"{alias} was not moved to it: {error}", error.status) from error
-        if alias in page["aliases"]:
-            return f"; {alias} stays where it is{decision.finding}"
-    note = move_alias(registry, model, manifest.version, alias, decision.why)
-    return f"; {note}{decision.finding}" if note else f" → {alias}{decision.finding}"
+            note = move_alias(registry, model, manifest.version, alias, decision.why, first=first)
+        except RegistryError as error:  # of another writer: it may have moved this alias
+            if not first or error.status != CONFLICT or attempt == MOST_ATTEMPTS:
+                raise
+        else:
+            return f"; {note}{decision.finding}" if note else f" → {alias}{decision.finding}"
+    return f"; {alias} stays where it is{decision.finding}"
+
+
+def _is_named(registry: "RegistryConnection", model: str, alias: str) -> bool:
+    """Returns True if an alias names a version.
+
+    Raises:
+        RegistryError: the registry does not answer, or the caller may not read.
+    """
+    from flambeau.registry.connection import path_of
+    from flambeau.registry.errors import RegistryError
+
+    try:
+        page = registry.call("GET", path_of("models", model), query={"limit": "1"})
+    except RegistryError as error:
+        raise RegistryError(f"{alias} was not moved to it: {error}", error.status) from error
+    return alias in page["aliases"]

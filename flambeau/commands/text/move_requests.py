@@ -90,6 +90,7 @@ def move_text(request: Mapping[str, Any]) -> str:
     breaking = move.get("allow_breaking") or started.get("allow_breaking")
     ends = request.get("ends") or ()
     parts = [text, *(["breaking allowed"] if breaking else [])]
+    parts += ["if it names no version yet"] if move.get("first") else []
     return ", ".join([*parts, *([f"ends {' and '.join(ends)}"] if ends else [])])
 
 

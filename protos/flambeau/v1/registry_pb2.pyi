@@ -325,18 +325,20 @@ class GetAliasesRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., at: _Optional[str] = ...) -> None: ...
 
 class PromoteRequest(_message.Message):
-    __slots__ = ("model", "alias", "version", "why", "allow_breaking")
+    __slots__ = ("model", "alias", "version", "why", "allow_breaking", "first")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     ALLOW_BREAKING_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     model: str
     alias: str
     version: int
     why: str
     allow_breaking: bool
-    def __init__(self, model: _Optional[str] = ..., alias: _Optional[str] = ..., version: _Optional[int] = ..., why: _Optional[str] = ..., allow_breaking: _Optional[bool] = ...) -> None: ...
+    first: bool
+    def __init__(self, model: _Optional[str] = ..., alias: _Optional[str] = ..., version: _Optional[int] = ..., why: _Optional[str] = ..., allow_breaking: _Optional[bool] = ..., first: _Optional[bool] = ...) -> None: ...
 
 class RollbackRequest(_message.Message):
     __slots__ = ("model", "alias", "why")

@@ -87,7 +87,7 @@ class Reconciler:
         control: ModelControl | None = None,
     ) -> None:
         self._store = store
-        self._view = StoreView(store, metrics.served_from_cache)
+        self._view = StoreView(store, metrics)
         self._control = control or ModelControl(policy.control, policy.models)
         self._lanes = Lanes(store, queue, directory, metrics, policy, tracer)
         self._pipelines = Pipelines(store, queue, directory, metrics, policy, self._lanes.worker_of)

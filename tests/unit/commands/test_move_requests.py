@@ -50,6 +50,11 @@ def test_a_move_says_what_it_would_end() -> None:
     )
 
 
+def test_a_move_says_that_it_is_the_first_of_its_alias() -> None:
+    request = request_of(AskedMove(act="promote", version=4, first=True), 4)
+    assert move_text(request) == "production → 4, if it names no version yet"
+
+
 def test_reasons_of_both_persons_have_columns_of_their_own() -> None:
     asked = {
         **request_of(AskedMove(act="promote", version=4, why="0.3 points better"), 4),

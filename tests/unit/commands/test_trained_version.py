@@ -1,8 +1,9 @@
 """The push of a trained version to a registry whose answers are lost."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import typer
@@ -24,10 +25,18 @@ class Registry(QuietHandler):
     loses = "finish"
     """What answers of calls are lost: those of a path with it, and all after them."""
     has_lost = False
+    conflicts: ClassVar[list[tuple[str, str]]] = []
+    """Aliases that other writers have moved at each promotion, and the refusal of it."""
+    named: str | None = None
+    """The alias that was moved last; None before the first conflict."""
 
     def do_GET(self) -> None:
-        """Finds no model."""
-        self._answer(404, {"error": "there is no model"})
+        """Finds no model, or one with an alias and no version."""
+        if self.conflicts or self.named:
+            aliases = {self.named: 1} if self.named else {}
+            self._answer(200, {"versions": [], "aliases": aliases})
+        else:
+            self._answer(404, {"error": "there is no model"})
 
     def do_DELETE(self) -> None:
         """Abandons an upload."""
@@ -40,6 +49,11 @@ class Registry(QuietHandler):
         kind.has_lost = kind.has_lost or kind.loses in self.path
         if kind.has_lost:
             self._answer(504, None)
+            return
+        if "/aliases/" in self.path and kind.conflicts:
+            assert document["first"] is True
+            kind.named, message = kind.conflicts.pop(0)
+            self._answer(409, {"error": message})
             return
         files = [{**one, "received": one["size_bytes"]} for one in document.get("files", ())]
         self._answer(200, {"id": "u1", "is_published": False, "files": files})
@@ -56,8 +70,11 @@ class Registry(QuietHandler):
 def train(tmp_path: Path) -> Train:
     """Returns a function that publishes at a registry which loses answers, and gives the output."""
 
-    def train(loses: str, *values: str) -> str:
-        handler = type("Handler", (Registry,), {"loses": loses})
+    def train(
+        loses: str, *values: str, conflicts: Sequence[tuple[str, str]] = (), exit_code: int = 1
+    ) -> str:
+        fields = {"loses": loses, "conflicts": [*conflicts]}
+        handler = type("Handler", (Registry,), fields)
         with http_listener(handler) as url:
             recipe = load_recipe(DIGITS, [f"publish.to={url}", *values])
 
@@ -68,7 +85,7 @@ def train(tmp_path: Path) -> Train:
             app = typer.Typer()
             app.command()(command)
             done = CliRunner().invoke(app, [])
-        assert done.exit_code == 1, done.output
+        assert done.exit_code == exit_code, done.output
         return done.output
 
     return train
@@ -93,3 +110,16 @@ def test_a_recipe_that_trains_nothing_is_not_resumed(train: Train, tmp_path: Pat
     said = train("finish", *weights)
     assert "if not, run it again\n" in said
     assert "if not, run it again with --resume\n" in train("finish")
+
+
+def test_an_alias_that_another_recipe_moves_at_this_moment_stays(train: Train) -> None:
+    conflicts = [("production", "alias 'production' of 'digits' names version 1 already")]
+    said = train("nothing", conflicts=conflicts, exit_code=0)
+    assert "; production stays where it is" in said
+
+
+def test_a_first_move_is_repeated_after_moves_of_other_aliases(train: Train) -> None:
+    conflicts = [("canary", "another process moved a pointer")] * 3
+    assert "→ production" in train("nothing", conflicts=conflicts, exit_code=0)
+    said = train("nothing", conflicts=conflicts * 10)
+    assert "and production was not moved to it: another process moved a pointer" in said

@@ -64,7 +64,7 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def view(store: Away, metrics: Metrics) -> StoreView:
-    return StoreView(store, metrics.served_from_cache)
+    return StoreView(store, metrics)
 
 
 @pytest.fixture

@@ -95,7 +95,9 @@ def alias_schemas() -> dict[str, Any]:
     flag = {"type": "boolean"}
     started = {"type": "object"}
     return {
-        "RegistryPromotion": object_of(["version"], version=_NUMBER, allow_breaking=flag, why=_WHY),
+        "RegistryPromotion": object_of(
+            ["version"], version=_NUMBER, allow_breaking=flag, first=flag, why=_WHY
+        ),
         "RegistryRequests": object_of(["requests"], requests=array_of("RegistryRequest")),
         "RegistryWaiting": object_of(["request"], request=reference("RegistryRequest")),
         "RegistryRequest": object_of(
@@ -108,6 +110,7 @@ def alias_schemas() -> dict[str, Any]:
                 alias=_TEXT,
                 version=_NUMBER,
                 allow_breaking=flag,
+                first=flag,
                 why=_TEXT,
                 rollout=started,
                 shadow=started,

@@ -424,7 +424,7 @@ def test_a_wrong_rule_stops_the_start(rule: dict[str, Any], reason: str) -> None
 def test_nothing_is_sampled_unless_told_and_a_gateway_must_know_where(tmp_path: Path) -> None:
     metrics, directory = Metrics("test"), Directory()
     off = checked(GatewayConfig, {"queue": "redis://here"})
-    assert open_sampler(off, directory, metrics, str(tmp_path)) is None
+    assert open_sampler(off, directory, metrics, Storage(str(tmp_path))) is None
     rules = {"queue": "redis://here", "payload_samples": {"*": {}}}
     with pytest.raises(ConfigError, match="set payload_sample_store"):
         open_sampler(checked(GatewayConfig, rules), directory, metrics)
@@ -433,4 +433,5 @@ def test_nothing_is_sampled_unless_told_and_a_gateway_must_know_where(tmp_path: 
     with pytest.raises(ConfigError, match="payload_sample_store: cannot open the store"):
         open_sampler(checked(GatewayConfig, wrong), directory, metrics)
     right = {**rules, "payload_sample_store": str(tmp_path / "samples")}
-    assert open_sampler(checked(GatewayConfig, right), directory, metrics, "elsewhere") is not None
+    elsewhere = Storage(str(tmp_path))
+    assert open_sampler(checked(GatewayConfig, right), directory, metrics, elsewhere) is not None
