@@ -47,6 +47,11 @@ class RequestProcessor:
         """Sets the status of the answer."""
         self._status, self._phrase = code, reason_phrase or ""
 
+    @property
+    def has_defaults(self) -> bool:
+        """True if neither the status nor a header of the answer is set."""
+        return self._status == 200 and not (self._phrase or self._headers)
+
     def get_response_status_code(self) -> int:
         """Returns the status of the answer."""
         return self._status
@@ -173,6 +178,10 @@ class HandlerContext:
         """Sets the status of all answers of the batch."""
         for one in self.request_processor:
             one.report_status(code, reason_phrase=phrase)
+
+    def has_defaults(self, idx: int) -> bool:
+        """Returns True if neither the status nor a header of an answer is set."""
+        return self.request_processor[idx].has_defaults
 
     def get_response_status(self, idx: int) -> tuple[int, str]:
         """Returns the status of an answer, and its phrase."""

@@ -166,7 +166,7 @@ class Answers:
                 array[()] = as_bytes(value)
                 return array
             if isinstance(value, list | tuple) and _is_text(value):
-                return object_array([as_bytes(element) for element in value])
+                return object_array([v if type(v) is bytes else as_bytes(v) for v in value])
             array = np.asarray(value)
             if not array.size and array is not value and self._specs is not None:  # an empty list
                 return array.astype(DATATYPES[self._specs[name].datatype])
@@ -212,4 +212,6 @@ class Answers:
 
 
 def _is_text(values: Sequence[object]) -> bool:
+    if set(map(type, values)) == {bytes}:
+        return True
     return bool(values) and all(isinstance(value, str | bytes) for value in values)

@@ -5,7 +5,7 @@ an anonymous file in memory (memfd_create(2)) that both processes map. A place t
 is replaced by one of at least twice its size, which a `memory` message announces. After that, only
 a tensor's name, type and shape are sent with each batch.
 
-Strings do not lie in an array: they are encoded as in the protocol, each after its length.
+Strings do not lie in an array: their lengths do, as 32-bit numbers, and their bytes behind these.
 
 Rule: the next batch overwrites a place, so a reader copies what it keeps.
 """
@@ -13,11 +13,14 @@ Rule: the next batch overwrites a place, so a reader copies what it keeps.
 import fcntl
 import math
 import mmap
+import operator
 import os
+import struct
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from flambeau.protocol.tensors import Array, decode_bytes_elements, encode_bytes_elements
+from flambeau.protocol.tensors import Array, as_bytes, object_array
 from services.inference.isolation.channel import Channel, ChannelClosedError
 
 TensorEntry = tuple[str, str, tuple[int, ...]]
@@ -31,6 +34,7 @@ SMALL_BYTES = 128 * 1024
 SMALL_ELEMENTS = 256
 """Size of a tensor, and number of its strings, that the event loop copies: 0.1 ms at most."""
 _STRINGS = np.dtype(np.object_).str
+_LENGTH_BYTES = 4
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Seals of a place (fcntl(2)): reading memory that the other process has cut off is a SIGBUS."""
 
@@ -74,7 +78,7 @@ class TensorWriter:
         if self._channel.is_closed:
             raise ChannelClosedError
         if array.dtype.hasobject:
-            octets = np.frombuffer(encode_bytes_elements(array), np.uint8)
+            octets = np.frombuffer(_joined(array), np.uint8)
             np.copyto(self.place(name, octets.shape, octets.dtype, flags=flags), octets)
             return name, _STRINGS, (octets.size, *array.shape)
         if array is not self._handed_out.get(name):
@@ -143,5 +147,32 @@ class TensorReader:
         if dtype == _STRINGS:
             size_bytes, *rest = shape
             octets = np.frombuffer(self._places[name], np.uint8, size_bytes)
-            return decode_bytes_elements(octets.tobytes(), math.prod(rest)).reshape(rest)
+            return _split(octets.tobytes(), math.prod(rest)).reshape(rest)
         return np.frombuffer(self._places[name], dtype, math.prod(shape)).reshape(shape)
+
+
+def _joined(array: Array) -> bytes:
+    """Returns the lengths of an array's strings, and the strings.
+
+    Raises:
+        TensorError: an element is neither bytes nor text.
+    """
+    elements = array.ravel().tolist()
+    strings = [one if type(one) is bytes else as_bytes(one) for one in elements]
+    return b"".join((struct.pack(f"<{len(strings)}I", *map(len, strings)), *strings))
+
+
+def _split(octets: bytes, count: int) -> Array:
+    """Returns the strings that `_joined` has joined, as a flat array.
+
+    Raises:
+        ValueError, TypeError: they are not `count` strings.
+    """
+    start = operator.index(count) * _LENGTH_BYTES
+    if start > len(octets):
+        raise ValueError(f"{len(octets)} bytes are too few for {count:,} strings")
+    lengths = struct.unpack_from(f"<{count}I", octets)
+    if start + sum(lengths) != len(octets):
+        raise ValueError(f"{count:,} strings do not fill {len(octets):,} bytes")
+    ends = accumulate(lengths, initial=start)
+    return object_array([octets[start:end] for start, end in pairwise(ends)])

@@ -91,6 +91,28 @@ def test_strings_arrive_as_they_are(rows: list[bytes]) -> None:
     pair.far.close()
 
 
+@pytest.mark.parametrize(
+    ("size_bytes", "count", "error", "says"),
+    [
+        (11, 3, ValueError, "11 bytes are too few for 3 strings"),
+        (13, 2, ValueError, "2 strings do not fill 13 bytes"),
+        (15, 2, ValueError, "2 strings do not fill 15 bytes"),
+        (14, 1, ValueError, "1 strings do not fill 14 bytes"),
+        (14, 2.0, TypeError, "cannot be interpreted as an integer"),
+        (2**20, 2, ValueError, "buffer is smaller than requested"),
+    ],
+)
+def test_strings_that_are_not_as_described_are_refused(
+    pair: Pair, size_bytes: int, count: int, error: type[Exception], says: str
+) -> None:
+    rows = [b"one", b"two"]
+    assert pair.move("rows", object_array(rows)).tolist() == rows
+    strings = np.dtype(object).str
+    assert pair.reader.view(("rows", strings, (14, 2))).tolist() == rows
+    with pytest.raises(error, match=says):
+        pair.reader.view(("rows", strings, (size_bytes, count)))
+
+
 def test_other_objects_are_refused(pair: Pair) -> None:
     with pytest.raises(ValueError, match="a BYTES element is a list; give bytes or text"):
         pair.writer.write("x", np.array([[1], None], object))
