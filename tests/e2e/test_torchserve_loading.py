@@ -1,4 +1,4 @@
-"""A server with TorchServe's API while workers start: it is healthy, answers later, and stops."""
+"""A server with TorchServe's API while workers start, and where a default version has none."""
 
 from pathlib import Path
 
@@ -14,6 +14,11 @@ SLOW = """
         return ["answered" for _ in data or ()]
 """
 
+ECHO = """
+    def handle(data, context):
+        return ["echoed" for _ in data or ()]
+"""
+
 
 def test_requests_wait_for_a_load_and_a_stop_does_not(tmp_path: Path) -> None:
     (tmp_path / "archives").mkdir()
@@ -27,3 +32,19 @@ def test_requests_wait_for_a_load_and_a_stop_does_not(tmp_path: Path) -> None:
         assert server.manage("PUT", "/models/m?min_worker=2").status == 202
         assert server.call("GET", "/ping").status == 200
         assert server.predict("m").body == b"answered", "the present worker does"
+
+
+def test_default_version_without_workers_stays_the_default(tmp_path: Path) -> None:
+    (tmp_path / "archives").mkdir()
+    for version in ("1.0", "2.0"):
+        write_archive(tmp_path / "archives", ECHO, name=f"m-{version}", modelVersion=version)
+    options = ("--disable-token-auth", "--enable-model-api")
+    with running_torchserve(tmp_path, *options) as server:
+        for version, workers in (("1.0", 0), ("2.0", 1)):
+            asked = f"url=m-{version}.mar&model_name=m&initial_workers={workers}"
+            assert server.manage("POST", f"/models?{asked}&synchronous=true").status == 200
+        assert server.predict("m/2.0").body == b"echoed"
+        assert server.predict("m").status == 503
+        assert server.manage("DELETE", "/models/m/1.0").status == 403
+        assert server.manage("DELETE", "/models/m/2.0").status == 200
+        assert server.manage("DELETE", "/models/m").status == 200

@@ -124,7 +124,7 @@ class ArchiveRegistry:
     async def registrations(self, name: str = "") -> Registrations:
         """Returns all registered models; a named one with the default that a rollout gave it."""
         found = await in_thread(self._file.latest)
-        return followed(found, name, self._directory.live_version(name))
+        return followed(found, name, self._directory.aliases(name).get(PRODUCTION))
 
     def latest(self) -> Registrations:
         """Returns all registered models at once: from memory, unless they have changed.
