@@ -112,7 +112,7 @@ def planned(
     if move.act == "promote":
         assert move.version is not None, "a promotion names its version"
         named = current.aliases.get(move.alias) if current else None
-        if move.first and named is not None:
+        if move.first and named not in (None, move.version):
             raise StalePointerError(
                 f"alias '{move.alias}' of '{model}' names version {named} already, and the move is "
                 "the first one of an alias alone; leave out 'first' to move it"

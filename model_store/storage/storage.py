@@ -10,6 +10,7 @@ nothing is written to the place of a volume that was unmounted.
 import contextlib
 import errno
 import itertools
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,8 @@ from model_store.storage.plain_file import (
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+logger = logging.getLogger("flambeau.store")
 
 WhenMissing = Literal["create", "refuse", "await"]
 """What opening a missing folder does: create it, raise, or follow it once it is there."""
@@ -105,7 +108,10 @@ class Storage:
             if folder is not None:
                 self.url = str(folder)
                 self._folder = MountedFolder(folder, known)
-                self._open(folder, self._folder, when_missing)
+                if when_missing == "await":
+                    self._await(folder, self._folder)
+                else:
+                    self._open(folder, self._folder, when_missing)
             else:
                 self._objects = open_bucket(url)
                 self.url = url.rstrip("/")
@@ -114,14 +120,18 @@ class Storage:
                 f"cannot open the store {url!r}: {_first_line(error)}; give a folder, {URL_FORMS}"
             ) from error
 
+    def _await(self, folder: Path, mounted: MountedFolder) -> None:
+        try:
+            _refuse_file(folder)
+            mounted.is_there()
+        except NotADirectoryError:
+            raise
+        except OSError as error:  # a stale mount, for example: each call says so until it is over
+            logger.warning("store's folder cannot be read", extra={"reason": str(error)})
+
     def _open(self, folder: Path, mounted: MountedFolder, when_missing: WhenMissing) -> None:
         is_missing = not folder.exists()
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        if not there.is_dir():
-            raise NotADirectoryError(f"{there} is a file")
-        if when_missing == "await":
-            mounted.is_there()
-            return
+        _refuse_file(folder)
         self._nearest = nearest_folder(folder) if is_missing else None
         if is_missing and when_missing == "refuse":
             raise StoreNotFoundError(
@@ -444,6 +454,13 @@ def folder_of(url: str) -> Path | None:
         return Path(url.removeprefix("file://")).expanduser().absolute()
     except RuntimeError as error:
         raise StorageError(f"cannot open the store {url!r}: {error}; give its path") from error
+
+
+def _refuse_file(folder: Path) -> None:
+    """Raises NotADirectoryError if a path that is to be a folder leads to a file."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"{there} is a file")
 
 
 def append_whole(file: int, data: bytes | memoryview) -> None:

@@ -59,7 +59,10 @@ def make_sample_folder(settings: GatewaySettings, model_store: "Storage | None")
     Raises:
         ConfigError: it cannot be created.
     """
-    if settings.payload_samples and "://" not in settings.payload_sample_store:
+    from model_store.storage.storage import folder_of
+
+    url = settings.payload_sample_store
+    if settings.payload_samples and url and folder_of(url) is not None:
         _own_storage(settings, model_store, creates=True)
 
 

@@ -114,7 +114,7 @@ class _Process:
             async with asyncio.TaskGroup() as tasks:
                 chores = [
                     tasks.create_task(self._watch.run(self._outage), name="fleet"),
-                    tasks.create_task(self._read_store(), name="store"),
+                    tasks.create_task(self._watch_store(), name="store"),
                 ]
                 await asked.wait()
                 await front.begin_drain()
@@ -130,18 +130,21 @@ class _Process:
         self._versions.follow(view)
         self._look()
 
-    async def _read_store(self) -> None:
-        """Reads the store until that succeeds: before, callers would meet its fault."""
+    async def _watch_store(self) -> None:
+        """Reads the store until that succeeds, then looks whether its folder is there."""
         while True:
             try:
-                await beside_loop(lambda: list(self._store.models()))
+                if self._has_read_store:
+                    await beside_loop(self._store.storage.check_there)
+                else:
+                    await beside_loop(lambda: list(self._store.models()))
             except StoreError as error:
                 self._tell_away(str(error))
-                await asyncio.sleep(STORE_AGAIN_S)
             else:
-                self._has_read_store = True
-                self._tell_away("")
-                return
+                if self._fault or not self._has_read_store:
+                    self._has_read_store = True
+                    self._tell_away("")
+            await asyncio.sleep(STORE_AGAIN_S)
 
     def _tell_away(self, why: str) -> None:
         """Reports in readiness, log and metric why the store cannot be read; empty if it can."""

@@ -110,9 +110,13 @@ class Control:
 def make_file(data: bytes) -> int:
     """Returns the descriptor of an anonymous file of these bytes, read from its beginning."""
     descriptor = os.memfd_create("flambeau", os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
+    try:
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

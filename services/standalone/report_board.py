@@ -14,6 +14,7 @@ import msgspec
 
 from services.low_priority_thread import beside_loop
 from services.registry.callers.deployment_callers import (
+    MAX_READ_BYTES,
     MAX_REPORTS,
     KeptReport,
     ReportsUnavailableError,
@@ -53,10 +54,11 @@ class KeptReports:
 
     def of(self, model: str) -> bytes:
         """Returns the reports of a model, for `EdgeBoard`."""
-        now, found = self._clock(), []
+        now, found, room = self._clock(), [], MAX_READ_BYTES
         for process, (at, reports) in reversed(self._kept.items()):
-            if model in reports and at > now - WINDOW_S:
+            if model in reports and at > now - WINDOW_S and len(reports[model]) <= room:
                 found.append(KeptReport(process, now - at, reports[model]))
+                room -= len(reports[model])
         return _encode(found)
 
 

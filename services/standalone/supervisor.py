@@ -332,6 +332,8 @@ class Supervisor:
             if child is self._model:
                 self._view = content, decode_view(read_file(descriptor))
             self._look_whether_started()
+        elif kind in ("metrics", "counted", "report") and descriptor < 0:
+            logger.error("a process gave figures that got lost: no descriptor is free")
         elif kind == "metrics":
             # At once: if the process has ended meanwhile, these are the counters that stay.
             child.families = decode_metrics(read_file(descriptor))

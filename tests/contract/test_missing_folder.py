@@ -149,6 +149,16 @@ def test_an_awaited_folder_is_not_created_and_is_followed(tmp_path: Path, folder
         awaiting.listing()
 
 
+def test_an_awaited_folder_may_be_unreadable_for_now(tmp_path: Path) -> None:
+    """As that of a stale mount: a process that replaces another one starts all the same."""
+    unreadable = tmp_path / ("x" * 300)
+    store = ModelStore(str(unreadable), when_missing="await")
+    with pytest.raises(StorageError, match="File name too long"):
+        store.storage.check_there()
+    with pytest.raises(StorageError, match="File name too long"):
+        ModelStore(str(unreadable))
+
+
 def test_an_awaited_folder_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for url in (tmp_path / "file", tmp_path / "file" / "store"):

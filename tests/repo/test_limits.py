@@ -88,7 +88,7 @@ EFFECTS = {
         sequence_parameters.MAX_ID_BYTES sequence_parameters.MAX_ID_NUMBER
         sequence_slots.MAX_STATES_BYTES
         sequence_steps.MAX_WAITING_STEPS shared_tensors.MAX_PLACES shared_tensors.MAX_PLACE_BYTES
-        sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES
+        shared_tensors.MAX_STRINGS sliced_work.MAX_WAITING spans.MAX_BESIDE_BYTES
         spans.MAX_BESIDE_MEMBERS submission_body.MAX_BESIDE_BYTES submission_body.MAX_MEMBERS
         submission_body.MAX_OVERRIDES_BYTES training_job_service.MAX_EVENT
         training_job_service.MAX_OVERRIDES
@@ -113,7 +113,7 @@ EFFECTS = {
         """,
     "forgets entries": """
         recent_callers.MAX_CALLERS recent_callers.MAX_KINDS recent_callers.MAX_MODELS
-        deployment_callers.MAX_REPORTS
+        deployment_callers.MAX_READ_BYTES deployment_callers.MAX_REPORTS
         event_webhooks.MAX_AGE_S
         draw.MAX_OPEN_SEQUENCES left_folders.MAX_LEFT_FOLDERS
         admission.MAX_KINDS authenticator.MAX_TOKENS caller.MAX_REMEMBERED choice_memory.MAX_CHOICES
@@ -126,7 +126,7 @@ EFFECTS = {
     "shortens or samples": """
         broken_callers.MOST_CHARACTERS broken_callers.MOST_OF_NAME broken_callers.MOST_TOLD
         deployment_callers.MAX_COMPLAINTS deployment_callers.MOST_REPORTS_TOLD
-        recent_callers.MAX_CALLER_NAME redis_board.MAX_READ_BYTES
+        recent_callers.MAX_CALLER_NAME
         reconciliation.MAX_REASON registry_rollouts.MAX_ACT_WHY registry_rollouts.MOST_PAGES
         logs.MAX_TEXT_CHARACTERS
         comparison_files.MAX_SHADOW_BYTES comparison_files.MAX_SHADOW_FILES

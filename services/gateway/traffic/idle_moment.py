@@ -25,10 +25,11 @@ class IdleMoment:
         self._waiting = waiting
 
     def ask(self, until: float, then: Callable[[bool], None]) -> None:
-        """Calls back when no request has come or gone for `TURNS` iterations of the loop.
+        """Calls back when the number of requests has stayed the same for `TURNS` iterations.
 
-        Requests that wait for a device do not keep the loop from being idle. Until then the loop
-        does not sleep; it hardly would, for it is not idle.
+        Requests that wait for a device do not keep the loop from being idle. One that comes while
+        another goes is not noticed: the work then delays it. Until then the loop does not sleep,
+        which costs at most `TURNS` empty iterations for each that had work.
 
         Args:
             until: `time.monotonic()` second at which it gives up.

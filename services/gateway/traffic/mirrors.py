@@ -240,12 +240,17 @@ class Mirrors:
         if one in self._in_flight:
             self._in_flight.discard(one)
             self._bytes -= one.nbytes
-            self._admission.mirrored -= one.is_sent
+            self._no_longer_queued(one)
+
+    def _no_longer_queued(self, one: _InFlight) -> None:
+        self._admission.mirrored -= one.is_sent
+        one.is_sent = False
 
     def _answered(self, one: _InFlight, outcome: Outcome) -> None:
         """Handles an outcome of the candidate, on the event loop."""
         if one not in self._in_flight:
             return
+        self._no_longer_queued(one)
         reason = ""
         if isinstance(outcome, DisplacedError):
             reason = "busy"

@@ -35,6 +35,11 @@ SMALL_ELEMENTS = 256
 """Size of a tensor, and number of its strings, that the event loop copies: 0.1 ms at most."""
 _STRINGS = np.dtype(np.object_).str
 _LENGTH_BYTES = 4
+MAX_STRINGS = 2**24
+"""Strings of a tensor that are read: as many objects take a GiB."""
+PIECE = 4096
+"""Strings whose lengths and octets are handled by one call of C, which keeps the interpreter lock:
+some 0.2 ms."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Seals of a place (fcntl(2)): reading memory that the other process has cut off is a SIGBUS."""
 
@@ -158,8 +163,13 @@ def _joined(array: Array) -> bytes:
         TensorError: an element is neither bytes nor text.
     """
     elements = array.ravel().tolist()
-    strings = [one if type(one) is bytes else as_bytes(one) for one in elements]
-    return b"".join((struct.pack(f"<{len(strings)}I", *map(len, strings)), *strings))
+    lengths, octets = [], []
+    for start in range(0, len(elements), PIECE):
+        piece = elements[start : start + PIECE]
+        strings = [one if type(one) is bytes else as_bytes(one) for one in piece]
+        lengths.append(struct.pack(f"<{len(strings)}I", *map(len, strings)))
+        octets.append(b"".join(strings))
+    return b"".join((*lengths, *octets))
 
 
 def _split(octets: bytes, count: int) -> Array:
@@ -168,11 +178,17 @@ def _split(octets: bytes, count: int) -> Array:
     Raises:
         ValueError, TypeError: they are not `count` strings.
     """
-    start = operator.index(count) * _LENGTH_BYTES
+    if operator.index(count) > MAX_STRINGS:
+        raise ValueError(f"there are {count:,} strings; at most {MAX_STRINGS:,} are read")
+    start = count * _LENGTH_BYTES
     if start > len(octets):
         raise ValueError(f"{len(octets)} bytes are too few for {count:,} strings")
-    lengths = struct.unpack_from(f"<{count}I", octets)
-    if start + sum(lengths) != len(octets):
+    lengths = np.frombuffer(octets, "<u4", count)
+    if start + int(lengths.sum(dtype=np.uint64)) != len(octets):
         raise ValueError(f"{count:,} strings do not fill {len(octets):,} bytes")
-    ends = accumulate(lengths, initial=start)
-    return object_array([octets[start:end] for start, end in pairwise(ends)])
+    strings: list[bytes] = []
+    for first in range(0, count, PIECE):
+        ends = [*accumulate(lengths[first : first + PIECE].tolist(), initial=start)]
+        strings += [octets[begin:end] for begin, end in pairwise(ends)]
+        start = ends[-1]
+    return object_array(strings)

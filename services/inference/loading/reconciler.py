@@ -405,18 +405,18 @@ class Reconciler:
             self._complaints.settle(topic)
 
     async def _wanted_versions(self, name: str, model: _Model, listing: ModelListing) -> list[int]:
-        """Returns versions that pointers name, then the newest, then those of pipelines."""
+        """Returns versions to serve, first that which will be live, last those of pipelines."""
         pinned = self._policy.pinned.get(name)
         live = model.pointers.aliases.get(PRODUCTION) if model.pointers else None
         live = live if live in listing.versions and pinned is None else pinned
         needed = await self._pipelines.needed_versions(name, listing.versions, live)
         if pinned is not None:
             return list(dict.fromkeys([pinned, *needed]))
-        pointed = sorted(model.pointers.versions) if model.pointers else []
+        pointed = model.pointers.versions if model.pointers else ()
         keep = max(self._policy.newest_versions, 0 if model.pointers else 1)
         newest = listing.versions[max(len(listing.versions) - keep, 0) :]
-        found = dict.fromkeys([*pointed, *reversed(newest), *needed])
-        return [version for version in found if version in listing.versions]
+        found = [*([live] if live else ()), *sorted({*pointed, *newest}, reverse=True), *needed]
+        return [version for version in dict.fromkeys(found) if version in listing.versions]
 
     def _to_load(self, model: _Model, name: str) -> Iterator[int]:
         """Yields the wanted versions that are neither here, nor away, nor refused lately."""

@@ -14,6 +14,8 @@ MOST_TOLD = 8
 MOST_CHARACTERS = 200
 """Length of the reason of one caller in a message."""
 MOST_OF_NAME = 80
+LEND_EVERY = 4
+"""Kinds of requests between two chances of the event loop to run."""
 
 
 def callers_text(
@@ -31,9 +33,12 @@ def callers_text(
         return ""
     broken = []
     for caller in seen:
-        lend_lock()  # the event loop goes on between two callers
-        reasons = [(kind.times, broken_by(kind, live, version)) for kind in caller.kinds]
-        found = [(times, reason) for times, reason in reasons if reason]
+        found = []
+        for number, kind in enumerate(caller.kinds):
+            if number % LEND_EVERY == 0:
+                lend_lock()  # the event loop goes on
+            if reason := broken_by(kind, live, version):
+                found.append((kind.times, reason))
         if found:
             _, reason = max(found)
             broken.append((sum(times for times, _ in found), caller.name, reason))

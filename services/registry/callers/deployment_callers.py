@@ -30,10 +30,14 @@ logger = logging.getLogger("flambeau.registry")
 SEND_EVERY_S = 5.0
 """Interval of reports. One of 32 callers with four kinds of requests takes 0.25 ms of the event
 loop, 0.1 ms of a thread, and one call of Redis."""
+LAST_WITHIN_S = 2.0
+"""Time for the last reports of a process that drains."""
 OLD_S = 30.0
 """Age from which a message tells that of a report."""
 MAX_REPORTS = 256
 """Reports of a model that are kept and read, those of ended processes included; newest first."""
+MAX_READ_BYTES = 4 * 2**20
+"""Reports of a model that are read at once."""
 MOST_REPORTS_TOLD = 4
 """Reports that are old or left out, in a message."""
 MAX_COMPLAINTS = 1_000
@@ -87,13 +91,22 @@ class ReportSender:
         self._board, self._process, self._callers = board, process, callers
 
     async def run(self) -> None:
-        """Sends until cancelled, then a last time; goes on while the board is out of reach."""
+        """Sends until cancelled, then a last time; no failure ends it."""
         try:
             while True:
                 await asyncio.sleep(SEND_EVERY_S)
-                await self.send()
+                await self._try_to_send()
         finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WITHIN_S):
+                    await self._try_to_send()
+
+    async def _try_to_send(self) -> None:
+        """Sends; requests in flight must not end for want of a report."""
+        try:
             await self.send()
+        except Exception:
+            logger.exception("reports of callers could not be sent")
 
     async def send(self) -> None:
         """Sends the reports of all models; they are lost if the board is out of reach."""

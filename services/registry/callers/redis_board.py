@@ -16,14 +16,12 @@ from services.queueing.redis_streams.keys import callers_keys
 from services.queueing.redis_streams.scripts import Script
 from services.registry.callers.caller_reports import MAX_REPORT_BYTES
 from services.registry.callers.deployment_callers import (
+    MAX_READ_BYTES,
     MAX_REPORTS,
     KeptReport,
     ReportsUnavailableError,
 )
 from services.registry.callers.recent_callers import WINDOW_S
-
-MAX_READ_BYTES = 4 * 2**20
-"""Reports of a model that are read at once."""
 
 
 class RedisBoard:

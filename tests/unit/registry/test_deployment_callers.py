@@ -18,6 +18,7 @@ from services.registry.callers.deployment_callers import (
     ReportsUnavailableError,
 )
 from services.registry.callers.recent_callers import RecentCallers
+from tests.fixtures.redis_servers import until
 from tests.unit.registry.test_recent_callers import LIVE, Sender, signed
 
 T = TypeVar("T")
@@ -35,8 +36,11 @@ class Board:
         self.kept: dict[str, KeptReport] = {}
         self.has_report = asyncio.Event()
         self.fault = ""
+        self.bug: Exception | None = None
 
     async def put(self, process: str, reports: Mapping[str, bytes]) -> None:
+        if self.bug is not None:
+            raise self.bug
         if self.fault:
             raise ReportsUnavailableError(self.fault)
         self.kept[process] = KeptReport(process, 0.0, reports["m"])
@@ -183,6 +187,20 @@ async def test_a_process_reports_again_and_again_and_at_its_end(
     await asyncio.gather(sending, return_exceptions=True)
     [caller] = decode_report(board.kept["a"].data).callers
     assert caller.name == "key:own"
+
+
+async def test_no_failure_ends_the_reports(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(deployment_callers, "SEND_EVERY_S", 0.0)
+    board = Board()
+    board.bug = RuntimeError("can't start new thread")
+    sending = asyncio.create_task(ReportSender(board, "a", own(8)).run())
+    await until(lambda: "reports of callers could not be sent" in caplog.messages)
+    board.bug = None
+    await board.has_report.wait()
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
 
 
 async def test_a_model_without_requests_is_reported_as_such() -> None:

@@ -23,7 +23,7 @@ from services.errors import (
 )
 from services.gateway.admission import InferCall, InputTensor
 from services.gateway.config import GatewayConfig
-from services.gateway.payload_settings import open_sampler
+from services.gateway.payload_settings import make_sample_folder, open_sampler
 from services.gateway.payloads import sampler as payload_sampler
 from services.gateway.payloads.rule import PayloadRule, rule_of
 from services.gateway.payloads.sampler import SAMPLED_ANSWERS, PayloadSampler
@@ -435,3 +435,11 @@ def test_nothing_is_sampled_unless_told_and_a_gateway_must_know_where(tmp_path: 
     right = {**rules, "payload_sample_store": str(tmp_path / "samples")}
     elsewhere = Storage(str(tmp_path))
     assert open_sampler(checked(GatewayConfig, right), directory, metrics, elsewhere) is not None
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_first_process_makes_the_folder_of_samples(tmp_path: Path, scheme: str) -> None:
+    folder = tmp_path / "samples"
+    settings = {"payload_samples": {"*": {}}, "payload_sample_store": f"{scheme}{folder}"}
+    make_sample_folder(checked(GatewayConfig, {"queue": "redis://here", **settings}), None)
+    assert folder.is_dir()

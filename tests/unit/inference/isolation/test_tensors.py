@@ -15,6 +15,8 @@ from flambeau.protocol.tensors import DATATYPES, Array, object_array
 from services.inference.isolation.channel import MAX_MESSAGE_BYTES, Channel, ChannelClosedError
 from services.inference.isolation.shared_tensors import (
     MAX_PLACE_BYTES,
+    MAX_STRINGS,
+    PIECE,
     TensorReader,
     TensorWriter,
 )
@@ -100,6 +102,7 @@ def test_strings_arrive_as_they_are(rows: list[bytes]) -> None:
         (14, 1, ValueError, "1 strings do not fill 14 bytes"),
         (14, 2.0, TypeError, "cannot be interpreted as an integer"),
         (2**20, 2, ValueError, "buffer is smaller than requested"),
+        (14, MAX_STRINGS + 1, ValueError, "at most 16,777,216 are read"),
     ],
 )
 def test_strings_that_are_not_as_described_are_refused(
@@ -111,6 +114,11 @@ def test_strings_that_are_not_as_described_are_refused(
     assert pair.reader.view(("rows", strings, (14, 2))).tolist() == rows
     with pytest.raises(error, match=says):
         pair.reader.view(("rows", strings, (size_bytes, count)))
+
+
+def test_many_strings_arrive_as_they_are(pair: Pair) -> None:
+    rows = [b"x" * (number % 3) for number in range(2 * PIECE + 1)]
+    assert pair.move("rows", object_array(rows)).tolist() == rows
 
 
 def test_other_objects_are_refused(pair: Pair) -> None:

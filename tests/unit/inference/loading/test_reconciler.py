@@ -365,6 +365,19 @@ async def test_an_alias_moves_once_its_version_is_ready(tmp_path: Path, start: S
     assert directory.resolve("m", "production")[0].lane.version == 1
 
 
+async def test_newest_version_alone_becomes_live_where_no_alias_is_production(
+    tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for scale in (1, 2, 3):
+        publish(str(tmp_path), "m", linear(scale))
+    ModelStore(str(tmp_path)).promote("m", 1, "canary")
+    running = await start(newest_versions=2)
+    assert running.directory.versions("m") == [1, 2, 3]
+    live = [vars(one)["version"] for one in caplog.records if one.message == "version live"]
+    assert live == [3]
+
+
 async def test_a_model_without_aliases_is_withdrawn_where_no_newest_versions_are_kept(
     tmp_path: Path, start: Start
 ) -> None:
