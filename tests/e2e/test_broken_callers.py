@@ -142,7 +142,10 @@ def test_a_refusal_names_the_callers_of_all_edge_processes(
 
         def counts_all() -> bool:
             nonlocal said
-            said = refusal(server, keys["boss"])
+            try:
+                said = refusal(server, keys["boss"])
+            except ConnectionError:  # it was queued at the socket of the edge that is killed
+                return False
             return said.count("(about 16 requests)") == 3
 
         # Each call meets one of the edges: once both have reported, all answers are the same.
@@ -151,7 +154,6 @@ def test_a_refusal_names_the_callers_of_all_edge_processes(
         assert "key:small" not in said
         victim, _ = processes(server, "edge")
         os.kill(victim, signal.SIGKILL)
-        until_true(lambda: victim not in processes(server, "edge"))
         until_true(counts_all, every_s=0.2)
 
 
