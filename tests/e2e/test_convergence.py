@@ -88,6 +88,7 @@ def deployment(
     tmp_path: Path, source: ModelStore, request: pytest.FixtureRequest
 ) -> Iterator[Deployment]:
     """Runs servers on one store; they load a version when it is promoted, and not before."""
+    (tmp_path / "store").mkdir()  # workers of a split server do not
     runs = RUNS.get(request.param, running_server)
     with ExitStack() as stack:
         found = [
