@@ -8,6 +8,7 @@ Rules:
   wait for that for `HELD_S`, and small answers for being compared.
   The worker, which knows of all processes, refuses them while requests wait or keep them from
   running. They run in idle slots of the device, and take no caller's permit or queue;
+- together they take `PART_OF_IDLE` of the loop's idle time; further ones are dropped;
 - at most `MOST_IN_FLIGHT` and `MOST_IN_FLIGHT_BYTES` are in flight; further ones are dropped;
 - a request that its candidate does not answer within `WITHIN_S` failed there;
 - steps of sequences and streams of answers are not mirrored: they are dropped whole;
@@ -29,7 +30,7 @@ from flambeau.protocol.tensors import Array
 from services.errors import BackendError, DeadlineExceededError, DisplacedError, ServingError
 from services.gateway.admission import Admission, InferCall
 from services.gateway.traffic.answer_comparison import Judged, Task, bf16_of, compared
-from services.gateway.traffic.idle_moment import IdleMoment
+from services.gateway.traffic.idle_moment import IdleMoment, IdleShare
 from services.gateway.traffic.shown_tensors import Redacts, shown
 from services.low_priority_thread import STEPS_BELOW_LOOP, lower_priority
 from services.queueing.memory_queue import Entry, MemoryQueue, Outcome
@@ -53,6 +54,10 @@ FEW_TENSORS, FEW_ELEMENTS = 8, 128
 takes longer, and the thread would keep the interpreter lock meanwhile."""
 COMPARED_S = 0.0002
 """Time of one idle moment for that: a batch answers many at once."""
+PART_OF_IDLE = 0.05
+"""Part of the loop's idle time that mirrored requests may take."""
+PIECE_S = 50e-6
+"""Time of the event loop for a mirrored request of a small model: 35 to 60 µs."""
 MOST_TEXTS = 4096
 """BYTES elements of a request that is mirrored: they are counted one by one."""
 WITHIN_S = 30.0
@@ -127,6 +132,7 @@ class Mirrors:
     ) -> None:
         self._admission, self._queue, self._metrics = admission, queue, metrics
         self._redacts = redacts
+        self._share = IdleShare(PART_OF_IDLE, PIECE_S, MOST_IN_FLIGHT)
         self._idle = IdleMoment(lambda: queue.unanswered - admission.mirrored)
         self._in_flight: set[_InFlight] = set()
         self._gathered: list[_InFlight] = []
@@ -182,6 +188,8 @@ class Mirrors:
             return "too_large"
         if self._bytes + nbytes > MOST_IN_FLIGHT_BYTES:
             return "in_flight"
+        if not self._share.take():
+            return "busy"
         named = msgspec.structs.replace(call, version=str(target.version), caller=None)
         one = _InFlight(target, call, reply, self._admission.checked(named), nbytes)
         self._in_flight.add(one)

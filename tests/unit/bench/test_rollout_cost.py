@@ -3,17 +3,17 @@
 from bench.rollouts.cost import Figures, Spread, ratios, verdicts
 
 
-def figures(way: str, p99_ms: float, answered: float = 1.0, mirrored: float = 0.0) -> Figures:
+def figures(way: str, p99_ms: float, answered: float = 1.0, pairs: float = 0.0) -> Figures:
     return Figures(
         way=way, p50_ms=1.0, p99_ms=p99_ms, answered=answered, saturated_per_second=1000.0,
-        mirrored=mirrored, dropped=0.0, client_lag_p99_ms=0.1,
+        mirrored=pairs / 1000, pairs_per_second=pairs, dropped=0.0, client_lag_p99_ms=0.1,
     )  # fmt: skip
 
 
 ROUNDS = [
-    [figures("none", 10.0), figures("shadow", 10.2, mirrored=0.09)],
-    [figures("shadow", 21.2, answered=0.99, mirrored=0.08), figures("none", 20.0)],
-    [figures("none", 1.0), figures("shadow", 1.03, mirrored=0.1)],
+    [figures("none", 10.0), figures("shadow", 10.2, pairs=90.0)],
+    [figures("shadow", 21.2, answered=0.99, pairs=80.0), figures("none", 20.0)],
+    [figures("none", 1.0), figures("shadow", 1.03, pairs=100.0)],
 ]
 
 
@@ -25,8 +25,8 @@ def test_each_way_is_compared_within_its_round() -> None:
 
 
 def test_verdicts_name_the_shadows_cost() -> None:
-    p99, answered, mirrored = verdicts(ROUNDS)
-    assert (p99.value, answered.value, mirrored.value) == (1.03, 1.0, 0.09)
+    p99, answered, pairs = verdicts(ROUNDS)
+    assert (p99.value, answered.value, pairs.value) == (1.03, 1.0, 90.0)
     assert p99.reached
     assert answered.reached
-    assert mirrored.reached
+    assert pairs.reached
