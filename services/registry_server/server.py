@@ -131,8 +131,8 @@ class _Process:
         self._look()
 
     async def _watch_store(self) -> None:
-        """Reads the store until that succeeds, then looks whether its folder is there."""
-        while True:
+        """Reads the store until that succeeds, then looks whether a folder is still there."""
+        while not self._has_read_store or self._store.storage.is_local:
             try:
                 if self._has_read_store:
                     await beside_loop(self._store.storage.check_there)
@@ -154,12 +154,12 @@ class _Process:
             logger.info("store is back")
         self._fault = why
         self._store_away.set(bool(why))
-        self._look(why)
+        self._look()
 
-    def _look(self, fault: str = "") -> None:
+    def _look(self) -> None:
         directory = self._directory
         live = {served.lane.model for served in directory.all_versions()}
         started = self._has_read_store and self._versions.has_seen_workers
-        self._front.look(Look(started=started, served=len(live), fault=fault))
+        self._front.look(Look(started=started, served=len(live), fault=self._fault))
         # Without it an index of what is served would count as whole while workers start.
         directory.complete = self._fleet.started

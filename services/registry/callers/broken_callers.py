@@ -6,7 +6,7 @@ In: recent requests, and the signatures of the live and the new version. Out: wo
 from collections.abc import Sequence
 
 from flambeau.protocol.signature import Signature, SignatureError
-from services.interpreter_lock import lend_lock
+from services.interpreter_lock import lending
 from services.registry.callers.recent_callers import SeenCaller, SentKind
 
 MOST_TOLD = 8
@@ -33,12 +33,11 @@ def callers_text(
         return ""
     broken = []
     for caller in seen:
-        found = []
-        for number, kind in enumerate(caller.kinds):
-            if number % LEND_EVERY == 0:
-                lend_lock()  # the event loop goes on
-            if reason := broken_by(kind, live, version):
-                found.append((kind.times, reason))
+        found = [
+            (kind.times, reason)
+            for kind in lending(caller.kinds, LEND_EVERY)
+            if (reason := broken_by(kind, live, version))
+        ]
         if found:
             _, reason = max(found)
             broken.append((sum(times for times, _ in found), caller.name, reason))

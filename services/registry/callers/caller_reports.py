@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from services.interpreter_lock import lend_lock
+from services.interpreter_lock import lending
 from services.registry.callers.recent_callers import (
     MAX_CALLERS,
     KindKey,
@@ -51,9 +51,7 @@ def encode_report(seen: Sequence[SeenCaller]) -> bytes:
     """Returns the report of callers, of which those with fewest requests may be left out."""
     kept, room = [], MAX_REPORT_BYTES - _FRAME_BYTES
     by_requests = sorted(seen, key=lambda one: -sum(kind.times for kind in one.kinds))
-    for number, caller in enumerate(by_requests):
-        if number % LEND_EVERY == 0:
-            lend_lock()
+    for caller in lending(by_requests, LEND_EVERY):
         data = _encode(caller)
         if len(data) <= room:
             kept.append(msgspec.Raw(data))
@@ -94,9 +92,7 @@ def together(reports: Iterable[Sequence[SeenCaller]]) -> list[SeenCaller]:
     """Returns the callers of several processes, as one process would have seen them."""
     found: dict[str, dict[KindKey, SentKind]] = {}
     for callers in reports:
-        for number, (name, kinds) in enumerate(callers):
-            if number % LEND_EVERY == 0:
-                lend_lock()
+        for name, kinds in lending(callers, LEND_EVERY):
             known = found.setdefault(name, {})
             for kind in kinds:
                 other = known.get(kind.key)
